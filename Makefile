@@ -1,0 +1,31 @@
+PYTHON ?= python3.11
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+
+.PHONY: env run test lint lock
+
+env: .venv/.made
+
+# The stamp depends on what is pinned, so a changed lock renews the environment.
+.venv/.made: requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Statekeeper needs Python 3.11: https://www.python.org/downloads/"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+lock:
+	$(BIN)/uv pip compile --quiet --all-extras --python-version 3.11 --no-header --no-annotate pyproject.toml -o requirements.lock
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: env
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+run: env
+	@$(BIN)/python -m pipelines.flights.job $(ARGS)

@@ -1,0 +1,1 @@
+"""PySpark streaming jobs that write only changelogs."""

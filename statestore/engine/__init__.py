@@ -1,0 +1,1 @@
+"""The local RocksDB of a host, wrapped once."""

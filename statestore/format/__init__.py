@@ -1,0 +1,1 @@
+"""Bytes <-> values. Pure: no I/O, no clock, no randomness."""
