@@ -5,7 +5,7 @@ What belongs here: writing the job's input, and knowing how much of it is in. No
     <path>/_delta_log/00000000000000000000.json    the table, empty
     <path>/_delta_log/00000000000000000001.json    day 0: one data file, and `txn {flights-feeder, 0}`
     <path>/_delta_log/0000000000000000000N.json    day N-1
-    <path>/part-….parquet                          a file that no commit names is what a killed feeder left; nobody reads it
+    <path>/part-….parquet                          named by no commit: what a killed feeder left; never read
 
 The `txn` of a commit is the only memory of what is in. It is written by the same atomic step as the rows, so there is
 no moment at which one is there without the other, whenever the feeder is killed.
