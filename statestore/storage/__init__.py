@@ -1,1 +1,98 @@
-"""Where bytes live: local disk and S3, with every request counted."""
+"""Where bytes live: local disk and S3, with every request counted.
+
+Here belongs what moves whole objects and knows nothing of what is in them. Names and contents of a checkpoint's files
+are the business of `statestore.format`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from statestore.clock import Clock, Ids, RandomIds, SystemClock
+from statestore.errors import StorageError
+from statestore.storage.base import (
+    DELETE_BATCH,
+    TEMP_FOLDER,
+    Created,
+    Entry,
+    Kind,
+    RequestCounts,
+    Requests,
+    Storage,
+    checked_folder,
+)
+from statestore.storage.local import LocalStorage
+
+__all__ = [
+    "DELETE_BATCH",
+    "TEMP_FOLDER",
+    "Created",
+    "Entry",
+    "Kind",
+    "RequestCounts",
+    "Requests",
+    "Storage",
+    "StorageSpec",
+    "open_storage",
+]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_SYSTEM_CLOCK = SystemClock()
+_RANDOM_IDS = RandomIds()
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """How to open a storage: what travels to Spark's Python workers in place of the storage itself.
+
+    Those are forked from one daemon. A connection that was opened before would be shared by all of them, and its event
+    loop would run in none: so each worker opens its own. `options` may hold a secret and is not shown.
+    """
+
+    url: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+def open_storage(
+    where: StorageSpec | str,
+    *,
+    clock: Clock = _SYSTEM_CLOCK,
+    ids: Ids = _RANDOM_IDS,
+    options: Mapping[str, str] | None = None,
+) -> Storage:
+    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder` or `s3a://bucket/folder`.
+
+    `options` are added to those of the spec. S3 knows `endpoint_url`, `key`, `secret`, `region` and `anon` ("true");
+    what is not given comes from the usual AWS_* variables and files. Nothing is requested yet.
+    Raises StorageError for an unknown scheme or option.
+    """
+    spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
+    chosen = {**dict(spec.options), **(options or {})}
+    parts = urlsplit(spec.url)
+    scheme = parts.scheme if _SCHEME.match(spec.url) else ""
+    if scheme in ("", "file") and not (scheme and parts.netloc):
+        _refuse_unknown(chosen, (), spec.url)
+        # Spark writes `file:/path`; a url is percent-encoded, a bare path is not.
+        return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids)
+    if scheme in ("s3", "s3a") and parts.netloc:
+        # Imported on demand: it takes a second, and a root on local disk does without.
+        from statestore.storage import s3
+
+        _refuse_unknown(chosen, s3.OPTIONS, spec.url)
+        bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
+        return s3.S3Storage(bucket, checked_folder(folder.strip("/")), clock=clock, ids=ids, options=chosen)
+    raise StorageError(
+        f"no storage is known for the scheme {scheme!r}",
+        path=spec.url,
+        hint="use a local path, file://, s3:// or s3a://",
+    )
+
+
+def _refuse_unknown(chosen: Mapping[str, str], known: tuple[str, ...], url: str) -> None:
+    if unknown := sorted(set(chosen) - set(known)):
+        hint = f"use {', '.join(known)}" if known else "a local root takes none"
+        raise StorageError(f"unknown options: {', '.join(unknown)}", path=url, hint=hint)
