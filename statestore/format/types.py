@@ -1,0 +1,217 @@
+"""Which Arrow types state may have, what Spark calls them, and Spark's schema JSON in both directions.
+
+What belongs here: names and widths of types. How values lie in a row is `unsafe_row`'s matter.
+Source: Spark's DataType.json (StructType, ArrayType, MapType) and UnsafeRow.isMutable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.errors import CorruptFile, UnsupportedType
+
+LONG_DIGITS = 18
+"""Decimals of up to this many digits are stored as one 64-bit integer (Decimal.MAX_LONG_DIGITS)."""
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TIMESTAMP_NTZ = pa.timestamp("us")
+
+# Arrow type, Spark's name, the machine type of its values. float16 and the like are missing because Spark has none.
+_ATOMIC: list[tuple[pa.DataType, str, type[np.generic] | None]] = [
+    (pa.int8(), "byte", np.int8),
+    (pa.int16(), "short", np.int16),
+    (pa.int32(), "integer", np.int32),
+    (pa.int64(), "long", np.int64),
+    (pa.float32(), "float", np.float32),
+    (pa.float64(), "double", np.float64),
+    (pa.bool_(), "boolean", np.uint8),
+    (pa.string(), "string", None),
+    (pa.large_string(), "string", None),
+    (pa.binary(), "binary", None),
+    (pa.large_binary(), "binary", None),
+    (pa.date32(), "date", np.int32),
+    (_TIMESTAMP, "timestamp", np.int64),
+    (_TIMESTAMP_NTZ, "timestamp_ntz", np.int64),
+]
+_NAMES = {arrow: name for arrow, name, _ in _ATOMIC}
+_MACHINE = {arrow: np.dtype(machine) for arrow, _, machine in _ATOMIC if machine is not None}
+# The first of two wins: string, not large_string.
+_ARROW = {name: arrow for arrow, name, _ in reversed(_ATOMIC)}
+
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
+
+
+def check_supported(schema: pa.Schema, *, key: bool = False) -> None:
+    """Raises `UnsupportedType` for the first column, at any depth, that Spark's rows cannot hold.
+
+    `key` also refuses maps: two equal maps may list their entries in another order, so their bytes do not tell
+    whether they are equal.
+    """
+    for field in schema:
+        _check(field.type, field.name, key)
+
+
+def machine_type(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The little-endian number that Spark stores for a fixed-width type (bool: one byte); None for what lies behind slots.
+
+    Decimals of up to 18 digits count as int64, as Spark stores them.
+    """
+    if pa.types.is_decimal128(kind):
+        return np.dtype(np.int64) if kind.precision <= LONG_DIGITS else None
+    return _MACHINE.get(kind)
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """The fields of a struct, the element of a list, key and value of a map; empty for the rest."""
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if pa.types.is_list(kind):
+        return [kind.value_field]
+    return list(kind) if pa.types.is_struct(kind) else []
+
+
+def spark_schema_json(schema: pa.Schema) -> str:
+    """The schema as Spark's StructType.json writes it, byte for byte. Arrow's own field metadata is left out.
+
+    Raises `UnsupportedType`.
+    """
+    check_supported(schema)
+    plain = json.dumps(_struct_json(list(schema)), ensure_ascii=False, separators=(",", ":"))
+    # Jackson writes the control characters' digits in capitals, Python in small letters.
+    return re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: "\\u" + m[1][1:].upper() if len(m[1]) > 1 else m[0], plain)
+
+
+def arrow_schema(json_text: str) -> pa.Schema:
+    """The Arrow schema of Spark's StructType JSON.
+
+    Raises `CorruptFile` if the text is no such JSON, `UnsupportedType` if it names a type that is not supported, or a
+    string with a collation: equal strings would have unequal bytes.
+    """
+    try:
+        root = json.loads(json_text)
+        if not isinstance(root, dict) or root.get("type") != "struct":
+            raise CorruptFile("the schema is no struct in Spark's JSON")
+        return pa.schema(_fields(root, ""))
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"the schema is not JSON: {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"the schema is not in the form of Spark's JSON: {error!r}") from error
+
+
+def _check(kind: pa.DataType, path: str, key: bool) -> None:
+    if pa.types.is_decimal128(kind):
+        if not 0 <= kind.scale <= kind.precision:
+            raise _unsupported(path, kind, "a scale between 0 and the precision")
+    elif pa.types.is_map(kind):
+        if key:
+            raise _unsupported(path, kind, "a list of structs in a fixed order; keys cannot hold maps")
+        _check(kind.key_type, f"{path}.key", key)
+        _check(kind.item_type, f"{path}.value", key)
+    elif pa.types.is_list(kind):
+        _check(kind.value_type, f"{path}.element", key)
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            _check(field.type, f"{path}.{field.name}", key)
+    elif kind not in _NAMES:
+        raise _unsupported(path, kind, _instead(kind))
+
+
+def _unsupported(path: str, kind: pa.DataType, instead: str) -> UnsupportedType:
+    return UnsupportedType(f"column {path} has the type {kind}", hint=f"use {instead}")
+
+
+def _instead(kind: pa.DataType) -> str:
+    is_a = pa.types
+    if is_a.is_unsigned_integer(kind):
+        wider = {8: "int16", 16: "int32", 32: "int64"}
+        return wider.get(kind.bit_width, "int64, or decimal128(20, 0) if it is not enough")
+    choices = [
+        (is_a.is_timestamp, "timestamp[us, tz=UTC], or timestamp[us] for a time without zone"),
+        (is_a.is_date64, "date32"),
+        (is_a.is_time, "int64 with the unit in the column's name"),
+        (is_a.is_duration, "int64 with the unit in the column's name"),
+        (is_a.is_interval, "int64 with the unit in the column's name"),
+        (is_a.is_float16, "float32"),
+        (is_a.is_decimal, "decimal128 of up to 38 digits"),
+        (is_a.is_null, "the type that the column is meant to have"),
+        (is_a.is_fixed_size_binary, "binary"),
+        (is_a.is_large_list, "list"),
+        (is_a.is_fixed_size_list, "list"),
+    ]
+    for test, instead in choices:
+        if test(kind):
+            return instead
+    if is_a.is_dictionary(kind) or is_a.is_run_end_encoded(kind):
+        return str(kind.value_type)
+    return "string or binary" if "view" in str(kind) else "a type that Spark has"
+
+
+def _struct_json(fields: list[pa.Field]) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [
+            {"name": field.name, "type": _type_json(field.type), "nullable": field.nullable, "metadata": {}}
+            for field in fields
+        ],
+    }
+
+
+def _type_json(kind: pa.DataType) -> str | dict[str, Any]:
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_map(kind):
+        return {
+            "type": "map",
+            "keyType": _type_json(kind.key_type),
+            "valueType": _type_json(kind.item_type),
+            "valueContainsNull": kind.item_field.nullable,
+        }
+    if pa.types.is_list(kind):
+        element = kind.value_field
+        return {"type": "array", "elementType": _type_json(element.type), "containsNull": element.nullable}
+    if pa.types.is_struct(kind):
+        return _struct_json(list(kind))
+    return _NAMES[kind]
+
+
+def _fields(struct: dict[str, Any], path: str) -> list[pa.Field]:
+    fields = []
+    for field in struct["fields"]:
+        name = field["name"]
+        where = f"{path}.{name}" if path else name
+        if "__COLLATIONS" in field.get("metadata", {}):
+            raise UnsupportedType(f"column {where} has a collation", hint="use a string without collation")
+        fields.append(pa.field(name, _arrow_type(field["type"], where), nullable=_flag(field["nullable"])))
+    return fields
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _arrow_type(kind: str | dict[str, Any], path: str) -> pa.DataType:
+    if isinstance(kind, str):
+        if kind in _ARROW:
+            return _ARROW[kind]
+        digits = _DECIMAL.fullmatch(kind)
+        if digits and 0 < int(digits[1]) <= 38 and int(digits[2]) <= int(digits[1]):
+            return pa.decimal128(int(digits[1]), int(digits[2]))
+    elif kind["type"] == "struct":
+        return pa.struct(_fields(kind, path))
+    elif kind["type"] == "array":
+        element = _arrow_type(kind["elementType"], f"{path}.element")
+        return pa.list_(pa.field("element", element, nullable=_flag(kind["containsNull"])))
+    elif kind["type"] == "map":
+        value = _arrow_type(kind["valueType"], f"{path}.value")
+        value_field = pa.field("value", value, nullable=_flag(kind["valueContainsNull"]))
+        return pa.map_(_arrow_type(kind["keyType"], f"{path}.key"), value_field)
+    else:
+        kind = kind["type"]
+    raise UnsupportedType(f"column {path} has Spark's type {kind}", hint="keep it in a string or binary column")
