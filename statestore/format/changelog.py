@@ -1,0 +1,211 @@
+"""Changelogs: the changes of one version of one store, versions 1 and 3 of Spark's format.
+
+    v1   records, int -1                                             stores without column families, structure V1
+    v3   UTF "v3", UTF lineage JSON, records, int -1                 the same, structure V2 (SPARK-49883)
+
+A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. The last record of a key
+wins. Versions 2 and 4 (column families) carry typed records and are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statestore.errors import CorruptFile, LineageCeiling, UnknownFormatVersion
+from statestore.format import compression
+from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
+from statestore.format.names import VersionId
+
+_END = struct.pack(">i", -1)
+_INT = struct.Struct(">i")
+_LONGEST_VERSION_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the records. `lineage` is None in v1; in v3 the versions from the newest snapshot known to
+    the writer (inclusive) up to the one before this file's own, ascending."""
+
+    lineage: tuple[VersionId, ...] | None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes in the order of their writing, as slices of one buffer: arrays of int64, one element a record.
+
+    `value_length` is -1 for a deletion.
+    """
+
+    buffer: bytes
+    key_start: np.ndarray
+    key_length: np.ndarray
+    value_start: np.ndarray
+    value_length: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.key_start)
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Each record as (key, value or None for a deletion), in order."""
+        buffer = self.buffer
+        columns = (self.key_start, self.key_length, self.value_start, self.value_length)
+        for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in columns), strict=True):
+            value = None if value_size < 0 else buffer[value_at : value_at + value_size]
+            yield buffer[key_at : key_at + key_size], value
+
+
+def lineage_json(lineage: Iterable[VersionId]) -> str:
+    """The lineage as Spark writes it into the header of a changelog."""
+    items = [{"version": item.version, "checkpointUniqueId": item.id} for item in lineage]
+    return json.dumps(items, separators=(",", ":"))
+
+
+def lineage_bytes(lineage: Iterable[VersionId]) -> int:
+    """How many of the `UTF_LIMIT_BYTES` a lineage takes in the header."""
+    return len(lineage_json(lineage))
+
+
+class ChangelogWriter:
+    """Encodes changes into `sink`, compressed, as they come; memory stays at one batch of them.
+
+    `header.lineage` None writes v1, else v3. Raises `LineageCeiling` at once when the lineage does not fit.
+    """
+
+    def __init__(self, sink: BinaryIO, header: Header) -> None:
+        self.records = 0
+        self.plain_bytes = 0
+        self._stream = compression.BlockWriter(sink)
+        if header.lineage is not None:
+            needed = lineage_bytes(header.lineage)
+            if needed > UTF_LIMIT_BYTES:
+                raise LineageCeiling(
+                    f"a lineage of {len(header.lineage)} versions takes {needed:,} of {UTF_LIMIT_BYTES:,} bytes",
+                    hint="take a snapshot at the head while the query is stopped",
+                )
+            self._write(utf("v3") + utf(lineage_json(header.lineage)))
+
+    def append(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
+        """Append one record for each key, in order; a null value deletes its key."""
+        if len(keys) == 0:
+            return
+        present = pc.fill_null(values, b"")
+        value_lengths = np.where(values.is_null().to_numpy(zero_copy_only=False), -1, _lengths(present))
+        records = pc.binary_join_element_wise(
+            _big_endian_ints(_lengths(keys)), keys, _big_endian_ints(value_lengths), present, pa.scalar(b"", keys.type)
+        )
+        offsets = _offsets(records)
+        self._write(memoryview(records.buffers()[2])[offsets[0] : offsets[-1]])
+        self.records += len(keys)
+
+    def finish(self) -> None:
+        """Write the end. The sink stays open."""
+        self._write(_END)
+        self._stream.finish()
+
+    def _write(self, plain: bytes | memoryview) -> None:
+        self.plain_bytes += len(plain)
+        self._stream.write(plain)
+
+
+def _offsets(array: pa.LargeBinaryArray) -> np.ndarray:
+    return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+
+
+def _lengths(array: pa.LargeBinaryArray) -> np.ndarray:
+    return np.diff(_offsets(array))
+
+
+def _big_endian_ints(values: np.ndarray) -> pa.LargeBinaryArray:
+    data = pa.py_buffer(values.astype(">i4"))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(values), [None, data]).cast(pa.large_binary())
+
+
+def read_header(data: bytes, path: str) -> Header:
+    """The header of a compressed changelog, unpacking no more blocks than it takes.
+
+    Raises `CorruptFile`, or `UnknownFormatVersion` for the formats of column-family stores and of later Sparks.
+    """
+    head = b""
+    for block in compression.blocks(data, path):
+        head += block
+        if len(head) < _LONGEST_VERSION_BYTES:
+            continue
+        try:
+            return _parse_header(Reader(head, path))
+        except CorruptFile:
+            if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
+                raise
+    return _parse_header(Reader(head, path))
+
+
+def read_changelog(data: bytes, path: str) -> tuple[Header, Changes]:
+    """All of a compressed changelog. Raises as `read_header`; every length is checked against the bytes there are."""
+    reader = Reader(b"".join(compression.blocks(data, path)), path)
+    header = _parse_header(reader)
+    return header, _parse_records(reader)
+
+
+def _parse_header(reader: Reader) -> Header:
+    version = _sniff_version(reader)
+    if version == 1:
+        return Header(lineage=None)
+    if version != 3:
+        raise UnknownFormatVersion(
+            f"changelog format v{version}: this release reads v1 and v3", path=reader.path, hint="nothing was changed"
+        )
+    reader.utf("the format version")
+    text = reader.utf("the lineage")
+    try:
+        lineage = tuple(VersionId(int(i["version"]), str(i["checkpointUniqueId"])) for i in json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptFile("the lineage is not the JSON that it should be", path=reader.path) from error
+    return Header(lineage=lineage)
+
+
+def _sniff_version(reader: Reader) -> int:
+    """Spark's own rule (SPARK-51922, SPARK-52553): a leading UTF text `v<number>`, anything else is version 1."""
+    start = reader.data[reader.position : reader.position + 2]
+    length = int.from_bytes(start, "big")
+    body = reader.data[reader.position + 2 : reader.position + 2 + length]
+    if len(body) < length or not body.startswith(b"v"):
+        return 1
+    try:
+        return int(from_modified_utf8(body[1:]))
+    except ValueError:
+        return 1
+
+
+def _parse_records(reader: Reader) -> Changes:
+    plain, position = reader.data, reader.position
+    int_at = _INT.unpack_from
+    columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+    key_start, key_length, value_start, value_length = (c.append for c in columns)
+    limit = len(plain)
+    try:
+        while True:
+            (key_size,) = int_at(plain, position)
+            if key_size < 0:
+                break
+            key_at = position + 4
+            (value_size,) = int_at(plain, key_at + key_size)
+            value_at = key_at + key_size + 4
+            position = value_at + (value_size if value_size > 0 else 0)
+            if value_size < -1 or position > limit:
+                raise CorruptFile(f"impossible value length {value_size:,} before byte {value_at:,}", path=reader.path)
+            key_start(key_at)
+            key_length(key_size)
+            value_start(value_at)
+            value_length(value_size)
+    except struct.error as error:
+        raise CorruptFile(f"truncated: no end of records in {limit:,} bytes", path=reader.path) from error
+    if key_size != -1 or position + 4 != limit:
+        raise CorruptFile(f"no end of records at byte {position:,} of {limit:,}", path=reader.path)
+    return Changes(plain, *(np.array(c, dtype=np.int64) for c in columns))

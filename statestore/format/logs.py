@@ -1,0 +1,134 @@
+"""The query's logs: `metadata`, `offsets/N` and `commits/N`.
+
+metadata      {"id": "<uuid>"}
+offsets/N     v1, then {batchWatermarkMs, batchTimestampMs, conf}, then a line for each source
+commits/N     v1, then {nextBatchWatermarkMs}
+              v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from statestore.errors import CorruptFile, UnknownFormatVersion
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+_STATE = "spark.sql.streaming.stateStore."
+STATE_CONF = {
+    PROVIDER: ROCKSDB_PROVIDER,
+    _STATE + "rocksdb.formatVersion": "5",
+    _STATE + "rocksdb.mergeOperatorVersion": "2",
+    _STATE + "encodingFormat": "unsaferow",
+    _STATE + "rowChecksum.enabled": "false",
+    _STATE + "compression.codec": "lz4",
+}
+"""How the state of our own roots is written, in the words of Spark's offset log."""
+
+
+@dataclass(frozen=True)
+class OffsetLog:
+    """One `offsets/N`: where the batch ends in each source (one JSON text a source) and the confs that the state needs."""
+
+    watermark_ms: int
+    timestamp_ms: int
+    conf: dict[str, str]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CommitLog:
+    """One `commits/N`. `ids` is None in v1; in v2 operator -> partition -> the ids of its stores."""
+
+    next_watermark_ms: int
+    ids: dict[int, tuple[tuple[str, ...], ...]] | None
+
+
+def encode_metadata(query_id: str) -> bytes:
+    """The bytes of `metadata`."""
+    return json.dumps({"id": query_id}, separators=(",", ":")).encode()
+
+
+def parse_metadata(data: bytes, path: str) -> str:
+    """The query's id."""
+    body = _json(data, path)
+    if "id" not in body:
+        raise CorruptFile("no field 'id'", path=path)
+    return str(body["id"])
+
+
+def encode_offsets(log: OffsetLog) -> bytes:
+    """The bytes of `offsets/N`; equal logs give equal bytes."""
+    head = {"batchWatermarkMs": log.watermark_ms, "batchTimestampMs": log.timestamp_ms, "conf": log.conf}
+    return "\n".join(["v1", json.dumps(head, separators=(",", ":")), *log.sources]).encode()
+
+
+def parse_offsets(data: bytes, path: str) -> OffsetLog:
+    """The content of `offsets/N`. Raises `UnknownFormatVersion` for another header than v1, `CorruptFile`."""
+    lines = _lines(data, path, known=("v1",))
+    if len(lines) < 2:
+        raise CorruptFile("truncated: no metadata line", path=path)
+    head = _json(lines[1].encode(), path)
+    try:
+        return OffsetLog(
+            int(head["batchWatermarkMs"]),
+            int(head["batchTimestampMs"]),
+            {str(k): str(v) for k, v in head["conf"].items()},
+            tuple(lines[2:]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptFile("the metadata line lacks what it should hold", path=path) from error
+
+
+def encode_commit(log: CommitLog) -> bytes:
+    """The bytes of `commits/N`."""
+    body: dict[str, Any] = {"nextBatchWatermarkMs": log.next_watermark_ms}
+    if log.ids is None:
+        return b"v1\n" + json.dumps(body, separators=(",", ":")).encode()
+    body["stateUniqueIds"] = {str(op): [list(p) for p in partitions] for op, partitions in sorted(log.ids.items())}
+    return b"v2\n" + json.dumps(body, separators=(",", ":")).encode()
+
+
+def parse_commit(data: bytes, path: str) -> CommitLog:
+    """The content of `commits/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
+    lines = _lines(data, path, known=("v1", "v2"))
+    body = _json("\n".join(lines[1:]).encode(), path)
+    try:
+        watermark_ms = int(body.get("nextBatchWatermarkMs", 0))
+        if lines[0] == "v1":
+            return CommitLog(watermark_ms, None)
+        ids = {
+            int(op): tuple(tuple(str(i) for i in stores) for stores in partitions)
+            for op, partitions in body["stateUniqueIds"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptFile("stateUniqueIds is not what it should be", path=path) from error
+    return CommitLog(watermark_ms, ids)
+
+
+def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise CorruptFile("not text", path=path) from error
+    if not data:
+        raise CorruptFile("empty", path=path, hint="restore the file from a backup")
+    if lines[0] not in known:
+        if lines[0].startswith("v") and lines[0][1:].isdigit():
+            raise UnknownFormatVersion(f"log version {lines[0]}: known are {', '.join(known)}", path=path)
+        raise CorruptFile(f"begins with {lines[0][:20]!r}, not with a version", path=path)
+    return lines
+
+
+def _json(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise CorruptFile(f"not JSON: {error}", path=path, hint="restore the file from a backup") from error
+    if not isinstance(value, dict):
+        raise CorruptFile("not a JSON object", path=path)
+    return value

@@ -1,0 +1,152 @@
+"""Every file name of a checkpoint, both directions; the only module that knows them.
+
+    metadata                                   the query's id
+    offsets/<batch>   commits/<batch>          the query's logs
+    state/<operator>/_metadata/metadata        which stores the operator has
+    state/<operator>/0/_metadata/schema        their key and value schemas
+    state/<operator>/<partition>/              a store
+        <version>.changelog     <version>_<id>.changelog         structure V1, V2
+        <version>.zip           <version>_<id>.zip
+        SSTs/<local number>-<uuid>.sst
+    _statekeeper/                              ours; Spark never looks there
+        binding.json            which query the root belongs to
+        pending/<batch>-<attempt>.json
+
+Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+QUERY_METADATA = "metadata"
+OFFSETS = "offsets"
+COMMITS = "commits"
+STATE = "state"
+CONTROL = "_statekeeper"
+BINDING = f"{CONTROL}/binding.json"
+PENDING = f"{CONTROL}/pending"
+DEFAULT_STORE = "default"
+
+_STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
+_BATCH = re.compile(r"0|[1-9][0-9]*")
+_PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
+
+
+@dataclass(frozen=True, order=True)
+class VersionId:
+    """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id."""
+
+    version: int
+    id: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.version) if self.id is None else f"{self.version}_{self.id}"
+
+
+EMPTY = VersionId(0)
+"""What every store is before its first batch."""
+
+
+class StoreFileKind(Enum):
+    """What a file directly inside a store's folder holds."""
+
+    CHANGELOG = "changelog"
+    SNAPSHOT = "zip"
+
+
+@dataclass(frozen=True)
+class StoreFile:
+    """A changelog or snapshot, by its name."""
+
+    kind: StoreFileKind
+    version: VersionId
+
+    @property
+    def name(self) -> str:
+        return f"{self.version}.{self.kind.value}"
+
+
+def changelog(version: VersionId) -> str:
+    """The file name of a version's changelog."""
+    return StoreFile(StoreFileKind.CHANGELOG, version).name
+
+
+def snapshot(version: VersionId) -> str:
+    """The file name of a version's snapshot."""
+    return StoreFile(StoreFileKind.SNAPSHOT, version).name
+
+
+def parse_store_file(name: str) -> StoreFile | None:
+    """What a file name inside a store's folder says; None for a name that Spark would not have written."""
+    match = _STORE_FILE.fullmatch(name)
+    if match is None:
+        return None
+    return StoreFile(StoreFileKind(match["kind"]), VersionId(int(match["version"]), match["id"]))
+
+
+@dataclass(frozen=True, order=True)
+class StorePath:
+    """Where a store lives: the unit that has versions. `store` is a folder of its own unless it is `default`."""
+
+    operator: int
+    partition: int
+    store: str = DEFAULT_STORE
+
+    @property
+    def folder(self) -> str:
+        base = f"{STATE}/{self.operator}/{self.partition}"
+        return base if self.store == DEFAULT_STORE else f"{base}/{self.store}"
+
+    def changelog(self, version: VersionId) -> str:
+        """The path of a version's changelog, relative to the checkpoint."""
+        return f"{self.folder}/{changelog(version)}"
+
+    def snapshot(self, version: VersionId) -> str:
+        """The path of a version's snapshot, relative to the checkpoint."""
+        return f"{self.folder}/{snapshot(version)}"
+
+    def table_file(self, dfs_name: str) -> str:
+        """The path of an SST that a snapshot names."""
+        return f"{self.folder}/SSTs/{dfs_name}"
+
+    def __str__(self) -> str:
+        return self.folder
+
+
+def offsets(batch: int) -> str:
+    """The path of a batch's offset log file."""
+    return f"{OFFSETS}/{batch}"
+
+
+def commits(batch: int) -> str:
+    """The path of a batch's commit log file."""
+    return f"{COMMITS}/{batch}"
+
+
+def parse_batch(name: str) -> int | None:
+    """The batch that a file of `offsets/` or `commits/` belongs to; None for another name."""
+    return int(name) if _BATCH.fullmatch(name) else None
+
+
+def operator_metadata(operator: int) -> str:
+    """The path of an operator's metadata."""
+    return f"{STATE}/{operator}/_metadata/metadata"
+
+
+def state_schema(operator: int) -> str:
+    """The path of an operator's state schema, version 2 of the file."""
+    return f"{STATE}/{operator}/0/_metadata/schema"
+
+
+def pending(batch: int, attempt: str) -> str:
+    """The path of the record that an attempt leaves before it writes to the sink."""
+    return f"{PENDING}/{batch}-{attempt}.json"
+
+
+def parse_pending(name: str) -> tuple[int, str] | None:
+    """Batch and attempt of a file name in `pending/`; None for another name."""
+    match = _PENDING.fullmatch(name)
+    return (int(match["batch"]), match["attempt"]) if match else None

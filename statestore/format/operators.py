@@ -1,0 +1,93 @@
+"""What an operator says of itself: its metadata, and the schema file of its state.
+
+state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, numColsPrefixKey, numPartitions}]}
+state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+
+from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.java_io import Reader, utf
+
+_CHUNK_CHARACTERS = 65_535 // 3
+"""Spark cuts a schema so that each piece fits into `writeUTF` whatever its characters."""
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """One store of an operator."""
+
+    name: str
+    prefix_columns: int
+    partitions: int
+
+
+@dataclass(frozen=True)
+class OperatorMetadata:
+    """An operator and its stores."""
+
+    operator: int
+    name: str
+    stores: tuple[StoreInfo, ...]
+
+
+def encode_operator(metadata: OperatorMetadata) -> bytes:
+    """The bytes of the metadata file, version 1."""
+    body = {
+        "operatorInfo": {"operatorId": metadata.operator, "operatorName": metadata.name},
+        "stateStoreInfo": [
+            {"storeName": s.name, "numColsPrefixKey": s.prefix_columns, "numPartitions": s.partitions}
+            for s in metadata.stores
+        ],
+    }
+    return b"v1\n" + json.dumps(body, separators=(",", ":")).encode()
+
+
+def parse_operator(data: bytes, path: str) -> OperatorMetadata:
+    """The content of the metadata file. Raises `UnknownFormatVersion` for another version than 1, `CorruptFile`."""
+    header, _, rest = data.partition(b"\n")
+    if header != b"v1":
+        raise UnknownFormatVersion(f"operator metadata {header[:20]!r}: known is v1", path=path)
+    try:
+        body = json.loads(rest)
+        info = body["operatorInfo"]
+        stores = tuple(
+            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]))
+            for s in body["stateStoreInfo"]
+        )
+        return OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptFile("operator metadata is not the JSON that it should be", path=path) from error
+
+
+def encode_schema(key_json: str, value_json: str) -> bytes:
+    """The bytes of the schema file, version 2, from Spark's JSON of both struct types."""
+    return utf("v2") + _chunks(key_json) + _chunks(value_json)
+
+
+def parse_schema(data: bytes, path: str) -> tuple[str, str]:
+    """Key and value schema as JSON texts. Raises `UnknownFormatVersion` for another version than 2, `CorruptFile`."""
+    reader = Reader(data, path)
+    version = reader.utf("the version")
+    if version != "v2":
+        raise UnknownFormatVersion(f"state schema {version[:20]!r}: known is v2", path=path)
+    texts = ["".join(reader.utf("a piece of the schema") for _ in range(_count(reader))) for _ in range(2)]
+    if reader.position != len(data):
+        raise CorruptFile(f"bytes behind the end at {reader.position:,}", path=path)
+    return texts[0], texts[1]
+
+
+def _chunks(text: str) -> bytes:
+    pieces = [text[i : i + _CHUNK_CHARACTERS] for i in range(0, len(text), _CHUNK_CHARACTERS)]
+    return struct.pack(">i", len(pieces)) + b"".join(utf(piece) for piece in pieces)
+
+
+def _count(reader: Reader) -> int:
+    count = reader.int32("the number of pieces")
+    if not 0 <= count <= len(reader.data):
+        raise CorruptFile(f"{count:,} pieces of a schema", path=reader.path)
+    return count

@@ -1,0 +1,111 @@
+"""Snapshots: a zip that holds RocksDB's small files and names the SSTs of one whole version.
+
+    <version>_<id>.zip      CURRENT, MANIFEST-*, OPTIONS-*, *.log (empty), metadata
+    SSTs/<n>-<uuid>.sst     shared between snapshots, named by `metadata`
+
+`metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip holds no lineage: bodies of V1 and
+V2 are the same, only the name differs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+
+from statestore.errors import CorruptFile, UnknownFormatVersion
+
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024
+"""What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
+
+_SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
+_LOCAL_TABLE = re.compile(r"\d+\.sst")
+_DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
+_HINT = "load an older version, or take a new snapshot"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """An SST of a snapshot: its name inside the local RocksDB, its name under `SSTs/`, and its size."""
+
+    local_name: str
+    dfs_name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotMetadata:
+    """What a snapshot's `metadata` says. `key_count` -1 means that nobody counted.
+
+    `column_families` is the mapping of names to ids, empty for a store without; it exists in snapshots only.
+    """
+
+    header: str
+    tables: tuple[TableFile, ...]
+    key_count: int
+    column_families: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says."""
+
+    files: dict[str, bytes]
+    metadata: SnapshotMetadata
+
+
+def read_snapshot(data: bytes, path: str) -> Snapshot:
+    """Unpack a snapshot's zip. Names and sizes in it are not trusted: none escapes its folder, none allocates more than
+    `MAX_UNPACKED_BYTES` in all. Raises `CorruptFile`, or `UnknownFormatVersion`."""
+    files: dict[str, bytes] = {}
+    left = MAX_UNPACKED_BYTES
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for entry in archive.infolist():
+                if entry.filename != "metadata" and not _SMALL_FILE.fullmatch(entry.filename):
+                    raise CorruptFile(f"a file that no snapshot holds: {entry.filename!r}", path=path, hint=_HINT)
+                with archive.open(entry) as member:
+                    body = member.read(left + 1)
+                left -= len(body)
+                if left < 0:
+                    raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
+                files[entry.filename] = body
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError, OSError) as error:
+        raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
+    metadata = _parse_metadata(files.pop("metadata", None), path)
+    if "CURRENT" not in files:
+        raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
+    return Snapshot(files, metadata)
+
+
+def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
+    if body is None:
+        raise CorruptFile("a snapshot without metadata", path=path, hint=_HINT)
+    header, _, rest = body.partition(b"\n")
+    if header not in (b"v1", b"v2"):
+        raise UnknownFormatVersion(f"snapshot metadata {header[:20]!r}: known are v1 and v2", path=path)
+    try:
+        fields = json.loads(rest)
+        if fields.get("logFiles"):
+            raise UnknownFormatVersion("a snapshot with archived WAL files", path=path, hint="nothing was changed")
+        tables = tuple(
+            TableFile(str(t["localFileName"]), str(t["dfsSstFileName"]), int(t["sizeBytes"]))
+            for t in fields["sstFiles"]
+        )
+        metadata = SnapshotMetadata(
+            header.decode(),
+            tables,
+            int(fields["numKeys"]),
+            {str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error
+    for table in tables:
+        if not (_LOCAL_TABLE.fullmatch(table.local_name) and _DFS_TABLE.fullmatch(table.dfs_name)):
+            raise CorruptFile(f"impossible table names {table.local_name!r}, {table.dfs_name!r}", path=path, hint=_HINT)
+        if table.size_bytes < 0:
+            raise CorruptFile(f"{table.dfs_name} has {table.size_bytes} bytes", path=path, hint=_HINT)
+    return metadata

@@ -1,0 +1,121 @@
+"""Which files give one version of a store: from (version, id) back to a base. Pure: facts in, a decision out.
+
+A load is decided step by step, because the lineage of a version stands in the head of its own changelog: `next_step` says
+either what must be looked up next, or the plan. Sources: SPARK-49374 (structure V2), SPARK-56216 (tracing further back).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from statestore.format.names import EMPTY, VersionId
+
+Lineage = tuple[VersionId, ...]
+"""Versions in ascending order without a gap."""
+
+
+class BaseKind(Enum):
+    """What a load starts from."""
+
+    NOTHING = "nothing"
+    LOCAL = "local copy"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True)
+class LocalCopy:
+    """What the host's local RocksDB holds: a version, and the lineage a successor of it carries."""
+
+    version: VersionId
+    lineage: Lineage
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Start from `base`, replay the changelogs of `replay` in order; the last of them, or the base, is the target.
+
+    `lineage` is what a changelog written on top of the target has to carry.
+    """
+
+    base_kind: BaseKind
+    base: VersionId
+    replay: Lineage
+    lineage: Lineage
+
+
+@dataclass(frozen=True)
+class NeedsHeader:
+    """The header of this version's changelog must be read before more can be said."""
+
+    version: VersionId
+
+
+@dataclass(frozen=True)
+class NotLoadable:
+    """No base is in reach. `missing` is the version whose changelog or snapshot would be needed next."""
+
+    missing: VersionId
+    reason: str
+
+
+def next_step(
+    target: VersionId,
+    *,
+    snapshots: Collection[VersionId],
+    local: LocalCopy | None,
+    headers: Mapping[VersionId, Lineage],
+) -> LoadPlan | NeedsHeader | NotLoadable:
+    """What to do to load `target`, as far as the facts reach.
+
+    snapshots  versions with a snapshot in storage that was not found damaged
+    local      what the host holds already
+    headers    lineages read from changelog headers so far, by the version of the changelog
+
+    The newest base on the lineage wins, the local copy before a snapshot of the same version. What the lineage does not
+    name does not exist for it, so that a late snapshot of a dead attempt is never a base.
+    """
+    if target == EMPTY:
+        return LoadPlan(BaseKind.NOTHING, EMPTY, (), ())
+    if local is not None and local.version == target:
+        return LoadPlan(BaseKind.LOCAL, target, (), shortened(local.lineage, snapshots))
+    if target in snapshots:
+        return LoadPlan(BaseKind.SNAPSHOT, target, (), (target,))
+    if target not in headers:
+        return NeedsHeader(target)
+    chain: Lineage = (*headers[target], target)
+    while True:
+        gap = _gap(chain)
+        if gap is not None:
+            return NotLoadable(gap, "the lineage jumps over a version")
+        for index in range(len(chain) - 1, -1, -1):
+            held_here = local is not None and chain[index] == local.version
+            if held_here or chain[index] in snapshots:
+                kind = BaseKind.LOCAL if held_here else BaseKind.SNAPSHOT
+                return LoadPlan(kind, chain[index], chain[index + 1 :], shortened(chain, snapshots))
+        oldest = chain[0]
+        if oldest.version == 1:
+            return LoadPlan(BaseKind.NOTHING, EMPTY, chain, chain)
+        # The presumed snapshot is gone: its version's changelog still tells the lineage before it.
+        if oldest not in headers:
+            return NeedsHeader(oldest)
+        if not headers[oldest]:
+            return NotLoadable(oldest, "its changelog names nothing before it, and it has no usable snapshot")
+        chain = (*headers[oldest], *chain)
+
+
+def _gap(chain: Lineage) -> VersionId | None:
+    for before, after in itertools.pairwise(chain):
+        if after.version != before.version + 1:
+            return after
+    return None
+
+
+def shortened(lineage: Lineage, snapshots: Collection[VersionId]) -> Lineage:
+    """The lineage from the newest of `snapshots` on it, as Spark cuts it; unchanged when it has none."""
+    for index in range(len(lineage) - 1, -1, -1):
+        if lineage[index] in snapshots:
+            return lineage[index:]
+    return lineage
