@@ -86,9 +86,9 @@ def open_storage(
         bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
         return s3.S3Storage(bucket, checked_folder(folder.strip("/")), clock=clock, ids=ids, options=chosen)
     raise StorageError(
-        f"no storage is known for the scheme {scheme!r}",
+        "names no storage that is known",
         path=spec.url,
-        hint="use a local path, file://, s3:// or s3a://",
+        hint="use a local path, file:///path, s3://bucket/folder or s3a://bucket/folder",
     )
 
 

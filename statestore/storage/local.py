@@ -46,8 +46,9 @@ class LocalStorage(OpenedStore):
         super().__init__(self._root.as_uri())
 
     def read(self, path: str) -> bytes:
+        place = self._place(path)
         self.requests.count(Kind.READ)
-        with self._translated(path), self._place(path).open("rb") as file:
+        with self._translated(path), place.open("rb") as file:
             data = file.read()
         self.requests.received(len(data))
         return data
@@ -55,17 +56,19 @@ class LocalStorage(OpenedStore):
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if start < 0 or length < 0:
             raise ValueError(f"no range of bytes: {length} from {start}")
+        place = self._place(path)
         self.requests.count(Kind.READ)
-        with self._translated(path), self._place(path).open("rb") as file:
+        with self._translated(path), place.open("rb") as file:
             file.seek(start)
             data = file.read(length)
         self.requests.received(len(data))
         return data
 
     def download(self, path: str, target: Path) -> int:
+        place = self._place(path)
         self.requests.count(Kind.READ)
         size_bytes = 0
-        with self._translated(path), self._place(path).open("rb") as source, scratch_file(target) as write:
+        with self._translated(path), place.open("rb") as source, scratch_file(target) as write:
             while piece := source.read(PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)
@@ -106,10 +109,11 @@ class LocalStorage(OpenedStore):
             return sorted(self._walk(folder, prefix), key=lambda entry: entry.path)
 
     def stat(self, path: str) -> Entry | None:
+        place = self._place(path)
         self.requests.count(Kind.STAT)
         try:
             with self._translated(path):
-                found = self._place(path).stat(follow_symlinks=False)
+                found = place.stat(follow_symlinks=False)
         except ObjectMissing:
             return None
         return Entry(path, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
@@ -213,7 +217,7 @@ class LocalStorage(OpenedStore):
         try:
             yield
         except OSError as error:
-            raise _translate(error, self._shown(path)) from error
+            raise translate(error, self._shown(path)) from error
 
     def _linked(self, path: str) -> StorageError:
         what = "a symbolic link below the state root is not followed"
@@ -223,7 +227,8 @@ class LocalStorage(OpenedStore):
         return f"{self._root}/{path}"
 
 
-def _translate(error: OSError, shown: str) -> StorageError:
+def translate(error: OSError, shown: str) -> StorageError:
+    """The library's error for what the operating system says of the file `shown`."""
     if error.errno in _MISSING:
         return ObjectMissing("is not there", path=shown)
     if error.errno in _DENIED:

@@ -47,7 +47,11 @@ Call = Callable[[Any], Awaitable[T]]
 
 
 class S3Storage(OpenedStore):
-    """Storage in a bucket; one request is one HTTP request."""
+    """Storage in a bucket; one request is one HTTP request.
+
+    One exception: when a connection breaks before the first byte of the reply, aiohttp sends reads and plain uploads
+    once more by itself, uncounted. So a conflict may be our own doing even where this module has not retried.
+    """
 
     def __init__(self, bucket: str, folder: str, *, clock: Clock, ids: Ids, options: Mapping[str, str]) -> None:
         super().__init__(f"s3://{bucket}/{folder}".rstrip("/"))

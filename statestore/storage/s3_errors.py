@@ -10,11 +10,17 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.exceptions import ConnectionError as NotConnected
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
 
-NETWORK_ERRORS: tuple[type[Exception], ...] = (*S3_RETRYABLE_ERRORS, IncompleteReadError, ConnectionError)
+NETWORK_ERRORS: tuple[type[Exception], ...] = (
+    *S3_RETRYABLE_ERRORS,
+    IncompleteReadError,
+    NotConnected,  # s3fs itself gives up when it cannot connect; a store that restarts is worth a second try
+    ConnectionError,
+)
 FAILURES: tuple[type[Exception], ...] = (ClientError, BotoCoreError, *NETWORK_ERRORS)
 
 _CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)

@@ -1,0 +1,33 @@
+"""What tests of several packages share: a store on local disk and one on S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statestore.storage import Storage, StorageSpec, open_storage
+from tests.s3_server import S3Server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage_spec(request: pytest.FixtureRequest, tmp_path: Path) -> StorageSpec:
+    """An empty root, on local disk and on S3 in turn."""
+    if request.param == "local":
+        return StorageSpec(str(tmp_path / "root"))
+    server: S3Server = request.getfixturevalue("s3_server")
+    return StorageSpec(f"s3://{server.make_bucket()}/a root", tuple(server.options.items()))
+
+
+@pytest.fixture
+def storage(storage_spec: StorageSpec) -> Storage:
+    return open_storage(storage_spec)

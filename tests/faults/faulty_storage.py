@@ -1,0 +1,128 @@
+"""A storage that fails where a plan says so, around a real one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from statestore.errors import StorageError
+from statestore.storage import TEMP_FOLDER, Created, Entry, Kind, Requests, Storage
+
+T = TypeVar("T")
+Entries = list[Entry]
+
+
+class Fault(Enum):
+    """What happens at a request. The first three are the death of the process: SimulatedCrash."""
+
+    BEFORE = "dies before the request is sent"
+    AFTER = "dies when the request is done, before its result is used"
+    TORN = "dies in the middle, in the way in which a real store does"
+    """Local create, replace: half of the bytes in the temp folder. S3 create, replace: nothing, there are no half
+    objects. Download: half of the local file. Delete: the first half of the names is gone. Other reads: as BEFORE."""
+    LOST_REPLY = "done, but the caller is told of a time-out: StorageError"
+
+
+class SimulatedCrash(BaseException):
+    """The process is dead. Not an Exception, so that no `except Exception` of the library survives its own death."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call, as recorded. `path` is the prefix of a list, and the first name of a delete."""
+
+    number: int
+    kind: Kind
+    path: str
+    tears: bool
+    """Whether TORN is another thing than BEFORE."""
+
+
+def crash_matrix(requests: Sequence[Request]) -> list[tuple[Request, Fault]]:
+    """Each request with each fault that can befall it; TORN only where it differs from BEFORE."""
+    return [(request, fault) for request in requests for fault in Fault if fault is not Fault.TORN or request.tears]
+
+
+class FaultyStorage:
+    """A Storage that numbers the calls from 0 in `trace` and lets `plan[number]` happen.
+
+    After a crash each further call raises SimulatedCrash too, unrecorded: the dead run no `finally` block. A restart
+    takes the inner storage again, which is not harmed.
+    """
+
+    def __init__(self, inner: Storage, plan: Mapping[int, Fault] | None = None) -> None:
+        self.trace: list[Request] = []
+        self.crashed = False
+        self._inner = inner
+        self._plan = dict(plan or {})
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def requests(self) -> Requests:
+        return self._inner.requests
+
+    def read(self, path: str) -> bytes:
+        return self._do(Kind.READ, path, lambda: self._inner.read(path))
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        return self._do(Kind.READ, path, lambda: self._inner.read_range(path, start, length))
+
+    def download(self, path: str, target: Path) -> int:
+        def tear() -> None:
+            found = self._inner.stat(path)
+            if found is not None:
+                target.write_bytes(self._inner.read_range(path, 0, found.size_bytes // 2))
+
+        return self._do(Kind.READ, path, lambda: self._inner.download(path, target), tear)
+
+    def create(self, path: str, data: bytes | Path) -> Created:
+        return self._do(Kind.CREATE, path, lambda: self._inner.create(path, data), lambda: self._leave_half(data))
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._do(Kind.REPLACE, path, lambda: self._inner.replace(path, data), lambda: self._leave_half(data))
+
+    def list(self, prefix: str) -> Entries:
+        return self._do(Kind.LIST, prefix, lambda: self._inner.list(prefix))
+
+    def stat(self, path: str) -> Entry | None:
+        return self._do(Kind.STAT, path, lambda: self._inner.stat(path))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        names = list(paths)
+        first = names[0] if names else ""
+        half = names[: len(names) // 2]
+        self._do(Kind.DELETE, first, lambda: self._inner.delete(names), lambda: self._inner.delete(half))
+
+    def _do(self, kind: Kind, path: str, act: Callable[[], T], tear: Callable[[], None] | None = None) -> T:
+        with self._lock:
+            if self.crashed:
+                raise SimulatedCrash("the process is dead")
+            request = Request(len(self.trace), kind, path, tears=tear is not None)
+            self.trace.append(request)
+            fault = self._plan.get(request.number)
+            self.crashed = fault in (Fault.BEFORE, Fault.AFTER, Fault.TORN)
+        if fault is None:
+            return act()
+        if fault is Fault.TORN and tear:
+            tear()
+        if fault in (Fault.AFTER, Fault.LOST_REPLY):
+            # Whether the request went well is nothing that the dead, or who got no reply, can know.
+            with suppress(StorageError):
+                act()
+        if fault is Fault.LOST_REPLY:
+            raise StorageError("timed out", path=path, hint="try again")
+        raise SimulatedCrash(f"{fault.value}: {request}")
+
+    def _leave_half(self, data: bytes | Path) -> None:
+        if self._inner.url.startswith("file:"):
+            whole = data.read_bytes() if isinstance(data, Path) else data
+            self._inner.create(f"{TEMP_FOLDER}/torn-{len(self.trace)}", whole[: len(whole) // 2])

@@ -1,0 +1,115 @@
+"""A real HTTP server that speaks S3 (moto), with faults on the wire: replies that are lost, refused or cut short."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+CREDENTIALS = {"key": "a-key", "secret": "a-secret", "region": "us-east-1"}
+
+
+class Wire(Enum):
+    """What happens to a request."""
+
+    LOSE_REPLY = "done by the store, then the connection breaks"
+    REFUSE = "answered with 503 SlowDown, not done"
+    CUT = "half of the body arrives, then the connection breaks"
+
+
+@dataclass
+class _Rule:
+    method: str
+    part_of_url: str
+    wire: Wire
+    times: int
+
+
+class S3Server:
+    """Start it once; each test makes a bucket of its own."""
+
+    def __init__(self) -> None:
+        self._store = DomainDispatcherApplication(create_backend_app)
+        # S3 decides about If-None-Match atomically; moto looks, then writes. One request at a time makes it so.
+        self._one_at_a_time = threading.Lock()
+        self._rules: list[_Rule] = []
+        self._bucket_numbers = itertools.count(1)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self.options = {**CREDENTIALS, "endpoint_url": self.endpoint}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def make_bucket(self) -> str:
+        """The name of a new, empty bucket."""
+        name = f"bucket-{next(self._bucket_numbers)}"
+        self._ask("PUT", f"/{name}")
+        return name
+
+    def put(self, bucket: str, key: str, data: bytes, *, acl: str = "private") -> None:
+        """Put an object there behind everybody's back."""
+        self._ask("PUT", f"/{bucket}/{key}", data, acl)
+
+    def open_uploads(self, bucket: str) -> int:
+        """How many uploads were begun and neither finished nor dropped: each goes on costing money."""
+        return self._ask("GET", f"/{bucket}?uploads").count(b"<UploadId>")
+
+    def check_credentials(self, check: bool) -> None:
+        """From now on, refuse keys that no user has. Switch it off again: the server is shared."""
+        self._ask("POST", "/moto-api/reset-auth", b"0" if check else b"inf")
+
+    def next(self, method: str, part_of_url: str, wire: Wire, *, times: int = 1) -> None:
+        """Let it happen to the next requests of this method whose quoted url contains the part."""
+        self._rules.append(_Rule(method, part_of_url, wire, times))
+
+    def _ask(self, method: str, path: str, body: bytes = b"", acl: str = "private") -> bytes:
+        headers = {"Content-Length": str(len(body)), "Content-Type": "application/octet-stream", "x-amz-acl": acl}
+        request = urllib.request.Request(self.endpoint + path, data=body, method=method, headers=headers)
+        with urllib.request.urlopen(request) as answer:
+            return bytes(answer.read())
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        wire = self._wire_for(environ)
+        if wire is Wire.REFUSE:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("503 Slow Down", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
+        with self._one_at_a_time:
+            body = b"".join(self._store(environ, start))
+        if wire is Wire.LOSE_REPLY:
+            # Nothing was sent so far: the head goes out with the first bytes of the body.
+            with suppress(OSError):
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionError("the reply is lost")
+        return [body[: len(body) // 2] if wire is Wire.CUT else body]
+
+    def _wire_for(self, environ: dict[str, Any]) -> Wire | None:
+        for rule in self._rules:
+            if rule.method == environ["REQUEST_METHOD"] and rule.part_of_url in environ["RAW_URI"]:
+                rule.times -= 1
+                if not rule.times:
+                    self._rules.remove(rule)
+                return rule.wire
+        return None
+
+
+class _QuietHandler(MotoRequestHandler):
+    def log(self, *_: object) -> None:
+        """Say nothing."""

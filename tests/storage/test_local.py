@@ -1,0 +1,169 @@
+"""What only a local disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import AccessDenied, AlreadyExists, StorageError
+from statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
+from statestore.storage.local import translate
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def storage(root: Path) -> Storage:
+    return open_storage(str(root))
+
+
+def test_nothing_is_left_in_the_temp_folder(storage: Storage, root: Path) -> None:
+    storage.create("name", b"bytes")
+    storage.create("name", b"bytes")
+    storage.replace("control", b"bytes")
+    with pytest.raises(AlreadyExists):
+        storage.create("name", b"other")
+    assert list((root / TEMP_FOLDER).iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "link"])
+def test_a_process_killed_before_the_link_leaves_nothing_visible(storage: Storage, root: Path, step: str) -> None:
+    storage.create("a/before", b"")
+    child = os.fork()
+    if not child:
+        # Die at the system call itself, without any clean-up, as kill -9 does.
+        setattr(os, step, lambda *_, **__: os._exit(9))
+        open_storage(str(root)).create("a/name", b"bytes")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9
+    assert [entry.path for entry in storage.list("")] == ["a/before"]
+    assert storage.stat("a/name") is None
+    assert [entry.size_bytes for entry in storage.list(TEMP_FOLDER)] == [5]
+    assert storage.create("a/name", b"bytes") is Created.NEW
+
+
+def test_hadoops_sidecar_goes_with_the_bytes_that_it_describes(storage: Storage, root: Path) -> None:
+    sidecar = root / "commits" / ".7.crc"
+
+    def stale() -> None:
+        sidecar.parent.mkdir(parents=True, exist_ok=True)
+        sidecar.write_bytes(b"of other bytes")
+
+    stale()
+    storage.create("commits/7", b"bytes")
+    assert not sidecar.exists()
+    stale()
+    storage.replace("commits/7", b"other")
+    assert not sidecar.exists()
+    stale()
+    storage.delete(["commits/7"])
+    assert not sidecar.exists()
+
+
+def test_a_sidecar_of_a_file_that_stays_is_kept(storage: Storage, root: Path) -> None:
+    storage.create("commits/7", b"bytes")
+    sidecar = root / "commits" / ".7.crc"
+    sidecar.write_bytes(b"of these bytes")
+    storage.create("commits/7", b"bytes")
+    with pytest.raises(AlreadyExists):
+        storage.create("commits/7", b"other")
+    assert sidecar.exists()
+
+
+def test_a_link_below_the_root_leads_nowhere(storage: Storage, root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    root.mkdir()
+    (root / "folder").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    for path in ("folder/secret", "file"):
+        for act in (
+            lambda path=path: storage.read(path),
+            lambda path=path: storage.create(path, b""),
+            lambda path=path: storage.replace(path, b""),
+            lambda path=path: storage.delete([path]),
+            lambda path=path: storage.stat(path),
+        ):
+            with pytest.raises(StorageError, match="symbolic link"):
+                act()
+    with pytest.raises(StorageError, match="symbolic link"):
+        storage.list("")
+    assert (outside / "secret").read_bytes() == b"secret"
+
+
+def test_the_root_itself_may_be_a_link(storage: Storage, root: Path, tmp_path: Path) -> None:
+    storage.create("name", b"bytes")
+    (tmp_path / "link").symlink_to(root)
+    assert open_storage(str(tmp_path / "link")).read("name") == b"bytes"
+
+
+def test_a_file_where_a_folder_is_needed_is_an_error_that_names_it(storage: Storage) -> None:
+    storage.create("a", b"")
+    with pytest.raises(StorageError, match="a/b"):
+        storage.create("a/b", b"")
+
+
+def test_a_folder_where_a_file_is_needed_is_never_replaced(storage: Storage) -> None:
+    storage.create("a/b", b"")
+    with pytest.raises(StorageError, match="root/a:"):
+        storage.create("a", b"")
+    with pytest.raises(StorageError, match="root/a:"):
+        storage.replace("a", b"")
+    assert storage.read("a/b") == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (errno.ENOSPC, StorageError, "no space is left"),
+        (errno.EDQUOT, StorageError, "no space is left"),
+        (errno.EACCES, AccessDenied, "refuses it"),
+        (errno.EROFS, AccessDenied, "refuses it"),
+        (errno.EIO, StorageError, "Input/output error"),
+    ],
+)
+def test_what_the_system_refuses_is_named(number: int, kind: type[StorageError], text: str) -> None:
+    error = translate(OSError(number, os.strerror(number)), "/root/name")
+    assert type(error) is kind
+    assert text in str(error)
+    assert str(error).startswith("/root/name: ")
+    assert error.hint
+
+
+@pytest.fixture
+def spaced(tmp_path: Path) -> Path:
+    folder = tmp_path / "a root"
+    folder.mkdir()
+    return folder
+
+
+def test_a_local_root_is_named_by_a_path_or_a_file_url(spaced: Path) -> None:
+    open_storage(str(spaced)).create("name", b"bytes")
+    urls = [f"file://{spaced}", f"file:{spaced}", f"file://{str(spaced).replace(' ', '%20')}"]
+    for url in (*urls, open_storage(str(spaced)).url):
+        assert open_storage(url).read("name") == b"bytes"
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "dbfs:/x", "file://tmp/x", "s3:///x", "s3:/bucket/x"])
+def test_an_unknown_url_is_refused_with_what_is_known(url: str) -> None:
+    with pytest.raises(StorageError, match="s3://bucket/folder"):
+        open_storage(url)
+
+
+def test_an_unknown_option_is_refused(root: Path) -> None:
+    with pytest.raises(StorageError, match="endpoint"):
+        open_storage(str(root), options={"endpoint": "x"})
+    with pytest.raises(StorageError, match="use endpoint_url"):
+        open_storage("s3://bucket", options={"endpoint": "x"})
+
+
+def test_a_spec_does_not_show_its_secret() -> None:
+    assert "hush" not in repr(StorageSpec("s3://bucket", (("secret", "hush"),)))

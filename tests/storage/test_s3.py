@@ -1,0 +1,232 @@
+"""What only S3 does: lost replies, retries, buckets and credentials, over real HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, StorageError
+from statestore.storage import Created, RequestCounts, Storage, open_storage
+from tests.s3_server import S3Server, Wire
+from tests.storage.clocks import SleeplessClock
+
+TWO_PIECES_BYTES = 17 * 1024 * 1024
+TRIES = 5
+SENT_A_TRY = {Wire.LOSE_REPLY: 2, Wire.REFUSE: 1, Wire.CUT: 1}
+"""aiohttp sends once more by itself when a connection breaks without a reply."""
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> str:
+    return s3_server.make_bucket()
+
+
+@pytest.fixture
+def clock() -> SleeplessClock:
+    return SleeplessClock()
+
+
+@pytest.fixture
+def storage(s3_server: S3Server, bucket: str, clock: SleeplessClock) -> Storage:
+    return open_storage(f"s3://{bucket}/root", options=s3_server.options, clock=clock)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(TWO_PIECES_BYTES))
+    return file
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_lost_reply_is_not_taken_for_a_conflict(
+    storage: Storage, s3_server: S3Server, bucket: str, clock: SleeplessClock, tries: int
+) -> None:
+    lost_replies = 1 if tries == 1 else SENT_A_TRY[Wire.LOSE_REPLY]
+    s3_server.next("PUT", f"{bucket}/root/name", Wire.LOSE_REPLY, times=lost_replies)
+    assert storage.create("name", b"bytes") is Created.SAME
+    assert storage.requests.snapshot() == RequestCounts(create=tries, stat=1, bytes_written=5 * tries)
+    assert len(clock.slept_seconds) == tries - 1
+
+
+def test_a_lost_refusal_is_still_a_conflict(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    storage.create("name", b"bytes")
+    s3_server.next("PUT", f"{bucket}/root/name", Wire.LOSE_REPLY)
+    with pytest.raises(AlreadyExists):
+        storage.create("name", b"other")
+    assert storage.read("name") == b"bytes"
+
+
+def test_a_lost_reply_to_the_end_of_a_large_upload_is_not_taken_for_a_conflict(
+    storage: Storage, s3_server: S3Server, bucket: str, large: Path
+) -> None:
+    s3_server.next("POST", "uploadId", Wire.LOSE_REPLY)
+    assert storage.create("name", large) in (Created.NEW, Created.SAME)
+    assert storage.read_range("name", TWO_PIECES_BYTES - 1, 2) == b"\0"
+
+
+def test_a_large_upload_costs_its_pieces_and_three_more(storage: Storage, large: Path) -> None:
+    storage.list("")
+    before = storage.requests.snapshot()
+    storage.create("name", large)
+    assert storage.requests.since(before) == RequestCounts(create=4, stat=1, bytes_written=TWO_PIECES_BYTES)
+    before = storage.requests.snapshot()
+    assert storage.create("name", large) is Created.SAME
+    assert storage.requests.since(before) == RequestCounts(stat=2)
+
+
+def test_equal_bytes_uploaded_in_other_pieces_are_the_same(storage: Storage, s3_server: S3Server, large: Path) -> None:
+    # replace() sends one request whatever the size, so the ETag is of another kind.
+    storage.replace("name", large.read_bytes())
+    assert storage.create("name", large) is Created.SAME
+
+
+def test_a_piece_that_fails_for_good_leaves_no_object_and_no_upload(
+    storage: Storage, s3_server: S3Server, bucket: str, large: Path
+) -> None:
+    s3_server.next("PUT", "partNumber=2", Wire.REFUSE, times=TRIES)
+    with pytest.raises(StorageError, match="SlowDown"):
+        storage.create("name", large)
+    assert storage.stat("name") is None
+    assert s3_server.open_uploads(bucket) == 0
+
+
+@pytest.mark.parametrize("wire", [Wire.REFUSE, Wire.LOSE_REPLY, Wire.CUT])
+def test_a_read_is_tried_again(
+    storage: Storage, s3_server: S3Server, bucket: str, wire: Wire, clock: SleeplessClock, tmp_path: Path
+) -> None:
+    storage.create("name", b"bytes")
+    s3_server.next("GET", f"{bucket}/root/name", wire, times=2 * SENT_A_TRY[wire])
+    assert storage.read("name") == b"bytes"
+    s3_server.next("GET", f"{bucket}/root/name", wire, times=2 * SENT_A_TRY[wire])
+    assert storage.download("name", tmp_path / "target") == 5
+    assert (tmp_path / "target").read_bytes() == b"bytes"
+    assert storage.requests.snapshot().read == 6
+    assert len(clock.slept_seconds) == 4
+
+
+def test_the_store_is_given_up_after_five_tries_with_growing_pauses(
+    storage: Storage, s3_server: S3Server, bucket: str, clock: SleeplessClock, tmp_path: Path
+) -> None:
+    s3_server.next("GET", f"{bucket}/root/name", Wire.REFUSE, times=TRIES)
+    with pytest.raises(StorageError, match=r"root/name: the store says SlowDown.* -> try again later"):
+        storage.download("name", tmp_path / "target")
+    assert storage.requests.snapshot() == RequestCounts(read=TRIES)
+    for number, pause_seconds in enumerate(clock.slept_seconds):
+        assert 0.1 * 2**number <= pause_seconds <= 0.2 * 2**number
+    assert len(clock.slept_seconds) == TRIES - 1
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_store_that_is_not_there_is_an_error_with_a_hint(s3_server: S3Server, clock: SleeplessClock) -> None:
+    options = {**s3_server.options, "endpoint_url": "http://127.0.0.1:9"}
+    with pytest.raises(StorageError, match="look at endpoint_url"):
+        open_storage("s3://bucket/root", options=options, clock=clock).read("name")
+
+
+def test_a_listing_of_many_pages_is_whole(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    for number in range(1005):
+        s3_server.put(bucket, f"root/many/{number:04}", b"")
+    assert [entry.path for entry in storage.list("many")] == [f"many/{number:04}" for number in range(1005)]
+    assert storage.requests.snapshot() == RequestCounts(list=2)
+
+
+def test_markers_of_folders_are_not_listed(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    storage.create("state/name", b"")
+    s3_server.put(bucket, "root/state/", b"")
+    assert [entry.path for entry in storage.list("")] == ["state/name"]
+
+
+def test_a_root_does_not_see_its_neighbour(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    open_storage(f"s3://{bucket}/root2", options=s3_server.options).create("name", b"")
+    assert storage.list("") == []
+    assert [entry.path for entry in open_storage(f"s3://{bucket}", options=s3_server.options).list("")] == [
+        "root2/name"
+    ]
+
+
+def test_sparks_scheme_is_understood(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    storage.create("name", b"bytes")
+    assert open_storage(f"s3a://{bucket}/root/", options=s3_server.options).read("name") == b"bytes"
+
+
+def test_a_missing_bucket_is_never_an_empty_root(s3_server: S3Server, tmp_path: Path) -> None:
+    storage = open_storage("s3://no-such-bucket/root", options=s3_server.options)
+    for act in (
+        lambda: storage.read("name"),
+        lambda: storage.read_range("name", 0, 1),
+        lambda: storage.download("name", tmp_path / "target"),
+        lambda: storage.create("name", b"bytes"),
+        lambda: storage.replace("name", b"bytes"),
+        lambda: storage.list(""),
+        lambda: storage.stat("name"),
+        lambda: storage.delete(["name"]),
+    ):
+        with pytest.raises(BucketMissing, match="no-such-bucket"):
+            act()
+
+
+def test_that_the_bucket_is_there_is_asked_once(storage: Storage) -> None:
+    assert storage.stat("missing") is None
+    assert storage.stat("missing") is None
+    assert storage.requests.snapshot() == RequestCounts(stat=3)
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_missing_credentials_are_named_with_what_to_set(s3_server: S3Server, bucket: str) -> None:
+    storage = open_storage(f"s3://{bucket}/root", options={"endpoint_url": s3_server.endpoint, "region": "us-east-1"})
+    with pytest.raises(AccessDenied, match="AWS_ACCESS_KEY_ID"):
+        storage.create("name", b"bytes")
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_a_public_bucket_is_read_without_credentials(s3_server: S3Server, bucket: str) -> None:
+    s3_server.put(bucket, "root/name", b"bytes", acl="public-read")
+    options = {"endpoint_url": s3_server.endpoint, "region": "us-east-1", "anon": "true"}
+    assert open_storage(f"s3://{bucket}/root", options=options).read("name") == b"bytes"
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_the_usual_environment_variables_are_honoured(
+    storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.create("name", b"bytes")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    assert open_storage(f"s3://{bucket}/root").read("name") == b"bytes"
+
+
+@pytest.fixture
+def strict_server(s3_server: S3Server) -> Iterator[S3Server]:
+    s3_server.check_credentials(True)
+    yield s3_server
+    s3_server.check_credentials(False)
+
+
+def test_refused_credentials_are_told_from_missing_objects(storage: Storage, strict_server: S3Server) -> None:
+    for act in (lambda: storage.read("name"), lambda: storage.stat("name"), lambda: storage.create("name", b"")):
+        with pytest.raises(AccessDenied, match="correct the credentials"):
+            act()
+
+
+def test_a_local_root_does_not_load_the_s3_client() -> None:
+    script = (
+        "import sys; from statestore.storage import open_storage; open_storage('/tmp/x'); print('s3fs' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert output == "False\n"

@@ -1,0 +1,296 @@
+"""What holds on local disk and on S3 alike: each test runs on both."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from statestore.errors import AlreadyExists, LocalStateError, ObjectMissing, StorageError
+from statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
+
+TWO_PIECES_BYTES = 17 * 1024 * 1024
+MEGABYTE = 1024 * 1024
+
+
+def names(storage: Storage, prefix: str = "") -> list[str]:
+    return [entry.path for entry in storage.list(prefix)]
+
+
+def outcome(act: Callable[[], Created]) -> Created | type[Exception]:
+    try:
+        return act()
+    except StorageError as error:
+        return type(error)
+
+
+def test_what_was_created_is_read_back(storage: Storage) -> None:
+    assert storage.create("state/0/3/1.changelog", b"bytes") is Created.NEW
+    assert storage.read("state/0/3/1.changelog") == b"bytes"
+
+
+def test_an_empty_object_is_an_object(storage: Storage) -> None:
+    assert storage.create("empty", b"") is Created.NEW
+    assert storage.create("empty", b"") is Created.SAME
+    assert storage.read("empty") == b""
+    assert storage.read_range("empty", 0, 10) == b""
+    entry = storage.stat("empty")
+    assert entry is not None
+    assert entry.size_bytes == 0
+
+
+def test_creating_the_same_bytes_again_is_said_to_be_the_same(storage: Storage) -> None:
+    storage.create("name", b"bytes")
+    assert storage.create("name", b"bytes") is Created.SAME
+
+
+@pytest.mark.parametrize("other", [b"BYTES", b"longer bytes", b""])
+def test_creating_other_bytes_is_refused_and_changes_nothing(storage: Storage, other: bytes) -> None:
+    storage.create("name", b"bytes")
+    with pytest.raises(AlreadyExists, match="name"):
+        storage.create("name", other)
+    assert storage.read("name") == b"bytes"
+
+
+def test_of_two_threads_that_create_other_bytes_exactly_one_wins(storage: Storage) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            path, start = f"races/{number}", Barrier(2)
+
+            def run(mine: bytes, path: str = path, start: Barrier = start) -> Created | type[Exception]:
+                start.wait()
+                return outcome(lambda: storage.create(path, mine))
+
+            outcomes = list(pool.map(run, [b"first", b"other"]))
+            assert sorted(map(str, outcomes)) == sorted(map(str, [Created.NEW, AlreadyExists]))
+            assert storage.read(path) == (b"first" if outcomes[0] is Created.NEW else b"other")
+
+
+def test_of_two_threads_that_create_the_same_bytes_exactly_one_is_told_new(storage: Storage) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            path, start = f"twins/{number}", Barrier(2)
+
+            def run(_: int, path: str = path, start: Barrier = start) -> Created:
+                start.wait()
+                return storage.create(path, b"same")
+
+            assert sorted(pool.map(run, [1, 2]), key=str) == [Created.NEW, Created.SAME]
+
+
+def test_of_two_large_files_under_one_name_one_wins_whole(storage: Storage, tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file, letter in zip(files, b"ab", strict=True):
+        file.write_bytes(bytes([letter]) * TWO_PIECES_BYTES)
+    start = Barrier(2)
+
+    def run(file: Path) -> Created | type[Exception]:
+        start.wait()
+        return outcome(lambda: storage.create("large", file))
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(run, files))
+    assert sorted(map(str, outcomes)) == sorted(map(str, [Created.NEW, AlreadyExists]))
+    assert storage.read("large") == files[outcomes.index(Created.NEW)].read_bytes()
+
+
+def test_a_large_file_goes_up_and_down_in_pieces(storage: Storage, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(TWO_PIECES_BYTES))
+    assert storage.create("large", source) is Created.NEW
+    assert storage.create("large", source) is Created.SAME
+    assert storage.download("large", target) == TWO_PIECES_BYTES
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_a_large_file_that_differs_in_its_last_byte_is_refused(storage: Storage, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(TWO_PIECES_BYTES))
+    storage.create("large", source)
+    source.write_bytes(bytes(TWO_PIECES_BYTES - 1) + b"!")
+    with pytest.raises(AlreadyExists):
+        storage.create("large", source)
+
+
+def test_a_large_file_is_stored_and_fetched_in_little_memory(storage_spec: StorageSpec, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.truncate(200 * MEGABYTE)
+    script = """
+import pickle, resource, sys
+from pathlib import Path
+from statestore.storage import open_storage
+storage = open_storage(pickle.loads(bytes.fromhex(sys.argv[1])))
+storage.create("warm", b"up")
+peak_kilobytes = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kilobytes()
+storage.create("large", Path(sys.argv[2]))
+storage.download("large", Path(sys.argv[2] + "-back"))
+print((peak_kilobytes() - before) // 1024)
+"""
+    arguments = [sys.executable, "-c", script, pickle.dumps(storage_spec).hex(), str(source)]
+    grown_megabytes = int(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
+    assert grown_megabytes < 80
+
+
+def test_a_range_ends_where_the_object_ends(storage: Storage) -> None:
+    storage.create("name", b"0123456789")
+    assert storage.read_range("name", 2, 3) == b"234"
+    assert storage.read_range("name", 8, 100) == b"89"
+    assert storage.read_range("name", 10, 1) == b""
+    assert storage.read_range("name", 2, 0) == b""
+    with pytest.raises(ValueError, match="range"):
+        storage.read_range("name", -1, 2)
+
+
+def test_a_missing_object_is_named_in_the_error(storage: Storage, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    for act in (
+        lambda: storage.read("state/missing"),
+        lambda: storage.read_range("state/missing", 0, 1),
+        lambda: storage.read_range("state/missing", 0, 0),
+        lambda: storage.download("state/missing", target),
+    ):
+        with pytest.raises(ObjectMissing, match="state/missing"):
+            act()
+    assert storage.stat("state/missing") is None
+    assert not target.exists()
+
+
+def test_a_folder_is_not_an_object(storage: Storage) -> None:
+    storage.create("folder/name", b"")
+    assert storage.stat("folder") is None
+    with pytest.raises(ObjectMissing):
+        storage.read("folder")
+
+
+def test_trouble_with_the_scratch_folder_is_not_blamed_on_the_store(storage: Storage, tmp_path: Path) -> None:
+    storage.create("name", b"bytes")
+    with pytest.raises(LocalStateError, match="no-such-folder"):
+        storage.download("name", tmp_path / "no-such-folder" / "target")
+
+
+def test_a_replaced_object_has_the_last_bytes(storage: Storage) -> None:
+    storage.replace("_statekeeper/owner", b"first")
+    storage.replace("_statekeeper/owner", b"second")
+    assert storage.read("_statekeeper/owner") == b"second"
+    assert names(storage) == ["_statekeeper/owner"]
+
+
+def test_a_listing_is_deep_sorted_and_keeps_to_its_folder(storage: Storage) -> None:
+    for path in ("state/1/b", "state/10/a", "state/1/a/deep/er", "state/1-other", "commits/0"):
+        storage.create(path, path.encode())
+    assert names(storage) == ["commits/0", "state/1-other", "state/1/a/deep/er", "state/1/b", "state/10/a"]
+    assert names(storage, "state/1") == ["state/1/a/deep/er", "state/1/b"]
+    assert names(storage, "state/1/b") == []
+    assert names(storage, "nowhere") == []
+    assert [entry.size_bytes for entry in storage.list("commits")] == [9]
+
+
+def test_a_listing_tells_when_an_object_came(storage: Storage) -> None:
+    storage.create("name", b"bytes")
+    (listed,) = storage.list("")
+    found = storage.stat("name")
+    assert found is not None
+    assert listed.modified_at_seconds == pytest.approx(found.modified_at_seconds, abs=1)
+    assert listed.modified_at_seconds == pytest.approx(time.time(), abs=60)
+
+
+def test_names_may_be_written_in_any_script(storage: Storage) -> None:
+    odd = ["with space/a b", "ü/日本語", "plus+and&=#?%25", "quote'\"<>", "😀.changelog"]
+    for path in odd:
+        assert storage.create(path, path.encode()) is Created.NEW
+    assert names(storage) == sorted(odd)
+    for path in odd:
+        assert storage.read(path) == path.encode()
+    storage.delete(odd)
+    assert names(storage) == []
+
+
+def test_hidden_and_unfinished_files_are_not_listed(storage: Storage) -> None:
+    for path in (".hidden", "a/.1.crc", "a/.folder/b", f"{TEMP_FOLDER}/unfinished", "_statekeeper/owner", "a/1"):
+        storage.create(path, b"")
+    assert names(storage) == ["_statekeeper/owner", "a/1"]
+    assert names(storage, "_statekeeper") == ["_statekeeper/owner"]
+
+
+def test_leftovers_of_crashes_are_found_by_who_asks_for_them(storage: Storage) -> None:
+    storage.create(f"{TEMP_FOLDER}/leftover", b"")
+    assert names(storage, TEMP_FOLDER) == [f"{TEMP_FOLDER}/leftover"]
+
+
+def test_deleting_takes_what_is_there_and_does_not_miss_the_rest(storage: Storage) -> None:
+    storage.create("a/1", b"")
+    storage.create("a/2", b"")
+    storage.delete(["a/1", "a/never", "nowhere/at/all"])
+    storage.delete(iter([]))
+    assert names(storage) == ["a/2"]
+
+
+def test_many_deletes_go_a_thousand_to_a_request(storage: Storage) -> None:
+    storage.create("a/1500", b"")
+    before = storage.requests.snapshot()
+    storage.delete(f"a/{number}" for number in range(2001))
+    assert storage.requests.since(before) == RequestCounts(delete=3)
+    assert names(storage) == []
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../out", "a/../../out", "a//b", "a/", "a/./b", ".", "a\0b"])
+def test_a_path_that_could_leave_the_root_is_refused(storage: Storage, path: str, tmp_path: Path) -> None:
+    for act in (
+        lambda: storage.read(path),
+        lambda: storage.read_range(path, 0, 1),
+        lambda: storage.download(path, tmp_path / "target"),
+        lambda: storage.create(path, b""),
+        lambda: storage.replace(path, b""),
+        lambda: storage.stat(path),
+        lambda: storage.delete(["fine", path]),
+        lambda: storage.list(path or "a/"),
+    ):
+        with pytest.raises(ValueError, match="path below a state root"):
+            act()
+    assert storage.requests.snapshot() == RequestCounts()
+
+
+def test_each_call_costs_one_request_and_its_bytes(storage: Storage, tmp_path: Path) -> None:
+    storage.create("name", b"12345")
+    storage.read("name")
+    storage.read_range("name", 1, 2)
+    storage.download("name", tmp_path / "target")
+    storage.replace("control", b"123")
+    storage.list("")
+    storage.stat("name")
+    storage.delete(["name", "control"])
+    assert storage.requests.snapshot() == RequestCounts(
+        read=3, create=1, replace=1, list=1, stat=1, delete=1, bytes_read=12, bytes_written=8
+    )
+
+
+def test_a_storage_stays_at_home_and_its_spec_travels(storage_spec: StorageSpec) -> None:
+    with pytest.raises(TypeError, match="StorageSpec"):
+        pickle.dumps(open_storage(storage_spec))
+    open_storage(storage_spec).create("name", b"bytes")
+    assert open_storage(pickle.loads(pickle.dumps(storage_spec))).read("name") == b"bytes"
+
+
+def test_a_forked_worker_opens_its_own(storage_spec: StorageSpec) -> None:
+    open_storage(storage_spec).create("parent", b"from the parent")
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(storage_spec,))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert open_storage(storage_spec).read("child") == b"from the parent"
+
+
+def _work(spec: StorageSpec) -> None:
+    storage = open_storage(spec)
+    storage.create("child", storage.read("parent"))
