@@ -10,8 +10,10 @@ What belongs here: writing the job's input, and knowing how much of it is in. No
 The `txn` of a commit is the only memory of what is in. It is written by the same atomic step as the rows, so there is
 no moment at which one is there without the other, whenever the feeder is killed.
 
-Spark reads a commit per batch, in order, with `startingVersion` 0 and `maxFilesPerTrigger` 1. Without a starting
-version it would begin with a snapshot of the table, whose files it orders by modification time, not by commit.
+Spark reads a commit per batch, in order, with `startingVersion` 1 and `maxFilesPerTrigger` 1: batch N is day N. One
+day must be in before the query starts (`feed(1)`), as a version that is not there yet is refused; from version 0 a
+query on the empty table would begin with a batch of no rows, and all batches would be one off. Without a starting
+version it begins with a snapshot of the table, whose files it orders by modification time, not by commit.
 """
 
 from __future__ import annotations
