@@ -74,7 +74,8 @@ def open_storage(
     chosen = {**dict(spec.options), **(options or {})}
     parts = urlsplit(spec.url)
     scheme = parts.scheme if _SCHEME.match(spec.url) else ""
-    if scheme in ("", "file") and not (scheme and parts.netloc):
+    # An empty url is no root, though to pathlib it is the working directory; in file://host/path a slash is missing.
+    if spec.url and scheme in ("", "file") and not (scheme and parts.netloc):
         _refuse_unknown(chosen, (), spec.url)
         # Spark writes `file:/path`; a url is percent-encoded, a bare path is not.
         return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids)

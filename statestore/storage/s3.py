@@ -276,7 +276,11 @@ class S3Storage(OpenedStore):
         """Send one request until it succeeds, fails for good, or was tried often enough."""
 
         async def send() -> T:
-            return await call(await self._connection.set_session())
+            try:
+                client = await self._connection.set_session()
+            except ValueError as error:
+                raise StorageError(str(error), path=self.url, hint="correct endpoint_url") from error
+            return await call(client)
 
         for tries_left in reversed(range(_TRIES)):
             self.requests.count(kind, bytes_written=bytes_written)

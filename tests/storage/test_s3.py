@@ -122,6 +122,22 @@ def test_the_store_is_given_up_after_five_tries_with_growing_pauses(
     assert not (tmp_path / "target").exists()
 
 
+def test_a_download_that_is_cut_for_good_leaves_no_half_file(
+    storage: Storage, s3_server: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    storage.create("name", b"bytes")
+    s3_server.next("GET", f"{bucket}/root/name", Wire.CUT, times=TRIES)
+    with pytest.raises(StorageError, match="root/name"):
+        storage.download("name", tmp_path / "target")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_endpoint_that_is_no_url_is_an_error_with_a_hint(s3_server: S3Server) -> None:
+    options = {**s3_server.options, "endpoint_url": "localhost"}
+    with pytest.raises(StorageError, match="correct endpoint_url"):
+        open_storage("s3://bucket/root", options=options).read("name")
+
+
 def test_a_store_that_is_not_there_is_an_error_with_a_hint(s3_server: S3Server, clock: SleeplessClock) -> None:
     options = {**s3_server.options, "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(StorageError, match="look at endpoint_url"):

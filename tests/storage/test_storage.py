@@ -228,6 +228,11 @@ def test_leftovers_of_crashes_are_found_by_who_asks_for_them(storage: Storage) -
     assert names(storage, TEMP_FOLDER) == [f"{TEMP_FOLDER}/leftover"]
 
 
+def test_only_the_temp_folder_itself_is_left_out(storage: Storage) -> None:
+    storage.create(f"{TEMP_FOLDER}erature", b"")
+    assert names(storage) == [f"{TEMP_FOLDER}erature"]
+
+
 def test_deleting_takes_what_is_there_and_does_not_miss_the_rest(storage: Storage) -> None:
     storage.create("a/1", b"")
     storage.create("a/2", b"")
