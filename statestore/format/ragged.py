@@ -94,7 +94,8 @@ def gather(data: Bytes, starts: Counts, lengths: Counts) -> Ragged:
     np.add(starts, lengths, out=edges[1::2])
     edges[-1] = edges[-2]
     both = Ragged(edges, data).to_arrow()
-    return Ragged.from_arrow(both.take(pa.array(np.arange(0, 2 * count, 2))))
+    taken = Ragged.from_arrow(both.take(pa.array(np.arange(0, 2 * count, 2))))
+    return Ragged(offsets, taken.data[: offsets[-1]])
 
 
 def scatter(out: npt.NDArray[Any], bases: Counts, counts: Counts, values: npt.NDArray[Any]) -> None:

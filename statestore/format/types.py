@@ -57,7 +57,7 @@ def check_supported(schema: pa.Schema, *, key: bool = False) -> None:
 
 
 def machine_type(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The little-endian number that Spark stores for a fixed-width type (bool: one byte); None for what lies behind slots.
+    """The little-endian number that Spark stores for a fixed-width type (bool: one byte); None for the other types.
 
     Decimals of up to 18 digits count as int64, as Spark stores them.
     """
@@ -212,6 +212,9 @@ def _arrow_type(kind: str | dict[str, Any], path: str) -> pa.DataType:
         value = _arrow_type(kind["valueType"], f"{path}.value")
         value_field = pa.field("value", value, nullable=_flag(kind["valueContainsNull"]))
         return pa.map_(_arrow_type(kind["keyType"], f"{path}.key"), value_field)
-    else:
-        kind = kind["type"]
-    raise UnsupportedType(f"column {path} has Spark's type {kind}", hint="keep it in a string or binary column")
+    elif not isinstance(kind["type"], str):
+        raise TypeError(f"{kind['type']!r} is no name of a type")
+    raise UnsupportedType(
+        f"column {path} has Spark's type {kind if isinstance(kind, str) else kind['type']}",
+        hint="keep it in a string or binary column",
+    )

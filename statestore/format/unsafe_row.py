@@ -57,7 +57,7 @@ def decode_rows(rows: pa.LargeBinaryArray | pa.ChunkedArray, schema: pa.Schema, 
     Raises `UnsupportedType` for a schema that Spark lacks, and `CorruptFile`, naming row and column, unless every
     offset and size lies inside its row, no two values share bytes, strings are UTF-8, decimals have no more digits than
     declared, and only columns declared so hold nulls. Bytes that Spark does not look at either (padding, the slot of a
-    null) may hold anything. That a row was written with another schema is noticed only if that breaks one of these rules.
+    null) may hold anything. Rows of another schema are noticed only if they break one of these rules.
     """
     check_supported(schema)
     chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
@@ -101,7 +101,8 @@ def _decode(piece: pa.LargeBinaryArray, schema: pa.Schema, skip: int, first: int
     nowhere.require((sizes >= 0) & (sizes % 8 == 0), f"a row has whole words behind its first {skip} bytes")
     # Rows of whole words, side by side, so that every offset counts words of one buffer.
     body = gather(plain.data, plain.offsets[:-1] + skip, sizes)
-    words = np.require(body.data[: body.offsets[-1]], requirements="A").view(np.uint64)
+    aligned = body.data if body.data.ctypes.data % 8 == 0 else body.data.copy()
+    words = aligned.view(np.uint64)
     found = unsafe_row_decode.Extents(words, body.offsets[:-1] // 8, sizes, origin, "")
     columns = unsafe_row_decode.rows(found, list(schema))
     return pa.RecordBatch.from_struct_array(_struct(pa.struct(list(schema)), len(piece), None, columns))

@@ -34,7 +34,7 @@ def to_minimal_bytes(low: Words, high: Words) -> tuple[Words, npt.NDArray[np.int
 
 
 def from_minimal_bytes(first: Words, second: Words, sizes: npt.NDArray[np.int64]) -> tuple[Words, Words]:
-    """The words (low, high) of numbers whose `sizes` (1 to 16) big-endian bytes lie left-aligned in the two words given."""
+    """The words (low, high) of numbers whose `sizes` (1 to 16) big-endian bytes lie left-aligned in two words."""
     first, second = first.byteswap(), second.byteswap()
     bits = (8 * (16 - sizes)).astype(np.uint64)
     near, far = np.minimum(bits, 63), np.maximum(bits, 64) - np.uint64(64)
@@ -58,7 +58,10 @@ def too_wide(low: Words, high: Words, precision: int) -> npt.NDArray[np.bool_]:
     # Of a negative number -n the flipped bits are n - 1. `most` is odd, so its low word can lose one.
     most_low = np.uint64(most & (2**64 - 1)) - (sign & np.uint64(1))
     most_high = np.uint64(most >> 64)
-    return (magnitude_high > most_high) | ((magnitude_high == most_high) & (magnitude_low > most_low))
+    wide: npt.NDArray[np.bool_] = magnitude_low > most_low
+    wide &= magnitude_high == most_high
+    wide |= magnitude_high > most_high
+    return wide
 
 
 def _sign(words: Words) -> Words:

@@ -59,8 +59,10 @@ def rows(found: Extents, fields: list[pa.Field]) -> list[pa.Array]:
     bitset_words = (len(fields) + 63) // 64
     fixed_words = bitset_words + len(fields)
     found.require((found.sizes >= 8 * fixed_words) & (found.sizes % 8 == 0), f"it cannot have {len(fields)} columns")
-    fixed = _fixed_part(found, fixed_words)
-    spent: Counts = np.full(len(found), 8 * fixed_words, np.int64)
+    width: Counts = np.full(len(found), 8 * fixed_words, np.int64)
+    fixed_bytes = gather(found.words.view(np.uint8), found.at * 8, width).data
+    fixed = fixed_bytes.view(np.uint64).reshape(len(found), fixed_words)
+    spent = width.copy()
     columns = []
     for i, field in enumerate(fields):
         null = (fixed[:, i // 64] >> np.uint64(i % 64) & np.uint64(1)).view(np.int64).astype(np.bool_)
@@ -69,16 +71,6 @@ def rows(found: Extents, fields: list[pa.Field]) -> list[pa.Array]:
         columns.append(_column(column, field, slots, null, 8 * fixed_words, spent))
     found.require(spent <= found.sizes, "its values overlap")
     return columns
-
-
-def _fixed_part(found: Extents, fixed_words: int) -> Words:
-    count = len(found)
-    if count and (found.sizes == found.sizes[0]).all():
-        row_words = int(found.sizes[0]) // 8
-        if found.at[-1] - found.at[0] == (count - 1) * row_words:
-            block = found.words[found.at[0] : found.at[0] + count * row_words]
-            return block.reshape(count, row_words)[:, :fixed_words]
-    return found.words[found.at[:, None] + np.arange(fixed_words)]
 
 
 def _column(
