@@ -1,7 +1,7 @@
 """Which files give one version of a store: from (version, id) back to a base. Pure: facts in, a decision out.
 
-A load is decided step by step, because the lineage of a version stands in the head of its own changelog: `next_step` says
-either what must be looked up next, or the plan. Sources: SPARK-49374 (structure V2), SPARK-56216 (tracing further back).
+A load is decided step by step, because the lineage of a version stands in the head of its own changelog: `next_step`
+says either what must be looked up next, or the plan. Sources: SPARK-49374 (structure V2), SPARK-56216 (tracing back).
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
     v1   records, int -1                                             stores without column families, structure V1
     v3   UTF "v3", UTF lineage JSON, records, int -1                 the same, structure V2 (SPARK-49883)
 
-A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. The last record of a key
-wins. Versions 2 and 4 (column families) carry typed records and are refused by name.
+A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. The last record of a
+key wins. Versions 2 and 4 (column families) carry typed records and are refused by name.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ from statestore.format.names import VersionId
 _END = struct.pack(">i", -1)
 _INT = struct.Struct(">i")
 _LONGEST_VERSION_BYTES = 16
+_HINT = "restore the file from a backup, or load an older version"
+
+Readable = bytes | mmap.mmap
+"""A whole compressed file: in memory, or mapped from the local disk."""
+
+WINDOW_BYTES = 8 * 1024 * 1024
+"""How many plain bytes of records are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class ChangelogWriter:
 
     def __init__(self, sink: BinaryIO, header: Header) -> None:
         self.records = 0
-        self.plain_bytes = 0
+        self.record_bytes = 0
         self._stream = compression.BlockWriter(sink)
         if header.lineage is not None:
             needed = lineage_bytes(header.lineage)
@@ -90,7 +98,7 @@ class ChangelogWriter:
                     f"a lineage of {len(header.lineage)} versions takes {needed:,} of {UTF_LIMIT_BYTES:,} bytes",
                     hint="take a snapshot at the head while the query is stopped",
                 )
-            self._write(utf("v3") + utf(lineage_json(header.lineage)))
+            self._stream.write(utf("v3") + utf(lineage_json(header.lineage)))
 
     def append(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
         """Append one record for each key, in order; a null value deletes its key."""
@@ -102,17 +110,14 @@ class ChangelogWriter:
             _big_endian_ints(_lengths(keys)), keys, _big_endian_ints(value_lengths), present, pa.scalar(b"", keys.type)
         )
         offsets = _offsets(records)
-        self._write(memoryview(records.buffers()[2])[offsets[0] : offsets[-1]])
+        self._stream.write(memoryview(records.buffers()[2])[offsets[0] : offsets[-1]])
         self.records += len(keys)
+        self.record_bytes += int(offsets[-1] - offsets[0])
 
     def finish(self) -> None:
         """Write the end. The sink stays open."""
-        self._write(_END)
+        self._stream.write(_END)
         self._stream.finish()
-
-    def _write(self, plain: bytes | memoryview) -> None:
-        self.plain_bytes += len(plain)
-        self._stream.write(plain)
 
 
 def _offsets(array: pa.LargeBinaryArray) -> np.ndarray:
@@ -128,7 +133,7 @@ def _big_endian_ints(values: np.ndarray) -> pa.LargeBinaryArray:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(values), [None, data]).cast(pa.large_binary())
 
 
-def read_header(data: bytes, path: str) -> Header:
+def read_header(data: Readable, path: str) -> Header:
     """The header of a compressed changelog, unpacking no more blocks than it takes.
 
     Raises `CorruptFile`, or `UnknownFormatVersion` for the formats of column-family stores and of later Sparks.
@@ -146,11 +151,34 @@ def read_header(data: bytes, path: str) -> Header:
     return _parse_header(Reader(head, path))
 
 
-def read_changelog(data: bytes, path: str) -> tuple[Header, Changes]:
-    """All of a compressed changelog. Raises as `read_header`; every length is checked against the bytes there are."""
-    reader = Reader(b"".join(compression.blocks(data, path)), path)
-    header = _parse_header(reader)
-    return header, _parse_records(reader)
+def read_changelog(data: Readable, path: str) -> tuple[Header, Iterator[Changes]]:
+    """A compressed changelog: its header, and its records in pieces of some `WINDOW_BYTES`: memory stays bounded.
+
+    The pieces raise `CorruptFile` as late as the damage comes: use none of them before the last has been read. Every
+    length is checked against the bytes there are. Raises otherwise as `read_header`.
+    """
+    return read_header(data, path), _windows(data, path)
+
+
+def _windows(data: Readable, path: str) -> Iterator[Changes]:
+    pending = bytearray()
+    header_is_ahead = True
+    blocks = compression.blocks(data, path)
+    ended = False
+    while not ended:
+        while len(pending) < WINDOW_BYTES and not ended:
+            block = next(blocks, None)
+            if block is None:
+                ended = True
+            else:
+                pending += block
+        reader = Reader(bytes(pending), path)
+        if header_is_ahead:
+            _parse_header(reader)
+            header_is_ahead = False
+        changes, position = _parse_records(reader, whole=ended)
+        del pending[:position]
+        yield changes
 
 
 def _parse_header(reader: Reader) -> Header:
@@ -159,7 +187,9 @@ def _parse_header(reader: Reader) -> Header:
         return Header(lineage=None)
     if version != 3:
         raise UnknownFormatVersion(
-            f"changelog format v{version}: this release reads v1 and v3", path=reader.path, hint="nothing was changed"
+            f"changelog format v{version}: this release reads v1 and v3",
+            path=reader.path,
+            hint="nothing was changed",
         )
     reader.utf("the format version")
     text = reader.utf("the lineage")
@@ -183,12 +213,14 @@ def _sniff_version(reader: Reader) -> int:
         return 1
 
 
-def _parse_records(reader: Reader) -> Changes:
+def _parse_records(reader: Reader, *, whole: bool) -> tuple[Changes, int]:
+    """The records from the reader's position on, and where the last whole one ends. `whole`: the end mark comes too."""
     plain, position = reader.data, reader.position
     int_at = _INT.unpack_from
     columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
     key_start, key_length, value_start, value_length = (c.append for c in columns)
     limit = len(plain)
+    key_size = 0
     try:
         while True:
             (key_size,) = int_at(plain, position)
@@ -197,15 +229,20 @@ def _parse_records(reader: Reader) -> Changes:
             key_at = position + 4
             (value_size,) = int_at(plain, key_at + key_size)
             value_at = key_at + key_size + 4
-            position = value_at + (value_size if value_size > 0 else 0)
-            if value_size < -1 or position > limit:
+            end = value_at + (value_size if value_size > 0 else 0)
+            if value_size < -1:
                 raise CorruptFile(f"impossible value length {value_size:,} before byte {value_at:,}", path=reader.path)
+            if end > limit:
+                break
+            position = end
             key_start(key_at)
             key_length(key_size)
             value_start(value_at)
             value_length(value_size)
-    except struct.error as error:
-        raise CorruptFile(f"truncated: no end of records in {limit:,} bytes", path=reader.path) from error
-    if key_size != -1 or position + 4 != limit:
-        raise CorruptFile(f"no end of records at byte {position:,} of {limit:,}", path=reader.path)
-    return Changes(plain, *(np.array(c, dtype=np.int64) for c in columns))
+    except struct.error:
+        key_size = 0
+    if whole and (key_size != -1 or position + 4 != limit):
+        raise CorruptFile(f"no end of records at byte {position:,} of {limit:,}", path=reader.path, hint=_HINT)
+    if not whole and key_size < -1:
+        raise CorruptFile(f"impossible key length {key_size:,} at byte {position:,}", path=reader.path, hint=_HINT)
+    return Changes(plain, *(np.array(c, dtype=np.int64) for c in columns)), position

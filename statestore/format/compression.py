@@ -4,12 +4,13 @@
     ...
     "LZ4Block"  token  0  0  0                                                     end mark
 
-The token's high nibble says raw (1) or lz4 (2), the low one log2(block size) - 10. The checksum is 28 bits of xxHash32 of
-the plain bytes, so that a flipped bit anywhere in a block is found.
+The token's high nibble says raw (1) or lz4 (2), the low one log2(block size) - 10. The checksum is 28 bits of xxHash32
+of the plain bytes, so that a flipped bit anywhere in a block is found.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -71,7 +72,7 @@ class BlockWriter:
         self._sink.write(body)
 
 
-def blocks(data: bytes, path: str) -> Iterator[bytes]:
+def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
     """The plain blocks of an LZ4Block stream, each checked before it is handed out.
 
     Stricter than lz4-java: the end mark must be there and be the end. Raises `CorruptFile` with `path` in it. No block

@@ -32,7 +32,7 @@ STATE_CONF = {
 
 @dataclass(frozen=True)
 class OffsetLog:
-    """One `offsets/N`: where the batch ends in each source (one JSON text a source) and the confs that the state needs."""
+    """One `offsets/N`: where the batch ends in each source, one JSON text a source, and the confs of the state."""
 
     watermark_ms: int
     timestamp_ms: int

@@ -1,6 +1,6 @@
 """What an operator says of itself: its metadata, and the schema file of its state.
 
-state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, numColsPrefixKey, numPartitions}]}
+state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, ...}]}
 state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
 """
 

@@ -3,8 +3,8 @@
     <version>_<id>.zip      CURRENT, MANIFEST-*, OPTIONS-*, *.log (empty), metadata
     SSTs/<n>-<uuid>.sst     shared between snapshots, named by `metadata`
 
-`metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip holds no lineage: bodies of V1 and
-V2 are the same, only the name differs.
+`metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip holds no lineage: bodies of
+V1 and V2 are the same, only the name differs.
 """
 
 from __future__ import annotations

@@ -68,6 +68,11 @@ class RequestCounts:
     bytes_read: int = 0
     bytes_written: int = 0
 
+    @property
+    def total(self) -> int:
+        """Requests of any kind."""
+        return self.read + self.create + self.replace + self.list + self.stat + self.delete
+
 
 class Requests:
     """Counts what a store does. Safe to use from several threads."""

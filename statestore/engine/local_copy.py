@@ -1,0 +1,123 @@
+"""A host's scratch copy of one store, shared by all of the host's workers, one process at a time writing.
+
+    <folder>/
+    ├── lock                           held while something here is changed
+    ├── current                        the name of the database that is served, renamed into place
+    ├── db-<id>/                       RocksDB; it knows itself which version it holds
+    ├── private-<id>/                  a copy that one task built while another kept the lock
+    └── changelogs/<v>_<id>.changelog  what was uploaded or fetched here and may be replayed next
+
+Nothing here is the truth: all of it can be deleted at any time and is rebuilt from storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from statestore.clock import Ids
+from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.errors import LocalStateDamaged
+from statestore.format import names
+from statestore.format.names import VersionId
+
+_DATABASE_PREFIX = "db-"
+_PRIVATE_PREFIX = "private-"
+
+
+class LocalCopyFolder:
+    """The folder drawn above."""
+
+    def __init__(self, folder: Path, limits: EngineLimits, ids: Ids) -> None:
+        self.folder = folder
+        self._limits = limits
+        self._ids = ids
+        self._pointer = folder / "current"
+        self._changelogs = folder / "changelogs"
+        with translated(folder):
+            self._changelogs.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, timeout_seconds: float) -> Iterator[bool]:
+        """Hold the folder's lock; yields False when another process kept it that long. The kernel frees it on death."""
+        lock = FileLock(str(self.folder / "lock"), thread_local=False)
+        try:
+            lock.acquire(timeout=timeout_seconds)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def open_current(self) -> Database | None:
+        """The database that is served, for reading; None when there is none.
+
+        Raises `LocalStateDamaged`. Without the lock that proves nothing: a directory that is just being changed looks
+        damaged too.
+        """
+        path = self.current()
+        if path is None:
+            return None
+        if not path.is_dir():
+            raise LocalStateDamaged("the directory that `current` names is gone", path=str(path))
+        return Database.open_read_only(path, self._limits)
+
+    def current(self) -> Path | None:
+        """The directory that is served. Read it under the lock before writing to it."""
+        try:
+            name = self._pointer.read_text().strip()
+        except FileNotFoundError:
+            return None
+        if not name.startswith(_DATABASE_PREFIX) or "/" in name:
+            raise LocalStateDamaged(f"`current` names {name!r}", path=str(self._pointer))
+        return self.folder / name
+
+    def fresh_directory(self) -> Path:
+        """A name for a database that is built beside the one that is served."""
+        return self.folder / f"{_DATABASE_PREFIX}{self._ids.fresh()}"
+
+    def fresh_private_directory(self) -> Path:
+        """A name for a database that only one task uses; `serve` leaves it alone."""
+        return self.folder / f"{_PRIVATE_PREFIX}{self._ids.fresh()}"
+
+    def serve(self, path: Path) -> None:
+        """Let `current` name this directory, and remove the others. Call it under the lock.
+
+        Readers that have an older directory open keep their descriptors; one that is between reading `current` and
+        opening sees a missing directory, takes the lock and looks again.
+        """
+        with translated(self.folder):
+            pointer = self.folder / f"current.{self._ids.fresh()}.tmp"
+            pointer.write_text(path.name)
+            # Renaming the pointer, never the directory: a rename onto a full directory fails.
+            pointer.replace(self._pointer)
+            for other in self.folder.iterdir():
+                if other != path and other.name.startswith((_DATABASE_PREFIX, "current.")):
+                    shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
+
+    def touch(self) -> None:
+        """Note that the copy was used: the sweep removes the least recently used first."""
+        with contextlib.suppress(OSError):
+            os.utime(self._pointer)
+
+    def cached_changelog(self, version: VersionId) -> Path:
+        """Where the bytes of a version's changelog lie when this host wrote or fetched them."""
+        return self._changelogs / names.changelog(version)
+
+    def unfinished_file(self) -> Path:
+        """A name for a file that is being written; a dead process's one is swept."""
+        return self._changelogs / f"{self._ids.fresh()}.tmp"
+
+    def forget_changelogs(self, up_to: int) -> None:
+        """Remove cached changelogs of versions up to and with `up_to`. Call it under the lock."""
+        for path in self._changelogs.iterdir():
+            parsed = names.parse_store_file(path.name)
+            if parsed is not None and parsed.version.version <= up_to:
+                path.unlink(missing_ok=True)

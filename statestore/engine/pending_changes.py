@@ -1,0 +1,93 @@
+"""Changes of a batch that is not committed yet: what a read of the open store must already see."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+from statestore.engine.rocks import translated
+
+SPILL_KEYS = 200_000
+"""So many changed keys are held in memory (some 60 MB of short rows); more go to a scratch database."""
+
+_DELETED = b"\0"
+_PRESENT = b"\1"
+
+
+class PendingChanges:
+    """A map from key to value, None for a deleted key, that moves to disk when it grows.
+
+    `scratch` is the folder for that; it is made when needed and removed by `close`.
+    """
+
+    def __init__(self, scratch: Path, *, spill_keys: int = SPILL_KEYS) -> None:
+        self._scratch = scratch
+        self._spill_keys = spill_keys
+        self._memory: dict[bytes, bytes | None] = {}
+        self._spilled: Rdict | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._memory) or self._spilled is not None
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Remember the newest value of each key."""
+        self._memory.update(zip(keys, values, strict=True))
+        if len(self._memory) > self._spill_keys:
+            self._spill()
+
+    def split(self, keys: Sequence[bytes]) -> tuple[dict[bytes, bytes | None], list[bytes]]:
+        """What was changed among `keys`, and the keys that were not."""
+        changed = {key: self._memory[key] for key in keys if key in self._memory}
+        others: list[Any] = [key for key in keys if key not in changed]
+        if self._spilled is not None and others:
+            with translated(self._scratch):
+                found = cast("list[bytes | None]", self._spilled.get(others))
+            changed.update(
+                {key: _plain(packed) for key, packed in zip(others, found, strict=True) if packed is not None}
+            )
+            others = [key for key in others if key not in changed]
+        return changed, others
+
+    def ordered(self, prefix: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """All changes whose key begins with `prefix`, in key order."""
+        if self._spilled is not None:
+            self._spill()
+            entries = self._spilled.iter()
+            entries.seek(prefix)
+            while entries.valid() and entries.key().startswith(prefix):
+                yield entries.key(), _plain(entries.value())
+                entries.next()
+            return
+        for key in sorted(key for key in self._memory if key.startswith(prefix)):
+            yield key, self._memory[key]
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._memory = {}
+        if self._spilled is not None:
+            self._spilled.close()
+            self._spilled = None
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._scratch)
+
+    def _spill(self) -> None:
+        with translated(self._scratch):
+            if self._spilled is None:
+                self._scratch.mkdir(parents=True, exist_ok=True)
+                self._spilled = Rdict(str(self._scratch), Options(raw_mode=True))
+            batch = WriteBatch(raw_mode=True)
+            for key, value in self._memory.items():
+                batch.put(key, _DELETED if value is None else _PRESENT + value)
+            without_log = WriteOptions()
+            setattr(without_log, "disable_wal", True)  # noqa: B010 - a property that the stubs call a method
+            self._spilled.write(batch, without_log)
+        self._memory = {}
+
+
+def _plain(packed: bytes) -> bytes | None:
+    return None if packed == _DELETED else packed[1:]

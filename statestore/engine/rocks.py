@@ -1,0 +1,231 @@
+"""RocksDB through rocksdict in raw mode, wrapped once: what comes out of here is typed, errors too.
+
+rocksdict raises bare `Exception` for everything; `translated` is the one place that reads its texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    SstFileWriter,
+)
+
+from statestore.errors import LocalDiskFull, LocalStateDamaged, LocalStateError, LocalStateLocked
+from statestore.format.names import VersionId
+from statestore.lineage import LocalCopy
+
+_MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
+_SCAN_END = b"\xff\xff\xff\xff"
+"""State keys begin with a little-endian length or a row's version byte, so none sorts behind this."""
+
+_SCAN_BATCH_ROWS = 10_000
+_BLOOM_BITS_PER_KEY = 10
+_COMPACTION_TRIGGER_FILES = 8
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Memory for one open database. `block_cache_bytes` is this process's share of the host's budget."""
+
+    block_cache_bytes: int = 32 * 1024 * 1024
+
+
+class Database:
+    """One local RocksDB that holds one version of one store, and says which.
+
+    Keys and values are bytes. The marker (version, id, lineage) lies in the same database and is written together with
+    the changes that it speaks of, so that data and marker cannot part.
+    """
+
+    def __init__(self, rdict: Rdict, path: Path) -> None:
+        self._rdict = rdict
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, limits: EngineLimits) -> Database:
+        """A new, empty database; it has no marker yet."""
+        with translated(path):
+            return cls(Rdict(str(path), _options(limits, create=True)), path)
+
+    @classmethod
+    def open_for_writing(cls, path: Path, limits: EngineLimits) -> Database:
+        """An existing database. Raises `LocalStateLocked`, `LocalStateDamaged`."""
+        with translated(path):
+            return cls(Rdict(str(path), _options(limits)), path)
+
+    @classmethod
+    def open_read_only(cls, path: Path, limits: EngineLimits) -> Database:
+        """An existing database, beside whoever else has it open.
+
+        All of its tables are opened at once, so that a compaction in another process, which unlinks them, is not felt.
+        """
+        with translated(path):
+            return cls(Rdict(str(path), _options(limits), access_type=AccessType.read_only()), path)
+
+    def holds(self) -> LocalCopy | None:
+        """Which version this is; None when no load ever ended here. Raises `LocalStateDamaged`."""
+        with translated(self.path):
+            marker = self._rdict.get(_MARKER_KEY)
+        if marker is None:
+            return None
+        try:
+            fields = json.loads(marker)
+            return LocalCopy(_version(fields["version"]), tuple(_version(item) for item in fields["lineage"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise LocalStateDamaged("the marker is not what it should be", path=str(self.path)) from error
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none. Fastest with sorted keys."""
+        if not keys:
+            return []
+        with translated(self.path):
+            return cast("list[bytes | None]", self._rdict.get(list(keys)))
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """All pairs whose key begins with `prefix`, in key order, as batches of keys and values."""
+        end = _after(prefix) or _SCAN_END
+        with translated(self.path):
+            entries = self._rdict.iter()
+            entries.seek(prefix)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        while entries.valid():
+            key = entries.key()
+            if key >= end:
+                break
+            keys.append(key)
+            values.append(entries.value())
+            if len(keys) == _SCAN_BATCH_ROWS:
+                yield keys, values
+                keys, values = [], []
+            entries.next()
+        with translated(self.path):
+            entries.status()
+        if keys:
+            yield keys, values
+
+    def apply(self, windows: Iterator[Mapping[bytes, bytes | None]], holds: LocalCopy) -> int:
+        """Put (value) or delete (None) keys, later windows over earlier ones, and mark what is held then.
+
+        All or nothing: the tables are ingested by one edit of the MANIFEST. Returns the number of keys written.
+
+        Each window must fit into memory; only one is held at a time.
+        """
+        tables: list[str] = []
+        written = 0
+        marker: bytes | None = json.dumps(
+            {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
+        ).encode()
+        with translated(self.path):
+            try:
+                for window in itertools.chain(windows, ({},)):
+                    if window or marker is not None:
+                        tables.append(self._write_table(len(tables), window, marker))
+                        written += len(window)
+                        marker = None
+                move = IngestExternalFileOptions()
+                move.set_move_files(True)
+                self._rdict.ingest_external_file(tables, move)
+            finally:
+                for table in tables:
+                    Path(table).unlink(missing_ok=True)
+        return written
+
+    def wants_settling(self) -> bool:
+        """Whether so many tables have gathered that reads suffer."""
+        with translated(self.path):
+            return int(self._rdict.property_value("rocksdb.num-files-at-level0") or 0) >= _COMPACTION_TRIGGER_FILES
+
+    def settle(self) -> None:
+        """Merge the tables that have gathered. Contents and marker stay, also when the process dies in between."""
+        with translated(self.path):
+            self._rdict.compact_range(None, None)
+
+    def close(self) -> None:
+        """Close it. Safe to call twice."""
+        self._rdict.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_table(self, number: int, window: Mapping[bytes, bytes | None], marker: bytes | None) -> str:
+        path = str(self.path / f"ingest-{number}.tmp")
+        writer = SstFileWriter(_options(EngineLimits()))
+        writer.open(path)
+        for key in sorted(window):
+            value = window[key]
+            if value is None:
+                del writer[key]
+            else:
+                writer[key] = value
+        if marker is not None:
+            writer[_MARKER_KEY] = marker
+        writer.finish()
+        return path
+
+
+def _options(limits: EngineLimits, *, create: bool = False) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(create)
+    options.set_compression_type(DBCompressionType.lz4())
+    # Compaction costs whole seconds and belongs off the batch's path: `settle` does it.
+    options.set_disable_auto_compactions(True)
+    # A table that another process unlinks stays readable through the descriptor that is open.
+    options.set_max_open_files(-1)
+    options.set_keep_log_file_num(2)
+    tables = BlockBasedOptions()
+    tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    tables.set_block_cache(Cache(limits.block_cache_bytes))
+    options.set_block_based_table_factory(tables)
+    return options
+
+
+def _version(text: str) -> VersionId:
+    number, _, checkpoint_id = text.partition("_")
+    return VersionId(int(number), checkpoint_id or None)
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """The first key behind all that begin with `prefix`; None when there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+@contextlib.contextmanager
+def translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except LocalStateError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LocalDiskFull(str(error), path=str(path), hint="free space on the local disk") from error
+        raise LocalStateError(str(error), path=str(path)) from error
+    except Exception as error:
+        text = str(error)
+        if "No space left" in text or "Disk quota" in text:
+            raise LocalDiskFull(text, path=str(path), hint="free space on the local disk") from error
+        if "lock hold by current process" in text or "While lock file" in text:
+            raise LocalStateLocked(text, path=str(path), hint="wait for the other process") from error
+        raise LocalStateDamaged(text, path=str(path), hint="it is rebuilt from storage") from error

@@ -1,0 +1,67 @@
+"""How rows of state become the keys and values of a store, in the layout that Spark's own reader understands.
+
+    key      int32 LE 17 · version byte · UnsafeRow(key group) · version byte · UnsafeRow(key columns)
+    value    version byte · UnsafeRow(value columns)
+
+The key group is a prefix column (`numColsPrefixKey` = 1), so that each group is one range of bytes: what rescaling by
+clip and ingest needs (FLIP-428). It is an int, which orders groups up to 255 only; see docs/decisions/001.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.errors import CorruptFile
+from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
+
+KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
+PREFIX_COLUMNS = 1
+
+_ENCODING_VERSION = b"\0"
+_PREFIX_ROW = struct.Struct("<qq")
+_PREFIX_BYTES = len(_ENCODING_VERSION) + _PREFIX_ROW.size
+_HEAD_BYTES = 4 + _PREFIX_BYTES + len(_ENCODING_VERSION)
+_GROUP_AT = 4 + len(_ENCODING_VERSION) + 8
+
+
+def key_schema(columns: pa.Schema) -> pa.Schema:
+    """The schema of a store's key: the key group, then the key columns."""
+    return pa.schema([KEY_GROUP, *columns])
+
+
+def encode_keys(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
+    """Keys of a store, one a row. `groups`: int32 of shape (rows,). Equal keys give equal bytes (-0.0, NaN)."""
+    head = np.zeros((len(groups), _HEAD_BYTES), dtype=np.uint8)
+    head[:, :4] = np.frombuffer(struct.pack("<i", _PREFIX_BYTES), dtype=np.uint8)
+    head[:, _GROUP_AT : _GROUP_AT + 4] = groups.astype("<i4").view(np.uint8).reshape(-1, 4)
+    return encode_rows(normalise_keys(columns), head=head)
+
+
+def decode_keys(keys: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
+    """The key columns of a store's keys. Raises `CorruptFile`."""
+    return decode_rows(keys, columns, skip=_HEAD_BYTES)
+
+
+def group_prefix(group: int) -> bytes:
+    """What all keys of a key group begin with."""
+    return struct.pack("<i", _PREFIX_BYTES) + _ENCODING_VERSION + _PREFIX_ROW.pack(0, group)
+
+
+def key_group(key: bytes) -> int:
+    """The key group of a store's key."""
+    if len(key) < _HEAD_BYTES:
+        raise CorruptFile(f"a key of {len(key)} bytes has no key group")
+    return int(struct.unpack_from("<i", key, _GROUP_AT)[0])
+
+
+def encode_values(columns: pa.Table) -> pa.LargeBinaryArray:
+    """Values of a store, one a row."""
+    return encode_rows(columns, head=_ENCODING_VERSION)
+
+
+def decode_values(values: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
+    """The value columns of a store's values. Raises `CorruptFile`."""
+    return decode_rows(values, columns, skip=len(_ENCODING_VERSION))

@@ -1,0 +1,276 @@
+"""What a streaming task holds: one version of one store, open for reading, and the changes that make the next one.
+
+*Guarantee.* A commit is one object, created if absent under a name that was never used; it never touches the local
+database, which moves on only when the driver has confirmed the new id and the next load asks for it. So an abort, a
+twin or a zombie leaves everything as it was (SPARK-43421, SPARK-49374).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from statestore.clock import Clock, Ids
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.pending_changes import PendingChanges
+from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.errors import LineageCeiling
+from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
+from statestore.format.java_io import UTF_LIMIT_BYTES
+from statestore.format.names import StorePath, VersionId
+from statestore.lineage import Lineage
+from statestore.loader import Loaded, Loader, LoadMetrics
+from statestore.storage import Storage
+
+LINEAGE_STOP_BYTES = 62_000
+"""Spark reads at most 65,535 bytes of lineage. The store stops some 45 versions earlier: a snapshot still helps then."""
+
+LINEAGE_WARN_BYTES = 50_000
+"""From here on a job should say that snapshots are missing."""
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """What a store may use on its host."""
+
+    block_cache_bytes: int = 32 * 1024 * 1024
+    lock_timeout_seconds: float = 30.0
+
+
+@dataclass
+class CommitMetrics:
+    """What a commit did. Changed bytes are the plain records; uploaded bytes what storage took."""
+
+    changed_keys: int = 0
+    changed_bytes: int = 0
+    uploaded_bytes: int = 0
+    requests: int = 0
+    encode_milliseconds: float = 0.0
+    upload_milliseconds: float = 0.0
+    lineage_versions: int = 0
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where a store is: its path in the root, and the host's folder for its scratch copy."""
+
+    path: StorePath
+    local_folder: Path
+
+
+@dataclass
+class _Changelog:
+    """The file of the next version while it is written."""
+
+    path: Path
+    file: BinaryIO
+    writer: ChangelogWriter
+    finished: bool = field(default=False)
+
+
+class StateStore:
+    """One version of one store. Use it as a context manager: leaving without `commit` aborts.
+
+    Keys and values are `pa.LargeBinaryArray`s of bytes; what is in them is the caller's business.
+    Not safe for use from several threads.
+    """
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        base: VersionId,
+        loaded: Loaded,
+        load_metrics: LoadMetrics,
+        *,
+        storage: Storage,
+        folder: LocalCopyFolder,
+        clock: Clock,
+        ids: Ids,
+    ) -> None:
+        self.base = base
+        self.next = VersionId(base.version + 1, ids.fresh())
+        self.load_metrics = load_metrics
+        self.commit_metrics = CommitMetrics(lineage_versions=len(loaded.lineage))
+        self._path = address.path
+        self._loaded = loaded
+        self._storage = storage
+        self._folder = folder
+        self._clock = clock
+        self._changelog: _Changelog | None = None
+        self._pending = PendingChanges(folder.unfinished_file())
+
+    @classmethod
+    def load(
+        cls,
+        address: StoreAddress,
+        base: VersionId,
+        *,
+        storage: Storage,
+        clock: Clock,
+        ids: Ids,
+        snapshots: Collection[VersionId] = (),
+        limits: StoreLimits | None = None,
+    ) -> StateStore:
+        """Open version `base` on this host. `snapshots`: versions that the caller knows to have one, from which the
+        lineage of the next version may start.
+
+        Raises `VersionNotLoadable`, `LineageCeiling`, `StorageError`, `LocalStateError`.
+        """
+        limits = limits or StoreLimits()
+        engine = EngineLimits(limits.block_cache_bytes)
+        folder = LocalCopyFolder(address.local_folder, engine, ids)
+        loader = Loader(
+            address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=limits.lock_timeout_seconds
+        )
+        loaded, metrics = loader.load(base, snapshots)
+        try:
+            _check_ceiling(address.path, base, loaded.lineage)
+        except LineageCeiling:
+            loaded.close()
+            raise
+        return cls(address, base, loaded, metrics, storage=storage, folder=folder, clock=clock, ids=ids)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The versions that the next changelog names, ascending, `base` included."""
+        return self._loaded.lineage
+
+    def get(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+        """The value of each key, null where there is none; what was put or deleted here is seen. Same length and order
+        as `keys`; fastest when they are sorted."""
+        wanted: list[bytes] = keys.to_pylist()
+        if not self._pending:
+            return pa.array(self._database.get_many(wanted), pa.large_binary())
+        changed, others = self._pending.split(wanted)
+        found = dict(zip(others, self._database.get_many(others), strict=True))
+        found.update(changed)
+        return pa.array([found[key] for key in wanted], pa.large_binary())
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All pairs whose key begins with `prefix`, in key order; what was put or deleted here is seen."""
+        changes = self._pending.ordered(prefix)
+        change = next(changes, None)
+        for keys, values in self._database.scan(prefix):
+            for key, value in zip(keys, values, strict=True):
+                while change is not None and change[0] < key:
+                    if change[1] is not None:
+                        yield change[0], change[1]
+                    change = next(changes, None)
+                if change is not None and change[0] == key:
+                    if change[1] is not None:
+                        yield key, change[1]
+                    change = next(changes, None)
+                else:
+                    yield key, value
+        while change is not None:
+            if change[1] is not None:
+                yield change[0], change[1]
+            change = next(changes, None)
+
+    def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
+        """Set the value of each key, in order; a null value deletes its key. Same length."""
+        started = self._clock.monotonic_seconds()
+        with translated(self._folder.folder):
+            self._writer().append(keys, values)
+        self._pending.put_many(keys.to_pylist(), values.to_pylist())
+        self.commit_metrics.encode_milliseconds += (self._clock.monotonic_seconds() - started) * 1000
+
+    def delete(self, keys: pa.LargeBinaryArray) -> None:
+        """Remove each key."""
+        self.put(keys, pa.nulls(len(keys), pa.large_binary()))
+
+    def commit(self) -> VersionId:
+        """Make the next version durable and say its name. Without changes too: each version has a changelog.
+
+        After a `StorageError` the changes are still here: call it again and the same object is sent again.
+        """
+        changelog = self._finished_changelog()
+        started = self._clock.monotonic_seconds()
+        before = self._storage.requests.snapshot()
+        self._storage.create(self._path.changelog(self.next), changelog.path)
+        spent = self._storage.requests.since(before)
+        metrics = self.commit_metrics
+        metrics.changed_keys = changelog.writer.records
+        metrics.changed_bytes = changelog.writer.record_bytes
+        metrics.uploaded_bytes = changelog.path.stat().st_size
+        metrics.requests = spent.total
+        metrics.upload_milliseconds = (self._clock.monotonic_seconds() - started) * 1000
+        # The next load on this host replays these bytes without asking storage, once the driver has confirmed the id.
+        with contextlib.suppress(OSError):
+            changelog.path.replace(self._folder.cached_changelog(self.next))
+        self._changelog = None
+        self._release()
+        return self.next
+
+    def abort(self) -> None:
+        """Forget the changes. Nothing was written that anyone could see. Safe to call at any time."""
+        if self._changelog is not None:
+            self._changelog.file.close()
+            self._changelog.path.unlink(missing_ok=True)
+            self._changelog = None
+        self._release()
+
+    def __enter__(self) -> StateStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    @property
+    def _database(self) -> Database:
+        return self._loaded.database
+
+    def _release(self) -> None:
+        self._pending.close()
+        self._loaded.close()
+
+    def _writer(self) -> ChangelogWriter:
+        if self._changelog is None:
+            path = self._folder.unfinished_file()
+            file = path.open("wb")
+            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(self._loaded.lineage)))
+        return self._changelog.writer
+
+    def _finished_changelog(self) -> _Changelog:
+        with translated(self._folder.folder):
+            writer = self._writer()
+            assert self._changelog is not None
+            if not self._changelog.finished:
+                writer.finish()
+                self._changelog.file.close()
+                self._changelog.finished = True
+        return self._changelog
+
+
+def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
+    needed = lineage_bytes(lineage)
+    if needed > LINEAGE_STOP_BYTES:
+        raise LineageCeiling(
+            f"{len(lineage)} versions since the newest snapshot take {needed:,} of the {UTF_LIMIT_BYTES:,} bytes "
+            f"that a lineage may have; version {base.version} (batch {base.version - 1}) is the last",
+            path=store.folder,
+            hint="take a snapshot of each store at the head, then start the query again",
+        )
+
+
+def settle(address: StoreAddress, *, ids: Ids, limits: StoreLimits | None = None) -> bool:
+    """Merge the tables of a host's copy when many have gathered; off the batch's path, under the folder's lock.
+
+    Returns whether there was something to do and nobody else was at it.
+    """
+    engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
+    folder = LocalCopyFolder(address.local_folder, engine, ids)
+    with folder.locked(timeout_seconds=0) as held:
+        path = folder.current() if held else None
+        if path is None or not path.is_dir():
+            return False
+        with Database.open_for_writing(path, engine) as database:
+            if not database.wants_settling():
+                return False
+            database.settle()
+            return True
