@@ -28,7 +28,7 @@ from statestore.loader import Loaded, Loader, LoadMetrics
 from statestore.storage import Storage
 
 LINEAGE_STOP_BYTES = 62_000
-"""Spark reads at most 65,535 bytes of lineage. The store stops some 45 versions earlier: a snapshot still helps then."""
+"""Spark reads at most 65,535 bytes of lineage. The store stops some 45 versions earlier, in time for one."""
 
 LINEAGE_WARN_BYTES = 50_000
 """From here on a job should say that snapshots are missing."""

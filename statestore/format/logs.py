@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.json_object import json_object
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -55,7 +56,7 @@ def encode_metadata(query_id: str) -> bytes:
 
 def parse_metadata(data: bytes, path: str) -> str:
     """The query's id."""
-    body = _json(data, path)
+    body = json_object(data, path)
     if "id" not in body:
         raise CorruptFile("no field 'id'", path=path)
     return str(body["id"])
@@ -72,7 +73,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     lines = _lines(data, path, known=("v1",))
     if len(lines) < 2:
         raise CorruptFile("truncated: no metadata line", path=path)
-    head = _json(lines[1].encode(), path)
+    head = json_object(lines[1].encode(), path)
     try:
         return OffsetLog(
             int(head["batchWatermarkMs"]),
@@ -96,7 +97,7 @@ def encode_commit(log: CommitLog) -> bytes:
 def parse_commit(data: bytes, path: str) -> CommitLog:
     """The content of `commits/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2"))
-    body = _json("\n".join(lines[1:]).encode(), path)
+    body = json_object("\n".join(lines[1:]).encode(), path)
     try:
         watermark_ms = int(body.get("nextBatchWatermarkMs", 0))
         if lines[0] == "v1":
@@ -122,13 +123,3 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
             raise UnknownFormatVersion(f"log version {lines[0]}: known are {', '.join(known)}", path=path)
         raise CorruptFile(f"begins with {lines[0][:20]!r}, not with a version", path=path)
     return lines
-
-
-def _json(data: bytes, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise CorruptFile(f"not JSON: {error}", path=path, hint="restore the file from a backup") from error
-    if not isinstance(value, dict):
-        raise CorruptFile("not a JSON object", path=path)
-    return value

@@ -10,6 +10,7 @@
         SSTs/<local number>-<uuid>.sst
     _statekeeper/                              ours; Spark never looks there
         binding.json            which query the root belongs to
+        schemas/<batch>.json    a later state schema, and from which batch on it holds
         pending/<batch>-<attempt>.json
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
@@ -28,6 +29,7 @@ STATE = "state"
 CONTROL = "_statekeeper"
 BINDING = f"{CONTROL}/binding.json"
 PENDING = f"{CONTROL}/pending"
+SCHEMAS = f"{CONTROL}/schemas"
 DEFAULT_STORE = "default"
 
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
@@ -116,6 +118,21 @@ class StorePath:
         return self.folder
 
 
+def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:
+    """The store and the file that a path relative to the checkpoint names; None for every other path."""
+    match path.split("/"):
+        case [folder, operator, partition, name]:
+            store = DEFAULT_STORE
+        case [folder, operator, partition, store, name]:
+            pass
+        case _:
+            return None
+    file = parse_store_file(name)
+    if folder != STATE or file is None or not (operator.isdecimal() and partition.isdecimal()):
+        return None
+    return StorePath(int(operator), int(partition), store), file
+
+
 def offsets(batch: int) -> str:
     """The path of a batch's offset log file."""
     return f"{OFFSETS}/{batch}"
@@ -139,6 +156,11 @@ def operator_metadata(operator: int) -> str:
 def state_schema(operator: int) -> str:
     """The path of an operator's state schema, version 2 of the file."""
     return f"{STATE}/{operator}/0/_metadata/schema"
+
+
+def later_schema(batch: int) -> str:
+    """The path of the record that the state's schema changes with a batch."""
+    return f"{SCHEMAS}/{batch}.json"
 
 
 def pending(batch: int, attempt: str) -> str:

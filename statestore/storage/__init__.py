@@ -24,6 +24,7 @@ from statestore.storage.base import (
     Requests,
     Storage,
     checked_folder,
+    read_or_none,
 )
 from statestore.storage.local import LocalStorage
 
@@ -38,6 +39,7 @@ __all__ = [
     "Storage",
     "StorageSpec",
     "open_storage",
+    "read_or_none",
 ]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")

@@ -18,6 +18,8 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
+from statestore.errors import ObjectMissing
+
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000
 """Names in one delete request: the most that S3 takes."""
@@ -194,3 +196,11 @@ def is_listed(path: str, prefix: str) -> bool:
 def is_below(path: str, folder: str) -> bool:
     """Whether `path` is the folder or in it."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def read_or_none(storage: Storage, path: str) -> bytes | None:
+    """The whole object, None when it is not there."""
+    try:
+        return storage.read(path)
+    except ObjectMissing:
+        return None

@@ -1,0 +1,216 @@
+"""A state root that a Python job writes: a valid Spark checkpoint directory, bound to one streaming query.
+
+The driver of a job holds a `StateRoot`; its tasks hold stores. Everything here is written create-if-absent, in an order
+in which each prefix of it leaves a root that loads:
+
+    binding.json -> metadata, operator metadata, schema files     once
+    offsets/N -> (changelogs, by the tasks) -> pending/N-<attempt> -> (the sink) -> commits/N
+
+Sources: SPARK-49374 (ids in the commit log), Spark's offset and commit logs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from statestore import catalog
+from statestore.binding import Binding, OlderSchemas, bind
+from statestore.clock import Ids
+from statestore.errors import (
+    AlreadyExists,
+    BatchConflict,
+    CorruptFile,
+    ObjectMissing,
+    RootLost,
+    UnknownFormatVersion,
+)
+from statestore.format import logs, names, operators
+from statestore.format.json_object import json_object
+from statestore.format.names import EMPTY, VersionId
+from statestore.format.state_rows import PREFIX_COLUMNS
+from statestore.storage import Storage, read_or_none
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What an attempt writes down before the sink: who it is, and the ids that belong to what the sink will hold."""
+
+    batch: int
+    attempt: str
+    root_id: str
+    query_id: str
+    sources: tuple[str, ...]
+    ids: Mapping[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The batch is committed already: same query, same source offsets."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The batch may run. `bases`: operator -> the version of each partition's store to build on.
+
+    `rewrites`: value schemas that the rows still have which this batch has to bring to the newest one, by operator.
+    """
+
+    bases: Mapping[int, tuple[VersionId, ...]]
+    rewrites: Mapping[int, str]
+
+
+class StateRoot:
+    """A root, bound. One driver uses it at a time; when two do, the loser is told so by name."""
+
+    def __init__(self, storage: Storage, binding: Binding, older_schemas: OlderSchemas) -> None:
+        self.storage = storage
+        self.binding = binding
+        self._older_schemas = older_schemas
+        self._head = catalog.newest_batch(storage)
+
+    @classmethod
+    def open(cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> StateRoot:
+        """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`."""
+        binding, older = bind(storage, wanted, batch=batch, ids=ids)
+        root = cls(storage, binding, older)
+        root._write_descriptions()
+        return root
+
+    @property
+    def head(self) -> int | None:
+        """The newest committed batch, as far as this driver knows."""
+        return self._head
+
+    def begin(self, batch: int, outer: logs.OffsetLog) -> Done | Ready:
+        """Decide what to do with a batch, and write `offsets/N` when it may run.
+
+        `outer` is the streaming query's own offset log of the batch. Raises `RootLost`, `BatchConflict`.
+        """
+        mine = self._offsets(outer)
+        committed = read_or_none(self.storage, names.commits(batch))
+        if committed is not None:
+            self._require_same_sources(batch, mine)
+            return Done()
+        if self._head is not None and batch <= self._head:
+            raise RootLost(
+                f"batch {batch} is not in the commit log, but batch {self._head} is",
+                path=names.commits(batch),
+                hint="restore the commit log of the root, or go back to the batch before the gap",
+            )
+        bases = self._bases(batch)
+        try:
+            self.storage.create(names.offsets(batch), logs.encode_offsets(mine))
+        except AlreadyExists as error:
+            self._require_same_sources(batch, mine, cause=error)
+        return Ready(bases, self._rewrites(batch))
+
+    def write_pending(self, pending: Pending) -> None:
+        """Write an attempt down before the sink is touched."""
+        body = {
+            "root": pending.root_id,
+            "query": pending.query_id,
+            "batch": pending.batch,
+            "attempt": pending.attempt,
+            "sources": list(pending.sources),
+            "ids": {str(operator): list(ids) for operator, ids in pending.ids.items()},
+        }
+        self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
+
+    def pending(self, batch: int, attempt: str) -> Pending | None:
+        """What an attempt wrote down; None when this root does not know it."""
+        path = names.pending(batch, attempt)
+        data = read_or_none(self.storage, path)
+        if data is None:
+            return None
+        body = json_object(data, path)
+        try:
+            return Pending(
+                int(body["batch"]),
+                str(body["attempt"]),
+                str(body["root"]),
+                str(body["query"]),
+                tuple(str(source) for source in body["sources"]),
+                {int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptFile("lacks what a pending attempt holds", path=path) from error
+
+    def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
+        """Write `commits/N`: from here on the batch is done. Raises `BatchConflict` when other ids stand there."""
+        by_operator: dict[int, tuple[tuple[str, ...], ...]] = {
+            operator: tuple((i,) for i in of_partitions) for operator, of_partitions in ids.items()
+        }
+        try:
+            self.storage.create(names.commits(batch), logs.encode_commit(logs.CommitLog(0, by_operator)))
+        except AlreadyExists as error:
+            raise BatchConflict(
+                f"batch {batch} was committed by another driver with other ids",
+                path=names.commits(batch),
+                hint="stop one of the two drivers that run this query; the state in the commit log is whole",
+            ) from error
+        self._head = batch
+        if batch in self._older_schemas:
+            self._write_schemas()
+
+    def _bases(self, batch: int) -> Mapping[int, tuple[VersionId, ...]]:
+        operators_ = range(len(self.binding.stores))
+        if batch == 0:
+            return dict.fromkeys(operators_, (EMPTY,) * self.binding.partitions)
+        path = names.commits(batch - 1)
+        data = read_or_none(self.storage, path)
+        if data is None:
+            raise RootLost(
+                f"batch {batch} needs the state of batch {batch - 1}, which is not in the commit log",
+                path=path,
+                hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
+            )
+        ids = logs.parse_commit(data, path).ids
+        if ids is None:
+            raise UnknownFormatVersion("a commit of structure V1", path=path, hint="this release reads V2 roots only")
+        wrong = [op for op in operators_ if len(ids.get(op, ())) != self.binding.partitions]
+        if wrong:
+            raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
+        return {op: tuple(VersionId(batch, of_partition[0]) for of_partition in ids[op]) for op in operators_}
+
+    def _rewrites(self, batch: int) -> Mapping[int, str]:
+        older = self._older_schemas.get(batch, {})
+        return {op: older[store.name] for op, store in enumerate(self.binding.stores) if store.name in older}
+
+    def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
+        # The confs of the stateless query around it say another provider: Spark reads the state by these.
+        conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(self.binding.partitions)}
+        return replace(outer, conf=conf)
+
+    def _require_same_sources(self, batch: int, mine: logs.OffsetLog, cause: Exception | None = None) -> None:
+        path = names.offsets(batch)
+        try:
+            held = logs.parse_offsets(self.storage.read(path), path)
+        except ObjectMissing as error:
+            raise RootLost("the offsets of a committed batch are gone", path=path, hint="restore the root") from error
+        if held != mine:
+            raise BatchConflict(
+                f"batch {batch} stands here with other source offsets",
+                path=path,
+                hint="the query's checkpoint and this root are of different time lines: restore both from one moment",
+            ) from cause
+
+    def _write_descriptions(self) -> None:
+        """Complete what Spark needs to know of the root; a crash after `binding.json` left some of it out."""
+        self.storage.create(names.QUERY_METADATA, logs.encode_metadata(self.binding.root_id))
+        for operator, _ in enumerate(self.binding.stores):
+            info = operators.StoreInfo(names.DEFAULT_STORE, PREFIX_COLUMNS, self.binding.partitions)
+            metadata = operators.OperatorMetadata(operator, "statekeeper", (info,))
+            self.storage.create(names.operator_metadata(operator), operators.encode_operator(metadata))
+        self._write_schemas()
+
+    def _write_schemas(self) -> None:
+        changing = self._older_schemas.get((self._head if self._head is not None else -1) + 1, {})
+        for operator, store in enumerate(self.binding.stores):
+            path = names.state_schema(operator)
+            # Until the batch that rewrites the rows is committed, Spark must still read them by the older schema.
+            value_json = changing.get(store.name, store.value_json)
+            body = operators.encode_schema(store.key_json, value_json)
+            if read_or_none(self.storage, path) != body:
+                self.storage.replace(path, body)
