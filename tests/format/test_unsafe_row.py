@@ -71,8 +71,9 @@ def _present(kind: pa.DataType) -> st.SearchStrategy[Any]:
         entries = st.lists(st.tuples(_present(kind.key_type), values(kind.item_field)), max_size=3)
         return entries.map(lambda pairs: list({repr(pair[0]): pair for pair in pairs}.values()))
     if is_a.is_list(kind):
-        # 33 or 66 elements: on both sides of the first word of null bits.
-        long = st.lists(values(kind.value_field), min_size=1, max_size=2).map(lambda some: some * 33)
+        # On both sides of the first word of null bits.
+        some = st.lists(values(kind.value_field), min_size=1, max_size=2)
+        long = st.builds(lambda cycle, length: (cycle * 65)[:length], some, st.integers(63, 65))
         return st.lists(values(kind.value_field), max_size=4) | long
     if is_a.is_boolean(kind):
         return st.booleans()
@@ -266,6 +267,24 @@ def test_a_decimal_of_19_digits_takes_as_few_bytes_as_hold_its_sign() -> None:
     for number, packed in ((0, b"\0"), (127, b"\x7f"), (128, b"\0\x80"), (-128, b"\x80"), (-129, b"\xff\x7f")):
         row = one_row(pa.decimal128(19, 0), Decimal(number))
         assert row[8:] == (16 << 32 | len(packed)).to_bytes(8, "little") + packed.ljust(16, b"\0")
+
+
+def test_a_decimal_of_38_digits_in_an_array_takes_only_the_words_it_needs() -> None:
+    row = one_row(pa.list_(pa.decimal128(38, 0)), [Decimal(1), None, Decimal(2**64)])
+    array = [3, 0b10, 40 << 32 | 1, 0, 48 << 32 | 9]
+    assert words(row)[2:] == [*array, 1, 1, 0]
+
+
+def test_the_slot_of_a_null_body_is_zero() -> None:
+    for kind in (
+        pa.string(),
+        pa.binary(),
+        pa.list_(pa.int8()),
+        pa.map_(pa.int8(), pa.int8()),
+        pa.struct([("x", pa.int8())]),
+    ):
+        assert words(one_row(kind, None)) == [1, 0]
+        assert words(one_row(pa.list_(kind), [None]))[2:] == [1, 1, 0]
 
 
 def test_a_decimal_with_more_digits_than_declared_is_refused() -> None:
