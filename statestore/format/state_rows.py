@@ -13,6 +13,7 @@ import struct
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statestore.errors import CorruptFile
 from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
@@ -24,6 +25,7 @@ _ENCODING_VERSION = b"\0"
 _PREFIX_ROW = struct.Struct("<qq")
 _PREFIX_BYTES = len(_ENCODING_VERSION) + _PREFIX_ROW.size
 _HEAD_BYTES = 4 + _PREFIX_BYTES + len(_ENCODING_VERSION)
+_NO_KEY_IS_LONGER = 2**31 - 1
 _GROUP_AT = 4 + len(_ENCODING_VERSION) + 8
 
 
@@ -38,6 +40,17 @@ def encode_keys(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
     head[:, :4] = np.frombuffer(struct.pack("<i", _PREFIX_BYTES), dtype=np.uint8)
     head[:, _GROUP_AT : _GROUP_AT + 4] = groups.astype("<i4").view(np.uint8).reshape(-1, 4)
     return encode_rows(normalise_keys(columns), head=head)
+
+
+def encode_bare_keys(columns: pa.Table) -> pa.LargeBinaryArray:
+    """Keys without their key group: what is left of `encode_keys` when the head is cut off."""
+    return encode_rows(normalise_keys(columns))
+
+
+def bare_keys(keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """A store's keys without their heads, to be compared with `encode_bare_keys`."""
+    # Without an end Arrow computes a negative size for short keys (seen in 26.0: "Negative buffer resize").
+    return pc.binary_slice(keys, _HEAD_BYTES, _NO_KEY_IS_LONGER)
 
 
 def decode_keys(keys: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:

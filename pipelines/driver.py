@@ -1,0 +1,394 @@
+"""One batch on the driver: from the query's offsets to `commits/N`, so that state and sink cannot disagree.
+
+    begin -> offsets/N -> [ the sink holds N? its attempt's ids ] -> tasks -> reports checked -> pending/N-<attempt>
+          -> sink -> the sink asked again -> commits/N
+
+Each arrow may be the last thing that happens. A re-run of the batch then starts at `begin` and finds out how far it came.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pipelines.operator import StatefulOperator
+from pipelines.sinks import Attempt, Sink
+from pipelines.spark_errors import FOREIGN_BLOCK, named, output_is_unreadable
+from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, PartitionReport, TaskPlan
+from statestore import catalog
+from statestore.binding import Binding
+from statestore.clock import Clock, Ids
+from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict
+from statestore.format import logs, names
+from statestore.format.names import StorePath, VersionId
+from statestore.root import Done, Pending, Ready, StateRoot
+from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.store import StoreLimits
+
+_ATTEMPTS = 3
+
+
+class Phase(Enum):
+    """Where a batch is, in the order of the protocol."""
+
+    STARTED = "started"
+    OFFSETS_WRITTEN = "offsets written"
+    COMPUTING = "computing"
+    COMPUTED = "computed"
+    PENDING_WRITTEN = "pending attempt written"
+    SINK_WRITING = "writing to the sink"
+    SINK_WRITTEN = "sink written"
+    COMMITTED = "committed"
+
+
+class Outcome(Enum):
+    """How a batch ended."""
+
+    COMPUTED = "computed"
+    TAKEN_FROM_SINK = "the sink held it already"
+    DONE_BEFORE = "committed before"
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a batch did. `milliseconds` by phase: the time until the next one."""
+
+    batch: int
+    outcome: Outcome
+    attempts: int
+    partitions: tuple[PartitionReport, ...]
+    milliseconds: Mapping[Phase, float]
+    driver_requests: int
+    notes: tuple[str, ...] = ()
+
+
+class Observer(Protocol):
+    """Is told what happens, on the driver."""
+
+    def phase(self, batch: int, phase: Phase) -> None:
+        """The batch has come this far."""
+
+    def finished(self, report: BatchReport) -> None:
+        """The batch is committed."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the operator may use on each host. A relative folder is taken from the worker's own directory."""
+
+    local_folder: str
+    limits: StoreLimits = field(default_factory=StoreLimits)
+
+
+class StopWanted(Exception):  # noqa: N818 - not an error
+    """Ends a query between two batches."""
+
+
+class _Reports(AccumulatorParam[list[PartitionReport]]):
+    def zero(self, value: list[PartitionReport]) -> list[PartitionReport]:
+        del value
+        return []
+
+    def addInPlace(  # noqa: N802 - Spark's name
+        self, value1: list[PartitionReport], value2: list[PartitionReport]
+    ) -> list[PartitionReport]:
+        return value1 + value2
+
+
+class BatchDriver:
+    """Runs the batches of one streaming query over one state root; the function that `foreachBatch` gets."""
+
+    def __init__(
+        self,
+        operator: StatefulOperator,
+        row_columns: pa.Schema,
+        *,
+        root: StorageSpec,
+        checkpoint: Storage,
+        sink: Sink,
+        host: Host,
+        partitions: int,
+        key_groups: int,
+        clock: Clock,
+        ids: Ids,
+        observer: Observer,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.is_in_batch = False
+        self._stop_is_wanted = threading.Event()
+        self._operator = operator
+        self._row_columns = row_columns
+        self._root_spec = root
+        self._storage = open_storage(root, clock=clock, ids=ids)
+        self._checkpoint = checkpoint
+        self._sink = sink
+        self._host = host
+        self._partitions = partitions
+        self._key_groups = key_groups
+        self._clock = clock
+        self._ids = ids
+        self._observer = observer
+        self._warn = warn
+        self._root: StateRoot | None = None
+        self._snapshots: Mapping[StorePath, frozenset[VersionId]] = catalog.snapshots(self._storage)
+        self._phases: dict[Phase, float] = {}
+        self._now: tuple[Phase, float] | None = None
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Run one batch. Raises the library's errors; `failure` keeps the one that stopped the query."""
+        self.is_in_batch = True
+        try:
+            if self._stop_is_wanted.is_set():
+                raise StopWanted(f"batch {batch} was not started: the query is stopping")
+            self._run(rows, batch)
+        except Exception as error:  # noqa: BLE001 - whatever stops the query is remembered, and raised again
+            self.failure = named(error) or error
+            raise self.failure from (None if self.failure is error else error)
+        finally:
+            self.is_in_batch = False
+
+    def refuse_further_batches(self) -> None:
+        """Let the batch that runs end, and start no other: interrupting a Python function makes Spark match the whole
+        text of the exception against one regular expression, which can overflow the stack of its thread."""
+        self._stop_is_wanted.set()
+
+    def look_for_snapshots(self) -> None:
+        """See which snapshots there are: the lineage of the next versions starts at the newest. Off the batch's path."""
+        self._snapshots = catalog.snapshots(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
+
+    @property
+    def snapshots(self) -> Mapping[StorePath, frozenset[VersionId]]:
+        """The snapshots that were there when somebody looked last."""
+        return self._snapshots
+
+    def _run(self, rows: DataFrame, batch: int) -> None:
+        self._phases = {}
+        self._now = None
+        self._enter(batch, Phase.STARTED)
+        before = self._storage.requests.snapshot()
+        query_id = str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        root = self._bound_root(query_id, batch)
+        path = names.offsets(batch)
+        outer = logs.parse_offsets(self._checkpoint.read(path), path)
+        begin = root.begin(batch, outer)
+        self._enter(batch, Phase.OFFSETS_WRITTEN)
+        notes: tuple[str, ...] = ()
+        partitions: Sequence[PartitionReport] = ()
+        attempts = 0
+        if isinstance(begin, Done):
+            outcome = Outcome.DONE_BEFORE
+        else:
+            held = self._sink.held(query_id, batch)
+            if held is not None:
+                outcome = Outcome.TAKEN_FROM_SINK
+                ids = self._ids_of(root, query_id, batch, held, outer.sources)
+            else:
+                outcome = Outcome.COMPUTED
+                partitions, mine, attempts = self._compute_and_write(root, rows, query_id, batch, begin, outer.sources)
+                ids, notes = self._settled_with_sink(root, query_id, batch, mine, outer.sources)
+            root.commit(batch, ids)
+        self._enter(batch, Phase.COMMITTED)
+        spent = self._storage.requests.since(before)
+        self._observer.finished(
+            BatchReport(batch, outcome, attempts, tuple(partitions), dict(self._phases), spent.total, notes)
+        )
+
+    def _bound_root(self, query_id: str, batch: int) -> StateRoot:
+        if self._root is None:
+            schemas = self._operator.store_schemas(self._row_columns)
+            wanted = Binding("", query_id, self._partitions, self._key_groups, schemas)
+            self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids)
+            held = self._root.binding
+            if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
+                self._warn(
+                    f"the state root has {held.partitions} partitions and {held.key_groups} key groups; the "
+                    f"{self._partitions} and {self._key_groups} that are asked for are ignored"
+                )
+        return self._root
+
+    def _compute_and_write(
+        self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
+    ) -> tuple[Sequence[PartitionReport], Pending, int]:
+        for number in range(1, _ATTEMPTS + 1):
+            self._enter(batch, Phase.COMPUTING)
+            with _Materialised(self._plan(root, rows.sparkSession, ready), root.binding, rows) as output:
+                reports = self._checked(output.reports, ready, root.binding.partitions)
+                self._enter(batch, Phase.COMPUTED)
+                attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
+                pending = Pending(
+                    batch, attempt.attempt, attempt.root_id, query_id, sources, _ids_by_operator(reports, ready)
+                )
+                root.write_pending(pending)
+                self._enter(batch, Phase.PENDING_WRITTEN)
+                self._enter(batch, Phase.SINK_WRITING)
+                try:
+                    self._sink.write(output.rows_of([report.tag for report in reports]), attempt)
+                except Exception as error:
+                    # Losing schedule: speculative twins leave a block each, and a read may take either; or the only
+                    # block is lost with its executor. Nothing was committed to the sink: the batch is computed anew.
+                    if not output_is_unreadable(error):
+                        raise
+                    if number == _ATTEMPTS:
+                        raise ForeignBlock(
+                            f"batch {batch}: the operator's output could not be read as chosen, {number} times",
+                            hint="executors are being lost; the batch runs again when the query is restarted",
+                        ) from error
+                    self._warn(f"batch {batch}: the operator's output is lost or of another attempt; computing it anew")
+                    continue
+                self._enter(batch, Phase.SINK_WRITTEN)
+                return reports, pending, number
+        raise AssertionError("unreachable")
+
+    def _plan(self, root: StateRoot, session: SparkSession, ready: Ready) -> TaskPlan:
+        return TaskPlan(
+            root=self._root_spec,
+            root_id=root.binding.root_id,
+            local_folder=self._host.local_folder,
+            operator=self._operator,
+            row_columns=self._row_columns,
+            bases=ready.bases,
+            rewrites=ready.rewrites,
+            snapshots=self._snapshots,
+            limits=self._host.limits,
+            reports=session.sparkContext.accumulator([], _Reports()),
+        )
+
+    def _checked(self, reports: Sequence[PartitionReport], ready: Ready, partitions: int) -> list[PartitionReport]:
+        """One attempt for each partition, each built on what was sent. Raises `PartitionMissing`, `BaseIdMismatch`."""
+        chosen: dict[int, PartitionReport] = {}
+        for report in reports:
+            chosen.setdefault(report.partition, report)
+        missing = sorted(set(range(partitions)) - set(chosen))
+        if missing:
+            raise PartitionMissing(
+                f"{len(missing)} of {partitions} partitions reported no commit, the first is {missing[0]}",
+                hint="the batch runs again when the query is restarted",
+            )
+        for report in chosen.values():
+            for store in report.stores:
+                sent = ready.bases[store.operator][report.partition]
+                if store.base != sent:
+                    raise BaseIdMismatch(
+                        f"operator {store.operator}, partition {report.partition}: built on {store.base}, not on {sent}"
+                    )
+        return [chosen[partition] for partition in range(partitions)]
+
+    def _settled_with_sink(
+        self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]
+    ) -> tuple[Mapping[int, tuple[str, ...]], tuple[str, ...]]:
+        """The ids to commit. The sink decides: it may have skipped our write, because another driver was first."""
+        if not self._sink.can_be_asked:
+            return mine.ids, ()
+        held = self._sink.held(query_id, batch)
+        if held == mine.attempt:
+            return mine.ids, ()
+        if held is None:
+            raise SinkConflict(f"batch {batch} was written and the sink does not hold it", hint="look at the sink")
+        note = f"batch {batch}: another driver's attempt {held} is in the sink, this one's {mine.attempt} lost"
+        self._warn(f"{note}; two drivers run this query, stop one")
+        return self._ids_of(root, query_id, batch, held, sources), (note,)
+
+    def _ids_of(
+        self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
+    ) -> Mapping[int, tuple[str, ...]]:
+        pending = root.pending(batch, attempt)
+        if pending is None or (pending.root_id, pending.query_id, pending.sources) != (
+            root.binding.root_id,
+            query_id,
+            sources,
+        ):
+            known = "does not know" if pending is None else "knows with other source offsets"
+            raise SinkConflict(
+                f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
+                path=self._root_spec.url,
+                hint="sink and state are of different time lines: restore both from one moment",
+            )
+        return pending.ids
+
+    def _enter(self, batch: int, phase: Phase) -> None:
+        now = self._clock.monotonic_seconds()
+        if self._now is not None:
+            earlier, since = self._now
+            self._phases[earlier] = self._phases.get(earlier, 0.0) + (now - since) * 1000
+        self._now = (phase, now)
+        self._observer.phase(batch, phase)
+
+
+def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[int, tuple[str, ...]]:
+    return {operator: tuple(str(report.stores[operator].new.id) for report in reports) for operator in ready.bases}
+
+
+class _Materialised:
+    """The operator's output of one attempt, computed once, its lineage cut; freed on leaving.
+
+    With the lineage cut a lost block is an error when it is read; it never makes Spark run the operator a second time.
+    """
+
+    def __init__(self, plan: TaskPlan, binding: Binding, rows: DataFrame) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        session = rows.sparkSession
+        # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
+        session.conf.set("spark.sql.adaptive.enabled", "false")
+        group = F.pmod(F.hash(*plan.operator.keys), F.lit(binding.key_groups))
+        partition = F.floor(F.col(GROUP_COLUMN) * F.lit(binding.partitions) / F.lit(binding.key_groups)).cast("int")
+        routed = (
+            rows.withColumn(GROUP_COLUMN, group)
+            .repartitionById(binding.partitions, partition)
+            .sortWithinPartitions(GROUP_COLUMN, *plan.operator.keys, *plan.operator.order_by)
+        )
+        output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
+        self._frame = output.localCheckpoint(eager=True)
+        self._nullable = plan.operator.output
+        self.reports: Sequence[PartitionReport] = plan.reports.value
+
+    def rows_of(self, tags: Sequence[int]) -> DataFrame:
+        """The output without markers; reading a row of an attempt that is not among `tags` fails."""
+        chosen = F.col(TAG_COLUMN).isin(list(tags))
+        foreign = F.raise_error(F.lit(FOREIGN_BLOCK)).cast("boolean")
+        return self._frame.where(F.when(chosen, ~F.col(MARKER_COLUMN)).otherwise(foreign)).drop(
+            TAG_COLUMN, MARKER_COLUMN
+        )
+
+    def __enter__(self) -> _Materialised:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        plan: Any = self._frame._jdf.queryExecution().logical()  # noqa: SLF001 - Spark frees it only when Java's GC runs
+        plan.rdd().unpersist(False)
+
+
+class SnapshotWatch:
+    """Looks for new snapshots every so often, in a thread of its own."""
+
+    def __init__(self, driver: BatchDriver, every_seconds: float, warn: Callable[[str], None]) -> None:
+        self._driver = driver
+        self._every_seconds = every_seconds
+        self._warn = warn
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="snapshot-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; returns when the thread has ended."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self._every_seconds):
+            try:
+                self._driver.look_for_snapshots()
+            except Exception as error:  # noqa: BLE001 - the batches do not depend on it
+                self._warn(f"could not look for snapshots: {error}")

@@ -1,0 +1,169 @@
+"""The flights job: a feeder that lets flights depart, and a stateful query that writes a fact for each.
+
+var/flights/departures    input, Delta, one day of arrivals a commit
+var/flights/facts         output, Delta
+var/flights/checkpoint    the streaming query's own checkpoint
+var/flights/state         the state root
+var/flights/local         this host's scratch copies of the state; can be deleted at any time
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.logging import RichHandler
+
+from pipelines.driver import BatchReport, Host, Observer, Phase
+from pipelines.flights import facts
+from pipelines.flights.feeder import Feeder
+from pipelines.operator import StatefulOperator, Update
+from pipelines.query import StatefulQuery, start
+from pipelines.session import spark_session
+from pipelines.sinks import DeltaSink
+from pipelines.status import Status
+from statestore.clock import SystemClock
+from statestore.errors import StatekeeperError
+
+_PARTITIONS = 4
+_FED_AHEAD = 8
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run reads and writes, all below one folder."""
+
+    folder: Path
+
+    @property
+    def departures(self) -> str:
+        return str(self.folder / "departures")
+
+    @property
+    def facts(self) -> str:
+        return str(self.folder / "facts")
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self.folder / "checkpoint")
+
+    @property
+    def state(self) -> str:
+        return str(self.folder / "state")
+
+    @property
+    def local(self) -> str:
+        return str(self.folder / "local")
+
+
+def update(rows: pa.Table, state: pa.Table) -> Update:
+    """The update function of the job, for the operator."""
+    output, new_state = facts.update(rows, state)
+    return Update(output, new_state)
+
+
+OPERATOR = StatefulOperator(
+    keys=facts.KEYS, order_by=facts.ORDER, state=facts.STATE_SCHEMA, output=facts.OUTPUT_SCHEMA, update=update
+)
+
+
+def start_query(session: SparkSession, places: Places, observer: Observer) -> StatefulQuery:
+    """The streaming query over the departures."""
+    departures = (
+        session.readStream.format("delta")
+        # Without a starting version Spark begins with a snapshot of the table, whose files it takes in another order.
+        .option("startingVersion", 1)
+        .option("maxFilesPerTrigger", 1)
+        .load(places.departures)
+    )
+    return start(
+        OPERATOR,
+        departures,
+        root=places.state,
+        checkpoint=places.checkpoint,
+        sink=DeltaSink(places.facts),
+        partitions=_PARTITIONS,
+        host=Host(places.local),
+        observer=observer,
+        trigger={"processingTime": "0 seconds"},
+        name="flights",
+    )
+
+
+class _Consumed:
+    """Passes what happens on, and remembers how many days the query has read."""
+
+    def __init__(self, inner: Observer) -> None:
+        self._inner = inner
+        self.days = 0
+
+    def phase(self, batch: int, phase: Phase) -> None:
+        self._inner.phase(batch, phase)
+
+    def finished(self, report: BatchReport) -> None:
+        self.days = report.batch + 1
+        self._inner.finished(report)
+
+
+def run(places: Places, *, batches: int | None, console: Console) -> int:
+    """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code."""
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    clock = SystemClock()
+    status = Status(console, clock, stop_after=batches)
+    consumed = _Consumed(status)
+    with status:
+        feeder = Feeder(places.departures)
+        feeder.feed(1)
+        session = spark_session("flights", master="local[2]")
+        feeding = threading.Thread(
+            target=feeder.run_ahead, args=(stop, lambda: consumed.days, _FED_AHEAD), name="feeder", daemon=True
+        )
+        query = start_query(session, places, consumed)
+        try:
+            feeding.start()
+            while not (stop.is_set() or status.wanted_batches_are_done.is_set() or consumed.days >= feeder.days):
+                if query.await_termination(_POLL_SECONDS):
+                    break
+        finally:
+            stop.set()
+            query.stop()
+            feeding.join()
+            session.stop()
+    status.print_summary(
+        lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
+    )
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code of the error's class, 0 when all is well."""
+    parser = argparse.ArgumentParser(prog="make run", description="Run the flights job; run it again to go on.")
+    parser.add_argument("--batches", type=int, help="stop after so many batches (default: all flights)")
+    parser.add_argument("--no-ui", action="store_true", help="only the terminal")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("var/flights"), help="where all lies (default: %(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
+    console = Console()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
+    try:
+        return run(Places(chosen.folder), batches=chosen.batches, console=console)
+    except StatekeeperError as error:
+        console.print(f"[red]{error.code}[/red]: {error}", highlight=False)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

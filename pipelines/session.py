@@ -1,0 +1,73 @@
+"""A Spark session as the pipelines need it: a Java that works, Delta, RocksDB, this interpreter in the workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+from statestore.errors import UnsupportedEnvironment
+from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+
+_GET_JAVA = (
+    "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless, brew install openjdk@17, or adoptium.net"
+)
+_JAVA_VERSIONS = (17, 21)
+
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # Spark recognises an interrupted Python function by a regular expression that recurses once a character.
+    "spark.driver.extraJavaOptions": "-Xss16m",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Small tables: fifty tasks to read a table's state cost more than the state.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # What Spark's reader of the state needs to be told; a checkpoint does not say it.
+    PROVIDER: ROCKSDB_PROVIDER,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
+
+
+def require_java() -> None:
+    """Raises `UnsupportedEnvironment`, with one line on how to get it, unless Java 17 or 21 is there."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or shutil.which(java) is None:
+        where = f"JAVA_HOME is {home}, and there is none" if home else "no java on the PATH"
+        raise UnsupportedEnvironment(where, hint=_GET_JAVA)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) not in _JAVA_VERSIONS:
+        version = found[1] if found else "unknown"
+        raise UnsupportedEnvironment(f"{java} is version {version}", hint=_GET_JAVA)
+
+
+def require_classic(session: SparkSession) -> None:
+    """Raises `UnsupportedEnvironment` for Spark Connect: the protocol needs accumulators and the driver's own session."""
+    if not hasattr(session, "_jsparkSession"):
+        raise UnsupportedEnvironment(
+            "a Spark Connect session", hint="run the job with classic Spark: SparkSession.builder.master(...)"
+        )
+
+
+def spark_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A session with Delta. `conf` goes over the defaults. Raises `UnsupportedEnvironment`."""
+    require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**_CONF, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    return configure_spark_with_delta_pip(builder).getOrCreate()

@@ -1,0 +1,30 @@
+"""The one place that reads the texts of Spark's exceptions."""
+
+from __future__ import annotations
+
+import re
+
+from statestore import errors
+from statestore.errors import StatekeeperError
+
+_FROM_WORKER = re.compile(r"statestore\.errors\.(?P<name>[A-Za-z]+): (?P<text>.*)")
+_LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
+FOREIGN_BLOCK = "statekeeper: rows of an attempt that was not chosen"
+"""What the check of the operator's output raises inside Spark."""
+
+
+def named(error: BaseException) -> StatekeeperError | None:
+    """The library's own error inside an exception of Spark: a worker's one comes as the text of its traceback."""
+    if isinstance(error, StatekeeperError):
+        return error
+    found = list(_FROM_WORKER.finditer(str(error)))
+    kind = getattr(errors, found[-1]["name"], None) if found else None
+    if not (isinstance(kind, type) and issubclass(kind, StatekeeperError)):
+        return None
+    return kind(found[-1]["text"].strip())
+
+
+def output_is_unreadable(error: BaseException) -> bool:
+    """Whether the operator's materialised output cannot be read as chosen: a block lost, or of another attempt."""
+    text = str(error)
+    return FOREIGN_BLOCK in text or _LOST_BLOCK in text

@@ -1,0 +1,144 @@
+"""The live status of a running job in the terminal, and the summary at its end."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.driver import BatchReport, Outcome, Phase
+from statestore.clock import Clock
+from statestore.store import LINEAGE_WARN_BYTES
+
+_WINDOW_BATCHES = 200
+_PLAIN_EVERY = 10
+_LINEAGE_ITEM_BYTES = 76
+
+
+@dataclass
+class _Totals:
+    batches: int = 0
+    rows: int = 0
+    changed_bytes: int = 0
+    uploaded_bytes: int = 0
+    requests: int = 0
+    replayed: int = 0
+    not_computed: int = 0
+    commit_milliseconds: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_BATCHES))
+    batch_seconds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW_BATCHES))
+
+
+class Status:
+    """An `Observer` that shows what a job does: a live table on a terminal, a line now and then elsewhere.
+
+    `stop_after`: so many batches in this run, then `wanted_batches_are_done` is set.
+    """
+
+    def __init__(self, console: Console, clock: Clock, *, stop_after: int | None = None) -> None:
+        self.wanted_batches_are_done = threading.Event()
+        self._console = console
+        self._clock = clock
+        self._stop_after = stop_after
+        self._totals = _Totals()
+        self._newest: BatchReport | None = None
+        self._phase: tuple[int, Phase] | None = None
+        self._started = clock.monotonic_seconds()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
+
+    def __enter__(self) -> Status:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def phase(self, batch: int, phase: Phase) -> None:
+        self._phase = (batch, phase)
+
+    def finished(self, report: BatchReport) -> None:
+        totals = self._totals
+        stores = [store for partition in report.partitions for store in partition.stores]
+        rows = sum(partition.rows_in for partition in report.partitions)
+        totals.batches += 1
+        totals.rows += rows
+        totals.changed_bytes += sum(store.commit.changed_bytes for store in stores)
+        totals.uploaded_bytes += sum(store.commit.uploaded_bytes for store in stores)
+        totals.requests += report.driver_requests + sum(s.commit.requests + s.load.requests for s in stores)
+        totals.replayed += sum(store.load.replayed_changelogs for store in stores)
+        totals.not_computed += report.outcome is not Outcome.COMPUTED
+        totals.commit_milliseconds.extend(s.commit.encode_milliseconds + s.commit.upload_milliseconds for s in stores)
+        totals.batch_seconds.append((rows, sum(report.milliseconds.values()) / 1000))
+        self._newest = report
+        if not self._console.is_terminal and (totals.batches % _PLAIN_EVERY == 0 or totals.batches == self._stop_after):
+            self._console.print(", ".join(f"{name} {value}" for name, value in self._figures()))
+        if self._stop_after is not None and totals.batches >= self._stop_after:
+            self.wanted_batches_are_done.set()
+
+    def print_summary(self, closing: Callable[[], str]) -> None:
+        """What the run did, at its end."""
+        seconds = self._clock.monotonic_seconds() - self._started
+        table = Table(
+            title=f"{self._totals.batches} batches in {seconds:.0f} s", title_justify="left", show_header=False
+        )
+        for name, value in self._figures():
+            table.add_row(name, value)
+        self._console.print(table)
+        self._console.print(closing())
+
+    def _table(self) -> Group:
+        table = Table(show_header=False, box=None, padding=(0, 2))
+        for name, value in self._figures():
+            table.add_row(name, value)
+        now = "starting Spark" if self._phase is None else f"batch {self._phase[0]}: {self._phase[1].value}"
+        return Group(Text(now, style="bold"), table, Text("Ctrl-C stops; run again to go on", style="dim"))
+
+    def _figures(self) -> list[tuple[str, str]]:
+        totals, newest = self._totals, self._newest
+        if newest is None:
+            return []
+        spent = sum(seconds for _, seconds in totals.batch_seconds) or 1.0
+        rows_per_second = sum(rows for rows, _ in totals.batch_seconds) / spent
+        figures = [
+            ("batch -> version", f"{newest.batch:,} -> {newest.batch + 1:,}"),
+            ("rows/s", f"{rows_per_second:,.0f}"),
+            ("commit ms p50 / p99", _percentiles(list(totals.commit_milliseconds))),
+            ("uploaded / changed", f"{_size(totals.uploaded_bytes)} / {_size(totals.changed_bytes)}"),
+            ("changelogs since the newest snapshot", self._tail(newest)),
+            ("changelogs replayed", f"{totals.replayed:,}"),
+            ("requests", f"{totals.requests:,}"),
+        ]
+        if totals.not_computed:
+            figures.append(("batches found done after a restart", f"{totals.not_computed:,}"))
+        return figures
+
+    def _tail(self, newest: BatchReport) -> str:
+        versions = [store.commit.lineage_versions for p in newest.partitions for store in p.stores]
+        if not versions:
+            return "not known yet"
+        tail = max(versions) + 1
+        near = " (near the lineage ceiling: take snapshots)" if tail * _LINEAGE_ITEM_BYTES > LINEAGE_WARN_BYTES else ""
+        return f"{tail:,}{near}"
+
+
+def _percentiles(values: list[float]) -> str:
+    if len(values) < 2:
+        return "-"
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return f"{cuts[49]:.1f} / {cuts[98]:.1f}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GB"

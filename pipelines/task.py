@@ -1,0 +1,317 @@
+"""What runs in Spark's Python workers: one partition of one batch.
+
+Load the partition's stores, give the rows of whole keys and their state to the update function, commit, report. The last
+row of each partition is a marker: with it also a partition without output says which attempt it is of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.whole_keys import Piece, whole_keys
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import WrongResult
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_rows import (
+    bare_keys,
+    decode_values,
+    encode_bare_keys,
+    encode_keys,
+    encode_values,
+)
+from statestore.format.types import arrow_schema
+from statestore.loader import LoadMetrics
+from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, settle
+
+GROUP_COLUMN = "__statekeeper_key_group"
+TAG_COLUMN = "__statekeeper_tag"
+MARKER_COLUMN = "__statekeeper_marker"
+
+_OUTPUT_ROWS = 65_536
+
+
+def tag_of(checkpoint_id: str) -> int:
+    """63 bits of a checkpoint id: what each row of an attempt carries, at the price of a long."""
+    return int(checkpoint_id.replace("-", "")[:16], 16) >> 1
+
+
+@dataclass(frozen=True)
+class StoreReport:
+    """What became of one store of a partition."""
+
+    operator: int
+    base: VersionId
+    new: VersionId
+    load: LoadMetrics
+    commit: CommitMetrics
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes."""
+
+    partition: int
+    rows_in: int
+    rows_out: int
+    stores: tuple[StoreReport, ...]
+    update_milliseconds: float
+    peak_memory_bytes: int
+
+    @property
+    def tag(self) -> int:
+        assert self.stores[0].new.id is not None
+        return tag_of(self.stores[0].new.id)
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """All that a task needs, for any partition of the batch; sent to the workers."""
+
+    root: StorageSpec
+    root_id: str
+    local_folder: str
+    operator: StatefulOperator
+    row_columns: pa.Schema
+    bases: Mapping[int, tuple[VersionId, ...]]
+    rewrites: Mapping[int, str]
+    snapshots: Mapping[StorePath, frozenset[VersionId]]
+    limits: StoreLimits
+    reports: Any
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The function for `mapInArrow`."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield from _Partition(self, context.partitionId()).run(batches)
+
+    def output_schema(self) -> pa.Schema:
+        """The output's columns, nullable for the marker's sake, and the two that say which attempt a row is of."""
+        nullable = [column.with_nullable(True) for column in self.operator.output]
+        return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
+
+
+class _Partition:
+    def __init__(self, plan: TaskPlan, partition: int) -> None:
+        self._plan = plan
+        self._operator = plan.operator
+        self._partition = partition
+        self._clock = SystemClock()
+        self._ids = RandomIds()
+        self._storage = _worker_storage(plan.root, os.getpid())
+        self._row_columns = pa.schema([*plan.row_columns, pa.field(GROUP_COLUMN, pa.int32())])
+        self._key_columns = plan.operator.key_columns(plan.row_columns)
+        self._update_seconds = 0.0
+        self._rows_in = 0
+        self._rows_out = 0
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with contextlib.ExitStack() as stack:
+            stores = {
+                name: stack.enter_context(self._load(operator)) for operator, name in enumerate(self._operator.stores)
+            }
+            tag = tag_of(str(next(iter(stores.values())).next.id))
+            for operator, (name, store) in enumerate(stores.items()):
+                if operator in self._plan.rewrites:
+                    self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
+            # Spark hands timestamps over in the session's time zone; the state's are UTC.
+            tables = (pa.Table.from_batches([batch]).cast(self._row_columns) for batch in batches)
+            for piece in whole_keys(tables, self._encode_keys, self._operator.pieces):
+                output = self._process(piece, stores)
+                self._rows_out += output.num_rows
+                yield from self._tagged(output, tag, marker=False)
+            for store in stores.values():
+                store.commit()
+            self._plan.reports.add([self._report(stores)])
+            yield from self._tagged(self._marker_row(), tag, marker=True)
+        self._settle_in_background(stores)
+
+    def _address(self, operator: int) -> StoreAddress:
+        path = StorePath(operator, self._partition)
+        folder = Path(self._plan.local_folder).absolute() / self._plan.root_id / f"{operator}-{self._partition}"
+        return StoreAddress(path, folder)
+
+    def _load(self, operator: int) -> StateStore:
+        address = self._address(operator)
+        return StateStore.load(
+            address,
+            self._plan.bases[operator][self._partition],
+            storage=self._storage,
+            clock=self._clock,
+            ids=self._ids,
+            snapshots=self._plan.snapshots.get(address.path, frozenset()),
+            limits=self._plan.limits,
+        )
+
+    def _encode_keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
+        groups = rows.column(GROUP_COLUMN).to_numpy()
+        return encode_keys(groups, rows.select(list(self._operator.keys)).cast(self._key_columns))
+
+    def _process(self, piece: Piece, stores: Mapping[str, StateStore]) -> pa.Table:
+        first = piece.first_of_key()
+        keys = piece.keys.filter(first)
+        rows = piece.rows.drop_columns([GROUP_COLUMN])
+        key_rows = rows.select(list(self._operator.keys)).filter(first)
+        state = {name: self._state_of(keys, key_rows, name, store) for name, store in stores.items()}
+        started = self._clock.monotonic_seconds()
+        update = self._call(rows, state)
+        self._update_seconds += self._clock.monotonic_seconds() - started
+        self._rows_in += rows.num_rows
+        for name, store in stores.items():
+            self._apply(name, store, keys, update)
+        return _as_table(update.output, self._operator.output, "the output")
+
+    def _state_of(self, keys: pa.LargeBinaryArray, key_rows: pa.Table, name: str, store: StateStore) -> pa.Table:
+        values = store.get(keys)
+        present = values.is_valid()
+        found = decode_values(values.filter(present), self._operator.stores[name])
+        state = key_rows.filter(present)
+        for column, field in zip(found.columns, found.schema, strict=True):
+            state = state.append_column(field, column)
+        return state
+
+    def _call(self, rows: pa.Table, state: Mapping[str, pa.Table]) -> Update:
+        given: Any = next(iter(state.values())) if self._operator.has_one_store else state
+        if self._operator.frames is Frames.PANDAS:
+            rows = rows.to_pandas()
+            given = given.to_pandas() if self._operator.has_one_store else {n: t.to_pandas() for n, t in given.items()}
+        update = self._operator.update(rows, given)
+        if not isinstance(update, Update):
+            raise WrongResult(f"the update function returned {type(update).__name__}", hint="return an Update")
+        return update
+
+    def _apply(self, name: str, store: StateStore, keys: pa.LargeBinaryArray, update: Update) -> None:
+        values_schema = self._operator.stores[name]
+        new = self._part_of(update.state, name, pa.schema([*self._key_columns, *values_schema]), "state")
+        gone = self._part_of(update.deleted, name, self._key_columns, "deleted")
+        if new is not None and new.num_rows:
+            store.put(self._known(keys, new, name), encode_values(new.select(values_schema.names)))
+        if gone is not None and gone.num_rows:
+            store.delete(self._known(keys, gone, name))
+
+    def _part_of(self, part: Any, name: str, schema: pa.Schema, what: str) -> pa.Table | None:
+        if part is not None and not self._operator.has_one_store:
+            unknown = set(part) - set(self._operator.stores)
+            if unknown:
+                raise WrongResult(f"{what} of stores that are not declared: {sorted(unknown)}")
+            part = part.get(name)
+        return None if part is None else _as_table(part, schema, f"{what} of store {name!r}")
+
+    def _known(self, keys: pa.LargeBinaryArray, named: pa.Table, name: str) -> pa.LargeBinaryArray:
+        """The full key of each row of `named`. Raises `WrongResult` for a key that the piece does not hold, or twice."""
+        known = bare_keys(keys)
+        asked = encode_bare_keys(named.select(list(self._operator.keys)))
+        if asked.equals(known):
+            return keys
+        places = pc.index_in(asked, value_set=known)
+        if places.null_count:
+            stranger = named.filter(places.is_null()).slice(0, 1).select(list(self._operator.keys)).to_pylist()[0]
+            raise WrongResult(
+                f"store {name!r}: state for a key that the rows do not have: {stranger}",
+                hint="return state of the keys that were given, with their key columns unchanged",
+            )
+        if len(places.unique()) != len(places):
+            raise WrongResult(f"store {name!r}: state for the same key twice", hint="return each key at most once")
+        return keys.take(places)
+
+    def _rewrite(self, store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
+        """Bring each row to a schema with more columns at the end. Spark tells rows of different widths apart by
+        nothing, so that all of them change in one version."""
+        added = list(newer)[len(older) :]
+        for keys, values in _batched(store.scan()):
+            rows = decode_values(values, older)
+            for field in added:
+                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+            store.put(keys, encode_values(rows))
+
+    def _tagged(self, output: pa.Table, tag: int, *, marker: bool) -> Iterator[pa.RecordBatch]:
+        rows = output.num_rows
+        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, tag, dtype=np.int64)))
+        tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
+        yield from tagged.cast(self._plan.output_schema()).combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
+
+    def _marker_row(self) -> pa.Table:
+        nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
+        return pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
+
+    def _report(self, stores: Mapping[str, StateStore]) -> PartitionReport:
+        return PartitionReport(
+            self._partition,
+            self._rows_in,
+            self._rows_out,
+            tuple(
+                StoreReport(operator, store.base, store.next, store.load_metrics, store.commit_metrics)
+                for operator, store in enumerate(stores.values())
+            ),
+            self._update_seconds * 1000,
+            _peak_memory_bytes(),
+        )
+
+    def _settle_in_background(self, stores: Mapping[str, StateStore]) -> None:
+        """Merge gathered tables after the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
+        wanting = [self._address(operator) for operator, store in enumerate(stores.values()) if store.wants_settling]
+        if wanting:
+            threading.Thread(target=_settle_all, args=(wanting, self._plan.limits), daemon=True).start()
+
+
+def _settle_all(addresses: list[StoreAddress], limits: StoreLimits) -> None:
+    for address in addresses:
+        settle(address, ids=RandomIds(), limits=limits)
+
+
+@functools.lru_cache(maxsize=4)
+def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
+    # Workers are forked and used again: one client for each process, never one from before the fork.
+    del process_id
+    return open_storage(spec)
+
+
+def _as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
+    try:
+        if not isinstance(given, pa.Table):
+            given = pa.Table.from_pandas(given, preserve_index=False)
+        missing = [name for name in schema.names if name not in given.column_names]
+        if missing:
+            raise WrongResult(f"{what} lacks the columns {missing}", hint=f"it has {given.column_names}")
+        table = given.select(schema.names).cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, AttributeError) as error:
+        raise WrongResult(f"{what} is not of its schema: {error}", hint=f"the schema is {schema}") from error
+    for column, field in zip(table.columns, schema, strict=True):
+        if not field.nullable and column.null_count:
+            raise WrongResult(f"{what}: nulls in {field.name!r}, which is declared without", hint="declare it nullable")
+    return table
+
+
+def _batched(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]]:
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    for key, value in pairs:
+        keys.append(key)
+        values.append(value)
+        if len(keys) == _OUTPUT_ROWS:
+            yield pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())
+            keys, values = [], []
+    if keys:
+        yield pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())
+
+
+def _peak_memory_bytes() -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
