@@ -241,6 +241,21 @@ def test_columns_that_share_bytes_are_refused() -> None:
         decode_rows(pa.array([bytes(row[:-8])], pa.large_binary()), schema)
 
 
+def test_a_body_that_lies_in_the_fixed_part_is_refused() -> None:
+    row = bytearray(one_row(pa.string(), "12345678"))
+    row[8:16] = (8 << 32 | 8).to_bytes(8, "little")
+    with pytest.raises(CorruptFile, match="outside"):
+        decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.string())]))
+
+
+def test_a_wide_decimal_without_bytes_or_with_more_than_sixteen_is_refused() -> None:
+    row = bytearray(one_row(pa.decimal128(38, 0), Decimal(1)))
+    for size in (0, 17):
+        row[8:16] = (16 << 32 | size).to_bytes(8, "little")
+        with pytest.raises(CorruptFile, match="1 to 16 bytes"):
+            decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.decimal128(38, 0))]))
+
+
 def test_a_null_row_and_a_null_in_a_column_without_nulls_are_refused() -> None:
     with pytest.raises(CorruptFile, match="row 1 is corrupt: it is missing"):
         decode_rows(pa.array([_mixed(), None], pa.large_binary()), MIXED)
