@@ -138,6 +138,8 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
                     break
         finally:
             stop.set()
+            # The batch that is refused is no failure, and Spark would print its stack.
+            session.sparkContext.setLogLevel("OFF")
             query.stop()
             feeding.join()
             session.stop()
@@ -158,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         return run(Places(chosen.folder), batches=chosen.batches, console=console)
     except StatekeeperError as error:
