@@ -96,6 +96,7 @@ class StateStore:
         self.next = VersionId(base.version + 1, ids.fresh())
         self.load_metrics = load_metrics
         self.commit_metrics = CommitMetrics(lineage_versions=len(loaded.lineage))
+        self.wants_settling = loaded.database.wants_settling()
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
