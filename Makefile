@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run test lint lock
+.PHONY: env run test lint lock kill-test benchmarks
 
 env: .venv/.made
 
@@ -18,6 +18,9 @@ env: .venv/.made
 lock:
 	$(BIN)/uv pip compile --quiet --all-extras --python-version 3.11 --no-header --no-annotate pyproject.toml -o requirements.lock
 
+run: env
+	@$(BIN)/python -m pipelines.flights.job $(ARGS)
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,5 +30,11 @@ lint: env
 test: env
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-run: env
-	@$(BIN)/python -m pipelines.flights.job $(ARGS)
+# Minutes of SIGKILL: make kill-test KILLS=40 SEED=7
+KILLS ?= 40
+SEED ?= 7
+kill-test: env
+	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED)
+
+benchmarks: env
+	$(BIN)/python -m benchmarks $(ARGS)
