@@ -88,7 +88,7 @@ class Host:
     limits: StoreLimits = field(default_factory=StoreLimits)
 
 
-class StopWanted(Exception):  # noqa: N818 - not an error
+class StopWanted(Exception):
     """Ends a query between two batches."""
 
 

@@ -49,6 +49,7 @@ class Status:
         self._totals = _Totals()
         self._newest: BatchReport | None = None
         self._phase: tuple[int, Phase] | None = None
+        self._is_stopping = False
         self._started = clock.monotonic_seconds()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
 
@@ -63,6 +64,10 @@ class Status:
 
     def phase(self, batch: int, phase: Phase) -> None:
         self._phase = (batch, phase)
+
+    def stopping(self) -> None:
+        """Say that the job ends after the batch that runs."""
+        self._is_stopping = True
 
     def finished(self, report: BatchReport) -> None:
         totals = self._totals
@@ -99,7 +104,8 @@ class Status:
         for name, value in self._figures():
             table.add_row(name, value)
         now = "starting Spark" if self._phase is None else f"batch {self._phase[0]}: {self._phase[1].value}"
-        return Group(Text(now, style="bold"), table, Text("Ctrl-C stops; run again to go on", style="dim"))
+        hint = "stopping after this batch" if self._is_stopping else "Ctrl-C stops; run again to go on"
+        return Group(Text(now, style="bold"), table, Text(hint, style="dim"))
 
     def _figures(self) -> list[tuple[str, str]]:
         totals, newest = self._totals, self._newest

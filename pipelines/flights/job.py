@@ -118,8 +118,7 @@ class _Consumed:
 def run(places: Places, *, batches: int | None, console: Console) -> int:
     """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code."""
     stop = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stop.set())
+    _stop_on_signals(stop)
     clock = SystemClock()
     status = Status(console, clock, stop_after=batches)
     consumed = _Consumed(status)
@@ -127,6 +126,8 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
         feeder = Feeder(places.departures)
         feeder.feed(1)
         session = spark_session("flights", master="local[2]")
+        # PySpark has put a handler of its own there, which cancels the running batch's jobs.
+        _stop_on_signals(stop)
         feeding = threading.Thread(
             target=feeder.run_ahead, args=(stop, lambda: consumed.days, _FED_AHEAD), name="feeder", daemon=True
         )
@@ -138,6 +139,7 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
                     break
         finally:
             stop.set()
+            status.stopping()
             # The batch that is refused is no failure, and Spark would print its stack.
             session.sparkContext.setLogLevel("OFF")
             query.stop()
@@ -147,6 +149,11 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
         lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
     )
     return 0
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
