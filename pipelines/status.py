@@ -84,7 +84,7 @@ class Status:
         totals.batch_seconds.append((rows, sum(report.milliseconds.values()) / 1000))
         self._newest = report
         if not self._console.is_terminal and (totals.batches % _PLAIN_EVERY == 0 or totals.batches == self._stop_after):
-            self._console.print(", ".join(f"{name} {value}" for name, value in self._figures()))
+            self._console.print(", ".join(f"{name} {value}" for name, value in self._figures()), soft_wrap=True)
         if self._stop_after is not None and totals.batches >= self._stop_after:
             self.wanted_batches_are_done.set()
 
@@ -103,7 +103,11 @@ class Status:
         table = Table(show_header=False, box=None, padding=(0, 2))
         for name, value in self._figures():
             table.add_row(name, value)
-        now = "starting Spark" if self._phase is None else f"batch {self._phase[0]}: {self._phase[1].value}"
+        now = (
+            "starting Spark (the first time it fetches Delta's jars)"
+            if self._phase is None
+            else f"batch {self._phase[0]}: {self._phase[1].value}"
+        )
         hint = "stopping after this batch" if self._is_stopping else "Ctrl-C stops; run again to go on"
         return Group(Text(now, style="bold"), table, Text(hint, style="dim"))
 

@@ -4,17 +4,20 @@ var/flights/departures    input, Delta, one day of arrivals a commit
 var/flights/facts         output, Delta
 var/flights/checkpoint    the streaming query's own checkpoint
 var/flights/state         the state root
+var/flights/spark.log     what Spark says
 var/flights/local         this host's scratch copies of the state; can be deleted at any time
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +63,10 @@ class Places:
     @property
     def state(self) -> str:
         return str(self.folder / "state")
+
+    @property
+    def spark_log(self) -> Path:
+        return self.folder / "spark.log"
 
     @property
     def local(self) -> str:
@@ -125,7 +132,8 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
     with status:
         feeder = Feeder(places.departures)
         feeder.feed(1)
-        session = spark_session("flights", master="local[2]")
+        with _stderr_into(places.spark_log):
+            session = spark_session("flights", master="local[2]")
         # PySpark has put a handler of its own there, which cancels the running batch's jobs.
         _stop_on_signals(stop)
         feeding = threading.Thread(
@@ -140,8 +148,6 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
         finally:
             stop.set()
             status.stopping()
-            # The batch that is refused is no failure, and Spark would print its stack.
-            session.sparkContext.setLogLevel("OFF")
             query.stop()
             feeding.join()
             session.stop()
@@ -149,6 +155,20 @@ def run(places: Places, *, batches: int | None, console: Console) -> int:
         lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
     )
     return 0
+
+
+@contextlib.contextmanager
+def _stderr_into(log: Path) -> Iterator[None]:
+    """Let processes started meanwhile, the JVM and its workers, write what they say into a file: the terminal is the
+    status's."""
+    kept = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
@@ -171,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(Places(chosen.folder), batches=chosen.batches, console=console)
     except StatekeeperError as error:
-        console.print(f"[red]{error.code}[/red]: {error}", highlight=False)
+        console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
         return error.exit_code
 
 
