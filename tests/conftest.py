@@ -1,4 +1,4 @@
-"""What tests of several packages share: a store on local disk and one on S3."""
+"""What tests of several packages share: a store on local disk and one on S3, and one Spark session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+from pipelines.session import spark_session
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.s3_server import S3Server
 
@@ -31,3 +33,11 @@ def storage_spec(request: pytest.FixtureRequest, tmp_path: Path) -> StorageSpec:
 @pytest.fixture
 def storage(storage_spec: StorageSpec) -> Storage:
     return open_storage(storage_spec)
+
+
+@pytest.fixture(scope="session")
+def delta_session() -> Iterator[SparkSession]:
+    """The one Spark session of all tests in this process, as the pipelines make it."""
+    session = spark_session("statekeeper-tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()
