@@ -218,14 +218,21 @@ class BatchDriver:
     def _compute_and_write(
         self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
     ) -> tuple[Sequence[PartitionReport], Pending, int]:
+        rewrites = root.rewrites(batch)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
-            with _Materialised(self._plan(root, rows.sparkSession, ready), root.binding, rows) as output:
+            with _Materialised(self._plan(root, rows.sparkSession, ready, rewrites), root.binding, rows) as output:
                 reports = self._checked(output.reports, ready, root.binding.partitions)
                 self._enter(batch, Phase.COMPUTED)
                 attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
                 pending = Pending(
-                    batch, attempt.attempt, attempt.root_id, query_id, sources, _ids_by_operator(reports, ready)
+                    batch,
+                    attempt.attempt,
+                    attempt.root_id,
+                    query_id,
+                    sources,
+                    root.schema(),
+                    _ids_by_operator(reports, ready),
                 )
                 root.write_pending(pending)
                 self._enter(batch, Phase.PENDING_WRITTEN)
@@ -248,7 +255,7 @@ class BatchDriver:
                 return reports, pending, number
         raise AssertionError("unreachable")
 
-    def _plan(self, root: StateRoot, session: SparkSession, ready: Ready) -> TaskPlan:
+    def _plan(self, root: StateRoot, session: SparkSession, ready: Ready, rewrites: Mapping[int, str]) -> TaskPlan:
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
@@ -256,7 +263,7 @@ class BatchDriver:
             operator=self._operator,
             row_columns=self._row_columns,
             bases=ready.bases,
-            rewrites=ready.rewrites,
+            rewrites=rewrites,
             snapshots=self._snapshots,
             limits=self._host.limits,
             reports=session.sparkContext.accumulator([], _Reports()),
@@ -301,12 +308,9 @@ class BatchDriver:
         self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
     ) -> Mapping[int, tuple[str, ...]]:
         pending = root.pending(batch, attempt)
-        if pending is None or (pending.root_id, pending.query_id, pending.sources) != (
-            root.binding.root_id,
-            query_id,
-            sources,
-        ):
-            known = "does not know" if pending is None else "knows with other source offsets"
+        expected = (root.binding.root_id, query_id, sources, root.schema())
+        if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
+            known = "does not know" if pending is None else "knows with other source offsets or another schema"
             raise SinkConflict(
                 f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
                 path=self._root_spec.url,

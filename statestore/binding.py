@@ -6,6 +6,7 @@ _statekeeper/schemas/<batch>.json   the value schemas from that batch on, when c
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,11 +54,42 @@ class Binding:
     stores: tuple[StoreSchema, ...]
 
 
-def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> tuple[Binding, OlderSchemas]:
+@dataclass(frozen=True)
+class Bound:
+    """A root's binding with its newest value schemas, and what it was before.
+
+    `wanted_stores`: the schemas that the job declares; they differ from the binding's only by columns added at the end,
+    which the next batch that is computed brings in.
+    """
+
+    binding: Binding
+    older: OlderSchemas
+    wanted_stores: tuple[StoreSchema, ...]
+
+    def grown(self, storage: Storage, batch: int) -> Bound:
+        """Record that the state has the wanted columns from `batch` on; unchanged when it has them already.
+
+        Only for a batch that is about to be computed: one that the sink holds was computed with the older schema.
+        """
+        if self.binding.stores == self.wanted_stores:
+            return self
+        values = {store.name: store.value_json for store in self.wanted_stores}
+        storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
+        binding, older = _evolved(self.binding, {batch: values})
+        return Bound(binding, {**self.older, **older}, self.wanted_stores)
+
+
+def schema_digest(stores: tuple[StoreSchema, ...]) -> str:
+    """A text that differs when a schema differs."""
+    body = json.dumps([[store.name, store.key_json, store.value_json] for store in stores])
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
     """The binding of the root at `storage`; made from `wanted` when there is none and `batch` is 0.
 
-    The root's own partitions, key groups and id win over the wanted ones. Columns that `wanted` adds are recorded as
-    beginning with `batch`. Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`.
+    The root's own partitions, key groups and id win over the wanted ones.
+    Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`.
     """
     held = read_or_none(storage, names.BINDING)
     if held is None:
@@ -80,30 +112,24 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> tuple[Bi
             hint="was the query's checkpoint deleted? restore it, or give the new query a root of its own",
         )
     binding, older = _evolved(binding, _later_schemas(storage))
-    return _reconciled(storage, binding, wanted, older, batch)
+    _require_growth_only(storage.url, binding.stores, wanted.stores)
+    return Bound(binding, older, wanted.stores)
 
 
-def _reconciled(
-    storage: Storage, binding: Binding, wanted: Binding, previous: OlderSchemas, batch: int
-) -> tuple[Binding, OlderSchemas]:
-    """Compare what the root holds with what the job declares; record columns added at the end."""
-    held, asked = [s.name for s in binding.stores], [s.name for s in wanted.stores]
-    if held != asked:
-        raise SchemaMismatch(f"the root has the stores {held}, the job declares {asked}", path=storage.url)
-    older: dict[str, str] = {}
-    for mine, theirs in zip(binding.stores, wanted.stores, strict=True):
-        _compare(storage.url, mine.name, "key", mine.key_json, theirs.key_json, may_grow=False)
-        if _compare(storage.url, mine.name, "value", mine.value_json, theirs.value_json, may_grow=True):
-            older[mine.name] = mine.value_json
-    if not older:
-        return binding, previous
-    stores = {theirs.name: theirs.value_json for theirs in wanted.stores}
-    storage.create(names.later_schema(batch), json.dumps(stores, sort_keys=True).encode())
-    return replace(binding, stores=wanted.stores), {**previous, batch: older}
+def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
+    if [store.name for store in held] != [store.name for store in asked]:
+        raise SchemaMismatch(
+            f"the root has the stores {[s.name for s in held]}, the job declares {[s.name for s in asked]}",
+            path=url,
+            hint="declare the stores that the root has, in its order, or start a new root",
+        )
+    for mine, theirs in zip(held, asked, strict=True):
+        _compare(url, mine.name, "key", mine.key_json, theirs.key_json, may_grow=False)
+        _compare(url, mine.name, "value", mine.value_json, theirs.value_json, may_grow=True)
 
 
-def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *, may_grow: bool) -> bool:
-    """Whether `asked` only adds nullable columns at the end. Raises `SchemaMismatch` with the first difference."""
+def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *, may_grow: bool) -> None:
+    """Raises `SchemaMismatch` with the first difference that is not a nullable column added at the end."""
     held, asked = json.loads(held_json)["fields"], json.loads(asked_json)["fields"]
     for place in range(max(len(held), len(asked))):
         mine = held[place] if place < len(held) else None
@@ -116,7 +142,6 @@ def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *
                 path=url,
                 hint="declare it as the root has it; only nullable value columns at the end can be added",
             )
-    return len(asked) > len(held)
 
 
 def _column(column: dict[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from statestore import catalog
-from statestore.binding import Binding, OlderSchemas, bind
+from statestore.binding import Binding, Bound, bind, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
     AlreadyExists,
@@ -42,6 +42,7 @@ class Pending:
     root_id: str
     query_id: str
     sources: tuple[str, ...]
+    schema: str
     ids: Mapping[int, tuple[str, ...]]
 
 
@@ -52,31 +53,30 @@ class Done:
 
 @dataclass(frozen=True)
 class Ready:
-    """The batch may run. `bases`: operator -> the version of each partition's store to build on.
-
-    `rewrites`: value schemas that the rows still have which this batch has to bring to the newest one, by operator.
-    """
+    """The batch may run. `bases`: operator -> the version of each partition's store to build on."""
 
     bases: Mapping[int, tuple[VersionId, ...]]
-    rewrites: Mapping[int, str]
 
 
 class StateRoot:
     """A root, bound. One driver uses it at a time; when two do, the loser is told so by name."""
 
-    def __init__(self, storage: Storage, binding: Binding, older_schemas: OlderSchemas) -> None:
+    def __init__(self, storage: Storage, bound: Bound) -> None:
         self.storage = storage
-        self.binding = binding
-        self._older_schemas = older_schemas
+        self._bound = bound
         self._head = catalog.newest_batch(storage)
 
     @classmethod
     def open(cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> StateRoot:
         """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`."""
-        binding, older = bind(storage, wanted, batch=batch, ids=ids)
-        root = cls(storage, binding, older)
+        root = cls(storage, bind(storage, wanted, batch=batch, ids=ids))
         root._write_descriptions()
         return root
+
+    @property
+    def binding(self) -> Binding:
+        """What the root was made for, with the newest recorded schemas."""
+        return self._bound.binding
 
     @property
     def head(self) -> int | None:
@@ -104,7 +104,18 @@ class StateRoot:
             self.storage.create(names.offsets(batch), logs.encode_offsets(mine))
         except AlreadyExists as error:
             self._require_same_sources(batch, mine, cause=error)
-        return Ready(bases, self._rewrites(batch))
+        return Ready(bases)
+
+    def rewrites(self, batch: int) -> Mapping[int, str]:
+        """Call it when `batch` is about to be computed: operator -> the value schema that its rows still have, where the
+        batch has to bring all of them to a newer one. Columns that the job added are recorded here."""
+        self._bound = self._bound.grown(self.storage, batch)
+        older = self._bound.older.get(batch, {})
+        return {op: older[store.name] for op, store in enumerate(self.binding.stores) if store.name in older}
+
+    def schema(self) -> str:
+        """A digest of the schemas that the newest computed batch was written with."""
+        return schema_digest(self.binding.stores)
 
     def write_pending(self, pending: Pending) -> None:
         """Write an attempt down before the sink is touched."""
@@ -114,6 +125,7 @@ class StateRoot:
             "batch": pending.batch,
             "attempt": pending.attempt,
             "sources": list(pending.sources),
+            "schema": pending.schema,
             "ids": {str(operator): list(ids) for operator, ids in pending.ids.items()},
         }
         self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
@@ -132,6 +144,7 @@ class StateRoot:
                 str(body["root"]),
                 str(body["query"]),
                 tuple(str(source) for source in body["sources"]),
+                str(body["schema"]),
                 {int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -151,7 +164,7 @@ class StateRoot:
                 hint="stop one of the two drivers that run this query; the state in the commit log is whole",
             ) from error
         self._head = batch
-        if batch in self._older_schemas:
+        if batch in self._bound.older:
             self._write_schemas()
 
     def _bases(self, batch: int) -> Mapping[int, tuple[VersionId, ...]]:
@@ -173,10 +186,6 @@ class StateRoot:
         if wrong:
             raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
         return {op: tuple(VersionId(batch, of_partition[0]) for of_partition in ids[op]) for op in operators_}
-
-    def _rewrites(self, batch: int) -> Mapping[int, str]:
-        older = self._older_schemas.get(batch, {})
-        return {op: older[store.name] for op, store in enumerate(self.binding.stores) if store.name in older}
 
     def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
         # The confs of the stateless query around it say another provider: Spark reads the state by these.
@@ -206,7 +215,7 @@ class StateRoot:
         self._write_schemas()
 
     def _write_schemas(self) -> None:
-        changing = self._older_schemas.get((self._head if self._head is not None else -1) + 1, {})
+        changing = self._bound.older.get((self._head if self._head is not None else -1) + 1, {})
         for operator, store in enumerate(self.binding.stores):
             path = names.state_schema(operator)
             # Until the batch that rewrites the rows is committed, Spark must still read them by the older schema.
