@@ -52,13 +52,14 @@ stores). It must give the same for the same input: an attempt that runs again ha
 class Pieces:
     """How many rows the update function gets at once. A key is never cut, but for `split_hot_keys`.
 
-    `split_hot_keys`: a key with more than `hot_key_rows` rows in a batch is given in pieces, in order, the state of one
-    piece being the input of the next; without it such a key is refused as `HotKey`.
+    `split_hot_keys`: a key with more than `hot_key_rows` rows or `hot_key_bytes` in a batch may be given in pieces, in
+    order, the state after one piece being the input of the next; without it such a key is refused as `HotKey`.
     """
 
     rows: int = 65_536
     size_bytes: int = 32 * 1024 * 1024
     hot_key_rows: int = 500_000
+    hot_key_bytes: int = 64 * 1024 * 1024
     split_hot_keys: bool = False
 
 

@@ -130,7 +130,9 @@ class _Partition:
                     self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
             # Spark hands timestamps over in the session's time zone; the state's are UTC.
             tables = (pa.Table.from_batches([batch]).cast(self._row_columns) for batch in batches)
-            for piece in whole_keys(tables, self._encode_keys, self._operator.pieces):
+            for piece in whole_keys(
+                tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
+            ):
                 output = self._process(piece, stores)
                 self._rows_out += output.num_rows
                 yield from self._tagged(output, tag, marker=False)

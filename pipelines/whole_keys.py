@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,13 @@ class Piece:
     rows: pa.Table
     keys: pa.LargeBinaryArray
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.rows.nbytes + self.keys.nbytes)
+
     def first_of_key(self) -> pa.BooleanArray:
         """True where a row's key differs from the row before; shape (rows,)."""
         changes = pc.not_equal(self.keys[1:], self.keys[:-1]).to_numpy(zero_copy_only=False)
@@ -27,36 +34,68 @@ class Piece:
 
 
 def whole_keys(
-    tables: Iterable[pa.Table], encode: Callable[[pa.Table], pa.LargeBinaryArray], limits: Pieces
+    tables: Iterable[pa.Table],
+    encode: Callable[[pa.Table], pa.LargeBinaryArray],
+    limits: Pieces,
+    *,
+    key_columns: Sequence[str] = (),
 ) -> Iterator[Piece]:
     """The rows of `tables`, sorted by key, as pieces of whole keys of about `limits.rows` rows or `limits.size_bytes`.
 
-    Raises `HotKey` for a key of more than `limits.hot_key_rows` rows, unless those may be split.
+    At most twice that is held, but for a single key, of which `hot_key_rows` rows or `hot_key_bytes` may be. Raises
+    `HotKey` for a key beyond these, naming it by `key_columns`, unless hot keys may be split.
     """
     held: list[Piece] = []
-    for rows in tables:
-        if rows.num_rows == 0:
+    for rows in _slices(tables, limits):
+        newest = Piece(rows, encode(rows))
+        held.append(newest)
+        if not _exceeds(held, limits.rows - 1, limits.size_bytes - 1):
             continue
-        held.append(Piece(rows, encode(rows)))
-        if sum(len(p.keys) for p in held) < limits.rows and sum(p.rows.nbytes for p in held) < limits.size_bytes:
+        if held[0].keys[0].equals(newest.keys[-1]):
+            # One key fills it all. Not joined yet: that would copy what is held with each table that comes.
+            if not _exceeds(held, limits.hot_key_rows, limits.hot_key_bytes):
+                continue
+            yield _allowed(_joined(held), limits, key_columns)
+            held = []
             continue
         piece = _joined(held)
         cut = _start_of_last_key(piece.keys)
-        if cut == 0:
-            if len(piece.keys) < limits.hot_key_rows and not limits.split_hot_keys:
-                held = [piece]
-                continue
-            if not limits.split_hot_keys:
-                raise HotKey(
-                    f"more than {limits.hot_key_rows:,} rows of one key in a batch: {_described(piece)}",
-                    hint="let it be split (Pieces(split_hot_keys=True)) if the update function may get a key in "
-                    "pieces, or raise Pieces.hot_key_rows",
-                )
-            cut = len(piece.keys)
-        yield Piece(piece.rows.slice(0, cut), piece.keys[:cut])
-        held = [Piece(piece.rows.slice(cut), piece.keys[cut:])] if cut < len(piece.keys) else []
+        yield _allowed(Piece(piece.rows.slice(0, cut), piece.keys[:cut]), limits, key_columns)
+        held = [Piece(piece.rows.slice(cut), piece.keys[cut:])]
     if held:
-        yield _joined(held)
+        yield _allowed(_joined(held), limits, key_columns)
+
+
+def _slices(tables: Iterable[pa.Table], limits: Pieces) -> Iterator[pa.Table]:
+    """Spark's batches have a size of their own; what is more than a piece comes in slices."""
+    for table in tables:
+        by_size = table.num_rows * limits.size_bytes // max(table.nbytes, 1)
+        at_once = max(1, min(limits.rows, by_size))
+        for start in range(0, table.num_rows, at_once):
+            yield table.slice(start, at_once)
+
+
+def _exceeds(pieces: list[Piece], rows: int, size_bytes: int) -> bool:
+    return sum(map(len, pieces)) > rows or sum(piece.size_bytes for piece in pieces) > size_bytes
+
+
+def _allowed(piece: Piece, limits: Pieces, key_columns: Sequence[str]) -> Piece:
+    """The piece itself. Raises `HotKey` for one with a key that has too many rows."""
+    if limits.split_hot_keys:
+        return piece
+    starts = np.flatnonzero(piece.first_of_key().to_numpy(zero_copy_only=False))
+    lengths = np.diff(np.append(starts, len(piece)))
+    longest = int(lengths.argmax())
+    is_too_large = len(starts) == 1 and piece.size_bytes > limits.hot_key_bytes
+    if lengths[longest] <= limits.hot_key_rows and not is_too_large:
+        return piece
+    limit = f"{limits.hot_key_bytes:,} bytes" if is_too_large else f"{limits.hot_key_rows:,} rows"
+    key = piece.rows.slice(int(starts[longest]), 1).select(list(key_columns)).to_pylist()[0]
+    raise HotKey(
+        f"more than {limit} of one key in a batch: {key}",
+        hint="let it be split (Pieces(split_hot_keys=True)) if the update function may get a key in pieces, or raise "
+        "Pieces.hot_key_rows and hot_key_bytes",
+    )
 
 
 def _joined(pieces: list[Piece]) -> Piece:
@@ -70,7 +109,3 @@ def _start_of_last_key(keys: pa.LargeBinaryArray) -> int:
     differs = pc.not_equal(keys, keys[-1]).to_numpy(zero_copy_only=False)
     others = np.flatnonzero(differs)
     return int(others[-1]) + 1 if len(others) else 0
-
-
-def _described(piece: Piece) -> str:
-    return str(piece.rows.slice(0, 1).to_pylist()[0])

@@ -1,0 +1,133 @@
+"""A stateful operator on a small stream: a Delta table, one file and one batch a commit, all below one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines.driver import BatchReport, Host, Phase
+from pipelines.operator import StatefulOperator
+from pipelines.query import StatefulQuery, start
+from pipelines.sinks import DeltaSink, Sink
+
+
+class Seen:
+    """Keeps what the query reports; `at` is called at each phase and may raise."""
+
+    def __init__(self, at: Callable[[int, Phase], None] | None = None) -> None:
+        self.batches: list[BatchReport] = []
+        self._at = at
+
+    def phase(self, batch: int, phase: Phase) -> None:
+        if self._at is not None:
+            self._at(batch, phase)
+
+    def finished(self, report: BatchReport) -> None:
+        self.batches.append(report)
+
+
+class Stream:
+    """The table, and what an operator on it leaves behind: `root`, `checkpoint`, `facts`, `local`."""
+
+    def __init__(self, session: SparkSession, folder: Path, schema: pa.Schema) -> None:
+        self.session = session
+        self.folder = folder
+        self.table = str(folder / "input")
+        self.root = folder / "root"
+        self.checkpoint = folder / "checkpoint"
+        self.facts = str(folder / "facts")
+        self.schema = schema
+        # Version 0: the stream starts behind it.
+        write_deltalake(self.table, schema.empty_table())
+
+    def append(self, rows: pa.Table | Mapping[str, list[Any]]) -> None:
+        """One commit, one file, one batch."""
+        if not isinstance(rows, pa.Table):
+            rows = pa.table(dict(rows), schema=self.schema)
+        write_deltalake(self.table, rows, mode="append")
+
+    def rows(self) -> DataFrame:
+        reader = self.session.readStream.format("delta").option("startingVersion", 1).option("maxFilesPerTrigger", 1)
+        return reader.load(self.table)
+
+    def start(
+        self,
+        operator: StatefulOperator,
+        *,
+        rows: DataFrame | None = None,
+        seen: Seen | None = None,
+        sink: Sink | None = None,
+        partitions: int | None = 2,
+        host: Host | None = None,
+    ) -> StatefulQuery:
+        return start(
+            operator,
+            self.rows() if rows is None else rows,
+            root=str(self.root),
+            checkpoint=str(self.checkpoint),
+            sink=sink or DeltaSink(self.facts),
+            partitions=partitions,
+            key_groups=8,
+            host=host or Host(str(self.folder / "local")),
+            observer=seen,
+            trigger={"availableNow": True},
+        )
+
+    def run(self, operator: StatefulOperator, **how: Any) -> list[BatchReport]:
+        """Run all that is there; returns what each batch reported, or raises what stopped the query."""
+        seen = how.pop("seen", None) or Seen()
+        self.start(operator, seen=seen, **how).await_termination()
+        return seen.batches
+
+    def output(self) -> list[dict[str, Any]]:
+        """All rows of the sink, sorted by their text."""
+        if not DeltaTable.is_deltatable(self.facts):
+            return []
+        return sorted(DeltaTable(self.facts).to_pyarrow_table().to_pylist(), key=repr)
+
+    def state(self, operator: int = 0, batch: int | None = None) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        """The state as Spark's own reader finds it: key columns without the key group -> value columns."""
+        # The reader needs Spark's StateStoreCoordinator, which the first streaming query starts.
+        self.session._jsparkSession.sessionState().streamingQueryManager()
+        reader = self.session.read.format("statestore").option("operatorId", operator)
+        if batch is not None:
+            reader = reader.option("batchId", batch)
+        found = reader.load(str(self.root)).collect()
+        rows = {tuple(row.key)[1:]: tuple(row.value) for row in found}
+        assert len(rows) == len(found), "Spark found a key twice"
+        return rows
+
+    def changelogs(self) -> list[str]:
+        return sorted(str(path.relative_to(self.root)) for path in self.root.glob("state/*/*/*.changelog"))
+
+    def committed(self) -> list[int]:
+        return sorted(int(path.name) for path in (self.root / "commits").glob("[0-9]*"))
+
+
+@contextmanager
+def conf(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session for the time of a block."""
+    before = {key: session.conf.get(key, None) for key in values}
+    for key, value in values.items():
+        session.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, old)
+
+
+def by_key(rows: Iterable[Mapping[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row[key], []).append(dict(row))
+    return found
