@@ -1,1 +1,26 @@
-"""PySpark streaming jobs that write only changelogs."""
+"""PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and how to start it."""
+
+from pipelines.driver import BatchReport, Host, Observer, Outcome, Phase
+from pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from pipelines.query import StatefulQuery, start
+from pipelines.session import spark_session
+from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, Sink
+
+__all__ = [
+    "AtLeastOnceSink",
+    "Attempt",
+    "BatchReport",
+    "DeltaSink",
+    "Frames",
+    "Host",
+    "Observer",
+    "Outcome",
+    "Phase",
+    "Pieces",
+    "Sink",
+    "StatefulOperator",
+    "StatefulQuery",
+    "Update",
+    "spark_session",
+    "start",
+]

@@ -56,7 +56,7 @@ class DeltaSink:
         if not DeltaTable.is_deltatable(self.path, dict(self.storage_options) or None):
             return None
         # Read by its log, without a Spark job: milliseconds instead of a second, twice a batch.
-        table = DeltaTable(self.path, storage_options=dict(self.storage_options) or None, without_files=True)
+        table = DeltaTable(self.path, storage_options=dict(self.storage_options) or None)
         newest = table.transaction_version(_app_id(query_id))
         if newest is None or newest < batch:
             return None

@@ -1,0 +1,43 @@
+"""The README's example runs, and does what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def _readings(*rows: tuple[str, int, float]) -> pa.Table:
+    sensor, second, value = zip(*rows, strict=True)
+    at = pa.array([s * 1_000_000 for s in second], pa.timestamp("us", tz="UTC"))
+    return pa.table({"sensor": list(sensor), "at": at, "value": list(value)})
+
+
+def test_the_example_of_a_stateful_operator_runs_as_it_stands(delta_session: SparkSession, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "StatefulOperator(" in block]
+    readings = str(tmp_path / "readings")
+    deltalake.write_deltalake(readings, _readings(("a", 1, 5.0), ("b", 2, 1.0), ("a", 3, 4.0)))
+    names: dict[str, object] = {"spark": delta_session, "folder": str(tmp_path)}
+    exec(example, names)
+    query = names["query"]
+    query.streaming_query.processAllAvailable()
+    deltalake.write_deltalake(readings, _readings(("a", 4, 9.0), ("c", 5, 0.0)), mode="append")
+    query.streaming_query.processAllAvailable()
+    query.stop()
+    highs = deltalake.DeltaTable(str(tmp_path / "highs")).to_pyarrow_table().to_pylist()
+    assert sorted((row["sensor"], row["at"].second, row["readings"], row["highest"]) for row in highs) == [
+        ("a", 1, 1, 5.0),
+        ("a", 3, 2, 5.0),
+        ("a", 4, 3, 9.0),
+        ("b", 2, 1, 1.0),
+        ("c", 5, 1, 0.0),
+    ]
