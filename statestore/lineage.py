@@ -74,14 +74,18 @@ def next_step(
     local      what the host holds already
     headers    lineages read from changelog headers so far, by the version of the changelog
 
-    The newest base on the lineage wins, the local copy before a snapshot of the same version. What the lineage does not
-    name does not exist for it, so that a late snapshot of a dead attempt is never a base.
+    The local copy wins when the lineage names it, else the newest snapshot that it names. A snapshot newer than the
+    local copy would save the replay of a few changelogs at the price of fetching the whole state, on every host, each
+    time that maintenance has made one. What the lineage does not name does not exist for it, so that a late snapshot of
+    a dead attempt is never a base.
     """
     if target == EMPTY:
         return LoadPlan(BaseKind.NOTHING, EMPTY, (), ())
     if local is not None and local.version == target:
         return LoadPlan(BaseKind.LOCAL, target, (), shortened(local.lineage, snapshots))
-    if target in snapshots:
+    if local is not None and local.version.version >= target.version:
+        local = None  # no ancestor of the target
+    if target in snapshots and local is None:
         return LoadPlan(BaseKind.SNAPSHOT, target, (), (target,))
     if target not in headers:
         return NeedsHeader(target)
@@ -90,11 +94,12 @@ def next_step(
         gap = _gap(chain)
         if gap is not None:
             return NotLoadable(gap, "the lineage jumps over a version")
+        if local is not None and local.version in chain:
+            tail = chain[chain.index(local.version) + 1 :]
+            return LoadPlan(BaseKind.LOCAL, local.version, tail, shortened(chain, snapshots))
         for index in range(len(chain) - 1, -1, -1):
-            held_here = local is not None and chain[index] == local.version
-            if held_here or chain[index] in snapshots:
-                kind = BaseKind.LOCAL if held_here else BaseKind.SNAPSHOT
-                return LoadPlan(kind, chain[index], chain[index + 1 :], shortened(chain, snapshots))
+            if chain[index] in snapshots:
+                return LoadPlan(BaseKind.SNAPSHOT, chain[index], chain[index + 1 :], shortened(chain, snapshots))
         oldest = chain[0]
         if oldest.version == 1:
             return LoadPlan(BaseKind.NOTHING, EMPTY, chain, chain)

@@ -86,7 +86,7 @@ class _Attempt:
 
     @property
     def wanted(self) -> str:
-        return f"version {self.target.version} (batch {self.target.version - 1})"
+        return _named(self.target)
 
 
 class Loader:
@@ -153,10 +153,14 @@ class Loader:
         except LocalStateDamaged:
             attempt.metrics.replaced_damaged_copy = True
             loaded = None
+        except VersionNotLoadable:
+            # The copy is older than what retention has left: a newer snapshot may have replaced those changelogs.
+            loaded = None
         if loaded is None:
             loaded = self._build(attempt, self._folder.fresh_directory())
             self._folder.serve(loaded.database.path)
         self._folder.forget_changelogs(attempt.target.version)
+        self._folder.sweep()
         return loaded
 
     def _build_private_copy(self, attempt: _Attempt) -> Loaded:
@@ -215,7 +219,7 @@ class Loader:
                     self._list_snapshots(attempt)
                 case NotLoadable(missing, reason):
                     raise VersionNotLoadable(
-                        f"{attempt.wanted} has no base: {reason}",
+                        f"{attempt.wanted} of {self._store} has no base: {reason}",
                         path=self._store.changelog(missing),
                         hint="restore that file, or a snapshot of its version, or go back to a version with a snapshot",
                     )
@@ -242,10 +246,12 @@ class Loader:
                 # A snapshot of just this version makes its changelog superfluous: retention may have removed it.
                 self._list_snapshots(attempt)
                 return
+            older = max((s for s in attempt.snapshots if s.version < version.version), default=None)
+            back = f"the newest older snapshot is of {_named(older)}" if older else "there is no older snapshot"
             raise VersionNotLoadable(
-                f"{attempt.wanted} cannot be loaded: {error.what}",
+                f"{attempt.wanted} of {self._store} cannot be loaded: {error.what}",
                 path=path,
-                hint=f"restore the file, or go back to version {version.version - 1} (batch {version.version - 2})",
+                hint=f"restore the file, or go back to {_named(version, less=1)}; {back}",
             ) from error
         if header.lineage is None:
             raise UnknownFormatVersion("a changelog without lineage under an id", path=path, hint="nothing was changed")
@@ -293,15 +299,27 @@ class Loader:
                 self._fetch_again(attempt, plan.replay)
                 written = database.apply(self._windows(plan.replay), holds)
         except (ObjectMissing, CorruptFile) as error:
-            broken = next((v for v in plan.replay if self._store.changelog(v) == error.path), plan.replay[0])
+            broken, what = self._oldest_broken(attempt, plan.replay, error)
             raise VersionNotLoadable(
-                f"{attempt.wanted} cannot be loaded: {error.what}",
+                f"{attempt.wanted} of {self._store} cannot be loaded: {what}",
                 path=self._store.changelog(broken),
-                hint=f"restore the file; the newest version that still loads is {broken.version - 1} "
-                f"(batch {broken.version - 2})",
+                hint=f"restore the file; the newest version that still loads is {_named(broken, less=1)}",
             ) from error
         attempt.metrics.replayed_changelogs = len(plan.replay)
         attempt.metrics.replayed_keys = written
+
+    def _oldest_broken(
+        self, attempt: _Attempt, replay: Lineage, seen: ObjectMissing | CorruptFile
+    ) -> tuple[VersionId, str]:
+        """What was noticed first need not be the oldest, and all below the oldest still loads."""
+        for version in replay:
+            try:
+                self._fetch(attempt, [version])
+                for _ in self._windows((version,)):
+                    pass
+            except (ObjectMissing, CorruptFile) as error:
+                return version, error.what
+        return next((v for v in replay if self._store.changelog(v) == seen.path), replay[0]), seen.what
 
     def _windows(self, replay: Lineage) -> Iterator[dict[bytes, bytes | None]]:
         window: dict[bytes, bytes | None] = {}
@@ -317,19 +335,27 @@ class Loader:
 
     def _changelog(self, version: VersionId) -> Readable:
         path = self._folder.cached_changelog(version)
-        if path.stat().st_size < _MAP_FROM_BYTES:
-            return path.read_bytes()
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            if path.stat().st_size < _MAP_FROM_BYTES:
+                return path.read_bytes()
+            with path.open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            # A private copy is built without the lock, while its holder forgets what is behind it.
+            raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
 
     def _fetch(self, attempt: _Attempt, versions: Iterable[VersionId]) -> None:
         """Have these changelogs in the host's cache."""
 
         def fetch(version: VersionId) -> None:
             unfinished = self._folder.unfinished_file()
+            path = self._store.changelog(version)
             try:
-                self._storage.download(self._store.changelog(version), unfinished)
-                unfinished.replace(self._folder.cached_changelog(version))
+                with translated(unfinished):
+                    self._storage.download(path, unfinished)
+                    unfinished.replace(self._folder.cached_changelog(version))
+            except ObjectMissing as error:
+                raise ObjectMissing(error.what, path=path) from error
             finally:
                 unfinished.unlink(missing_ok=True)
 
@@ -353,3 +379,8 @@ class Loader:
         with ThreadPoolExecutor(_FETCHES_AT_ONCE) as pool:
             for _ in pool.map(work, items):
                 pass
+
+
+def _named(version: VersionId, *, less: int = 0) -> str:
+    number = version.version - less
+    return f"version {number} (batch {number - 1})" if number else "version 0, the empty one"

@@ -18,8 +18,8 @@ import pyarrow as pa
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.pending_changes import PendingChanges
-from statestore.engine.rocks import Database, EngineLimits, translated
-from statestore.errors import LineageCeiling
+from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
+from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
 from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import StorePath, VersionId
@@ -103,6 +103,8 @@ class StateStore:
         self._folder = folder
         self._clock = clock
         self._changelog: _Changelog | None = None
+        self._failure: LocalStateError | None = None
+        self._released = False
         self._pending = PendingChanges(folder.unfinished_file())
 
     @classmethod
@@ -145,10 +147,12 @@ class StateStore:
         """The value of each key, null where there is none; what was put or deleted here is seen. Same length and order
         as `keys`; fastest when they are sorted."""
         wanted: list[bytes] = keys.to_pylist()
-        if not self._pending:
-            return pa.array(self._database.get_many(wanted), pa.large_binary())
-        changed, others = self._pending.split(wanted)
-        found = dict(zip(others, self._database.get_many(others), strict=True))
+        changed, others = self._pending.split(wanted) if self._pending else ({}, wanted)
+        with self._reading():
+            stored = self._database.get_many(others)
+        if not changed:
+            return pa.array(stored, pa.large_binary())
+        found = dict(zip(others, stored, strict=True))
         found.update(changed)
         return pa.array([found[key] for key in wanted], pa.large_binary())
 
@@ -156,7 +160,7 @@ class StateStore:
         """All pairs whose key begins with `prefix`, in key order; what was put or deleted here is seen."""
         changes = self._pending.ordered(prefix)
         change = next(changes, None)
-        for keys, values in self._database.scan(prefix):
+        for keys, values in self._stored(prefix):
             for key, value in zip(keys, values, strict=True):
                 while change is not None and change[0] < key:
                     if change[1] is not None:
@@ -173,12 +177,19 @@ class StateStore:
                 yield change[0], change[1]
             change = next(changes, None)
 
+    def _stored(self, prefix: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        with self._reading():
+            yield from self._database.scan(prefix)
+
     def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
         """Set the value of each key, in order; a null value deletes its key. Same length."""
         started = self._clock.monotonic_seconds()
-        with translated(self._folder.folder):
+        changed: list[bytes] = keys.to_pylist()
+        if changed and max(changed) >= FIRST_RESERVED_KEY:
+            raise UnsupportedType("a key that begins with ff ff ff ff", path=str(self._path), hint="no row begins so")
+        with self._writing():
             self._writer().append(keys, values)
-        self._pending.put_many(keys.to_pylist(), values.to_pylist())
+            self._pending.put_many(changed, values.to_pylist())
         self.commit_metrics.encode_milliseconds += (self._clock.monotonic_seconds() - started) * 1000
 
     def delete(self, keys: pa.LargeBinaryArray) -> None:
@@ -211,7 +222,8 @@ class StateStore:
     def abort(self) -> None:
         """Forget the changes. Nothing was written that anyone could see. Safe to call at any time."""
         if self._changelog is not None:
-            self._changelog.file.close()
+            with contextlib.suppress(OSError):
+                self._changelog.file.close()  # on a full disk it fails once more
             self._changelog.path.unlink(missing_ok=True)
             self._changelog = None
         self._release()
@@ -227,10 +239,36 @@ class StateStore:
         return self._loaded.database
 
     def _release(self) -> None:
+        self._released = True
         self._pending.close()
         self._loaded.close()
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """*Guarantee*: a changelog that was half written when the disk filled up is never sent: from then on each call
+        fails as the first one did."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with translated(self._folder.folder):
+                yield
+        except LocalStateError as error:
+            self._failure = error
+            raise
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Damage that only a read shows would be met again by every later task: the copy is served no longer."""
+        try:
+            yield
+        except LocalStateDamaged:
+            self._folder.condemn(self._database.path)
+            raise
+
     def _writer(self) -> ChangelogWriter:
+        if self._released or (self._changelog is not None and self._changelog.finished):
+            # What is sent again after a failure is the same object, which may stand there already.
+            raise ValueError("no change can be added to a version that was sent or given up")
         if self._changelog is None:
             path = self._folder.unfinished_file()
             file = path.open("wb")
@@ -238,10 +276,10 @@ class StateStore:
         return self._changelog.writer
 
     def _finished_changelog(self) -> _Changelog:
-        with translated(self._folder.folder):
-            writer = self._writer()
-            assert self._changelog is not None
-            if not self._changelog.finished:
+        if self._changelog is None or not self._changelog.finished:
+            with self._writing():
+                writer = self._writer()
+                assert self._changelog is not None
                 writer.finish()
                 self._changelog.file.close()
                 self._changelog.finished = True

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from pipelines.session import spark_session
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.s3_server import S3Server
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,9 @@ from statestore.format.names import VersionId
 _DATABASE_PREFIX = "db-"
 _PRIVATE_PREFIX = "private-"
 
+LEFTOVER_SECONDS = 24 * 60 * 60
+"""No task runs that long."""
+
 
 class LocalCopyFolder:
     """The folder drawn above."""
@@ -46,15 +49,17 @@ class LocalCopyFolder:
     def locked(self, timeout_seconds: float) -> Iterator[bool]:
         """Hold the folder's lock; yields False when another process kept it that long. The kernel frees it on death."""
         lock = FileLock(str(self.folder / "lock"), thread_local=False)
+        held = True
+        with translated(self.folder):
+            try:
+                lock.acquire(timeout=timeout_seconds)
+            except Timeout:
+                held = False
         try:
-            lock.acquire(timeout=timeout_seconds)
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
+            yield held
         finally:
-            lock.release()
+            if held:
+                lock.release()
 
     def open_current(self) -> Database | None:
         """The database that is served, for reading; None when there is none.
@@ -71,10 +76,11 @@ class LocalCopyFolder:
 
     def current(self) -> Path | None:
         """The directory that is served. Read it under the lock before writing to it."""
-        try:
-            name = self._pointer.read_text().strip()
-        except FileNotFoundError:
-            return None
+        with translated(self._pointer):
+            try:
+                name = self._pointer.read_bytes().decode("ascii", "replace").strip()
+            except FileNotFoundError:
+                return None
         if not name.startswith(_DATABASE_PREFIX) or "/" in name:
             raise LocalStateDamaged(f"`current` names {name!r}", path=str(self._pointer))
         return self.folder / name
@@ -101,6 +107,21 @@ class LocalCopyFolder:
             for other in self.folder.iterdir():
                 if other != path and other.name.startswith((_DATABASE_PREFIX, "current.")):
                     shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
+
+    def condemn(self, path: Path) -> None:
+        """Serve this directory no longer: reading it showed damage that opening it did not."""
+        with self.locked(timeout_seconds=0) as held:
+            if held and self.current() == path:
+                self._pointer.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove private copies and unfinished files of processes that died. Call it under the lock, after `serve` or
+        `touch`: what is older than the pointer by `LEFTOVER_SECONDS` belongs to no task that still runs."""
+        with contextlib.suppress(OSError):
+            oldest = self._pointer.stat().st_mtime - LEFTOVER_SECONDS
+            for place in (*self.folder.glob(f"{_PRIVATE_PREFIX}*"), *self._changelogs.glob("*.tmp")):
+                if place.stat().st_mtime < oldest:
+                    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
 
     def touch(self) -> None:
         """Note that the copy was used: the sweep removes the least recently used first."""

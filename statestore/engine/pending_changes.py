@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,8 +64,10 @@ class PendingChanges:
                 yield entries.key(), _plain(entries.value())
                 entries.next()
             return
-        for key in sorted(key for key in self._memory if key.startswith(prefix)):
-            yield key, self._memory[key]
+        # A list of its own: who scans may put meanwhile, and a spill empties the map.
+        wanted = [(key, value) for key, value in self._memory.items() if key.startswith(prefix)]
+        wanted.sort(key=operator.itemgetter(0))
+        yield from wanted
 
     def close(self) -> None:
         """Forget everything."""

@@ -26,12 +26,19 @@ from rocksdict import (
     SstFileWriter,
 )
 
-from statestore.errors import LocalDiskFull, LocalStateDamaged, LocalStateError, LocalStateLocked
+from statestore.errors import (
+    LocalDiskFull,
+    LocalStateDamaged,
+    LocalStateError,
+    LocalStateLocked,
+    StatekeeperError,
+    UnsupportedType,
+)
 from statestore.format.names import VersionId
 from statestore.lineage import LocalCopy
 
 _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
-_SCAN_END = b"\xff\xff\xff\xff"
+FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 """State keys begin with a little-endian length or a row's version byte, so none sorts behind this."""
 
 _SCAN_BATCH_ROWS = 10_000
@@ -99,7 +106,7 @@ class Database:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
         """All pairs whose key begins with `prefix`, in key order, as batches of keys and values."""
-        end = _after(prefix) or _SCAN_END
+        end = _after(prefix) or FIRST_RESERVED_KEY
         with translated(self.path):
             entries = self._rdict.iter()
             entries.seek(prefix)
@@ -171,9 +178,15 @@ class Database:
 
     def _write_table(self, number: int, window: Mapping[bytes, bytes | None], marker: bytes | None) -> str:
         path = str(self.path / f"ingest-{number}.tmp")
+        # A process that died after the ingestion left its file here: the same inode as a live table, which opening it
+        # for writing would cut to nothing.
+        Path(path).unlink(missing_ok=True)
         writer = SstFileWriter(_options(EngineLimits()))
         writer.open(path)
-        for key in sorted(window):
+        keys = sorted(window)
+        if keys and keys[-1] >= FIRST_RESERVED_KEY:
+            raise UnsupportedType(f"a key that begins with ff ff ff ff: {keys[-1][:40]!r}", hint="no row begins so")
+        for key in keys:
             value = window[key]
             if value is None:
                 del writer[key]
@@ -216,13 +229,15 @@ def _after(prefix: bytes) -> bytes | None:
 def translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except LocalStateError:
-        raise
+    except StatekeeperError:
+        raise  # a changelog that cannot be read while it is applied says nothing about the database
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LocalDiskFull(str(error), path=str(path), hint="free space on the local disk") from error
         raise LocalStateError(str(error), path=str(path)) from error
     except Exception as error:
+        if type(error) is not Exception:
+            raise  # a mistake of the caller's; RocksDB's own errors are bare
         text = str(error)
         if "No space left" in text or "Disk quota" in text:
             raise LocalDiskFull(text, path=str(path), hint="free space on the local disk") from error

@@ -24,6 +24,7 @@ from statestore.errors import CorruptFile, LineageCeiling, UnknownFormatVersion
 from statestore.format import compression
 from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
 from statestore.format.names import VersionId
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id, version_number
 
 _END = struct.pack(">i", -1)
 _INT = struct.Struct(">i")
@@ -162,11 +163,12 @@ def read_changelog(data: Readable, path: str) -> tuple[Header, Iterator[Changes]
 
 def _windows(data: Readable, path: str) -> Iterator[Changes]:
     pending = bytearray()
+    wanted_bytes = WINDOW_BYTES
     header_is_ahead = True
     blocks = compression.blocks(data, path)
     ended = False
     while not ended:
-        while len(pending) < WINDOW_BYTES and not ended:
+        while len(pending) < wanted_bytes and not ended:
             block = next(blocks, None)
             if block is None:
                 ended = True
@@ -178,7 +180,10 @@ def _windows(data: Readable, path: str) -> Iterator[Changes]:
             header_is_ahead = False
         changes, position = _parse_records(reader, whole=ended)
         del pending[:position]
-        yield changes
+        # One record may be larger than a window. Twice as much each time: it is not copied again for every block.
+        wanted_bytes = max(WINDOW_BYTES, 2 * len(pending))
+        if len(changes) or ended:
+            yield changes
 
 
 def _parse_header(reader: Reader) -> Header:
@@ -194,8 +199,13 @@ def _parse_header(reader: Reader) -> Header:
     reader.utf("the format version")
     text = reader.utf("the lineage")
     try:
-        lineage = tuple(VersionId(int(i["version"]), str(i["checkpointUniqueId"])) for i in json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+        items = json.loads(text)
+        if not isinstance(items, list):
+            raise ValueError("no array")
+        lineage = tuple(
+            VersionId(version_number(item["version"]), checkpoint_id(item["checkpointUniqueId"])) for item in items
+        )
+    except BAD_VALUES as error:
         raise CorruptFile("the lineage is not the JSON that it should be", path=reader.path) from error
     return Header(lineage=lineage)
 

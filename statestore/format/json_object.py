@@ -12,7 +12,7 @@ def json_object(data: bytes, path: str) -> dict[str, Any]:
     """The object. Raises `CorruptFile` when the bytes are anything else."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"not JSON: {error}", path=path, hint="restore the file from a backup") from error
     if not isinstance(value, dict):
         raise CorruptFile("not a JSON object", path=path)

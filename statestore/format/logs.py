@@ -14,6 +14,7 @@ from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -81,7 +82,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             {str(k): str(v) for k, v in head["conf"].items()},
             tuple(lines[2:]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except BAD_VALUES as error:
         raise CorruptFile("the metadata line lacks what it should hold", path=path) from error
 
 
@@ -103,10 +104,10 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
         if lines[0] == "v1":
             return CommitLog(watermark_ms, None)
         ids = {
-            int(op): tuple(tuple(str(i) for i in stores) for stores in partitions)
+            int(op): tuple(tuple(checkpoint_id(i) for i in stores) for stores in partitions)
             for op, partitions in body["stateUniqueIds"].items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except BAD_VALUES as error:
         raise CorruptFile("stateUniqueIds is not what it should be", path=path) from error
     return CommitLog(watermark_ms, ids)
 

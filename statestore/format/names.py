@@ -33,6 +33,7 @@ SCHEMAS = f"{CONTROL}/schemas"
 DEFAULT_STORE = "default"
 
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
+_CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
@@ -79,6 +80,11 @@ def changelog(version: VersionId) -> str:
 def snapshot(version: VersionId) -> str:
     """The file name of a version's snapshot."""
     return StoreFile(StoreFileKind.SNAPSHOT, version).name
+
+
+def is_checkpoint_id(text: str) -> bool:
+    """Whether the text can be the id of a version in structure V2."""
+    return _CHECKPOINT_ID.fullmatch(text) is not None
 
 
 def parse_store_file(name: str) -> StoreFile | None:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.java_io import Reader, utf
+from statestore.format.untrusted import BAD_VALUES
 
-_CHUNK_CHARACTERS = 65_535 // 3
-"""Spark cuts a schema so that each piece fits into `writeUTF` whatever its characters."""
+_CHUNK_CHARACTERS = 65_535 // 6
+"""Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
+halves, cuts at twice as many; its reader joins pieces of any length."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
             for s in body["stateStoreInfo"]
         )
         return OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
-    except (ValueError, TypeError, KeyError) as error:
+    except BAD_VALUES as error:
         raise CorruptFile("operator metadata is not the JSON that it should be", path=path) from error
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import io
 import json
 import re
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.untrusted import BAD_VALUES
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
@@ -24,6 +26,9 @@ MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 _SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
 _LOCAL_TABLE = re.compile(r"\d+\.sst")
 _DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
+"""What `zipfile` raises over bytes that are no zip; NotImplementedError is a RuntimeError."""
+
 _HINT = "load an older version, or take a new snapshot"
 
 
@@ -67,13 +72,17 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
             for entry in archive.infolist():
                 if entry.filename != "metadata" and not _SMALL_FILE.fullmatch(entry.filename):
                     raise CorruptFile(f"a file that no snapshot holds: {entry.filename!r}", path=path, hint=_HINT)
-                with archive.open(entry) as member:
-                    body = member.read(left + 1)
-                left -= len(body)
+                if entry.filename in files:
+                    raise CorruptFile(f"two files {entry.filename!r}", path=path, hint=_HINT)
+                # Java writes deflate. The other methods' headers choose how much memory is taken.
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise CorruptFile(f"compression method {entry.compress_type}", path=path, hint=_HINT)
+                # No more than is claimed here is ever unpacked, so that a bomb is known before it goes off.
+                left -= entry.file_size
                 if left < 0:
                     raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
-                files[entry.filename] = body
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError, OSError) as error:
+                files[entry.filename] = archive.read(entry)
+    except _BAD_ZIP as error:
         raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
     metadata = _parse_metadata(files.pop("metadata", None), path)
     if "CURRENT" not in files:
@@ -101,11 +110,13 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
             int(fields["numKeys"]),
             {str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except BAD_VALUES as error:
         raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error
     for table in tables:
         if not (_LOCAL_TABLE.fullmatch(table.local_name) and _DFS_TABLE.fullmatch(table.dfs_name)):
             raise CorruptFile(f"impossible table names {table.local_name!r}, {table.dfs_name!r}", path=path, hint=_HINT)
         if table.size_bytes < 0:
             raise CorruptFile(f"{table.dfs_name} has {table.size_bytes} bytes", path=path, hint=_HINT)
+    if len({table.local_name for table in tables}) < len(tables):
+        raise CorruptFile("two tables of one name", path=path, hint=_HINT)
     return metadata

@@ -1,0 +1,140 @@
+"""Each request that a load and a commit make, with each fault that can befall it, on local disk and on S3.
+
+After each: a restart on the same scratch folder and one on a fresh host must find nothing lost and nothing wrong, and
+the operation must run to its end.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import StorageError
+from statestore.format.names import StoreFileKind, VersionId, parse_store_file
+from statestore.storage import Storage
+from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.hosts import STORE, History, Host, changed, column
+from tests.snapshots import publish_snapshot
+
+CHANGES = {b"counter": b"new", b"key 002": None, b"one more": b"x"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A checkpoint of six versions with a snapshot of the third, and a folder of the host that is about to act."""
+
+    storage: Storage
+    history: History
+    folder: Path
+
+
+def load(host: Host, scene: Scene) -> VersionId | None:
+    with host.load(scene.history.head) as store:
+        assert dict(store.scan()) == scene.history.states[-1]
+    return None
+
+
+def commit(host: Host, scene: Scene) -> VersionId | None:
+    with host.load(scene.history.head) as store:
+        store.put(column(list(CHANGES)), column(list(CHANGES.values())))
+        return store.commit()
+
+
+Act = Callable[[Host, Scene], VersionId | None]
+
+# What the host's folder holds when it begins: nothing, a version to be caught up from, or the head.
+ACTS: dict[str, tuple[Act, int | None]] = {
+    "cold load": (load, None),
+    "load that catches up": (load, 4),
+    "cold load and commit": (commit, None),
+    "warm load and commit": (commit, 6),
+}
+FEWEST_CASES = {"cold load": 17, "load that catches up": 8, "cold load and commit": 21, "warm load and commit": 4}
+COUNTED: dict[tuple[str, str], int] = {}
+
+
+@pytest.fixture
+def scene(storage: Storage, tmp_path: Path) -> Scene:
+    history = History()
+    writer = Host(storage, tmp_path / "writer")
+    history.grow(writer, 6)
+    publish_snapshot(storage, STORE, history.versions[3], history.states[3], tmp_path)
+    return Scene(storage, history, tmp_path / "hosts")
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_crash_at_any_request_loses_nothing_and_shows_nothing_wrong(scene: Scene, name: str) -> None:
+    act, warm = ACTS[name]
+    prepared = scene.folder / "prepared"
+    if warm is None:
+        prepared.mkdir(parents=True)
+    else:
+        assert Host(scene.storage, prepared).read(scene.history.versions[warm]) == scene.history.states[warm]
+
+    rehearsal = FaultyStorage(scene.storage)
+    act(Host(rehearsal, _copy(prepared, scene.folder / "rehearsal")), scene)
+    cases = crash_matrix(rehearsal.trace)
+    for number, (request, fault) in enumerate(cases):
+        before = _versions_in_storage(scene)
+        faulty = FaultyStorage(scene.storage, {request.number: fault})
+        folder = _copy(prepared, scene.folder / f"case {number}")
+        version: VersionId | None = None
+        with suppress(SimulatedCrash, StorageError):
+            version = act(Host(faulty, folder), scene)
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+
+        # The same host comes up again, and so does one that knows nothing.
+        fresh = Host(scene.storage, scene.folder / f"fresh {number}")
+        again = Host(scene.storage, folder)
+        for host in (again, fresh):
+            assert host.read(scene.history.head) == scene.history.states[-1], (request, fault)
+        _check_what_was_added(scene, before, again, version)
+        done = act(again, scene)
+        if done is not None:
+            assert fresh.read(done) == changed(scene.history.states[-1], CHANGES), (request, fault)
+        for old, state in list(zip(scene.history.versions, scene.history.states, strict=True))[::2]:
+            assert fresh.read(old) == state, (request, fault)
+        shutil.rmtree(folder)
+        shutil.rmtree(fresh.folder)
+    COUNTED[_kind(scene.storage), name] = len(cases)
+    print(f"{name} on {_kind(scene.storage)}: {len(rehearsal.trace)} requests, {len(cases)} cases")
+
+
+def test_the_matrix_is_as_large_as_it_is_said_to_be(record_property: pytest.RecordProperty) -> None:
+    """Runs last in this module. Fewer cases would mean that requests are no longer seen."""
+    if len(COUNTED) < 2 * len(ACTS):
+        pytest.skip("only with all of the module")
+    print(f"crash matrix: {sum(COUNTED.values())} cases")
+    record_property("crash_matrix_cases", sum(COUNTED.values()))
+    for (_, name), count in COUNTED.items():
+        assert count >= FEWEST_CASES[name]
+    assert sum(COUNTED.values()) >= 2 * sum(FEWEST_CASES.values())
+
+
+def _check_what_was_added(scene: Scene, before: set[VersionId], host: Host, version: VersionId | None) -> None:
+    """A commit that was cut short is wholly there under its own id or not at all; one that was reported is there."""
+    added = _versions_in_storage(scene) - before
+    assert len(added) <= 1
+    assert version is None or version in added
+    for landed in added:
+        assert landed.version == scene.history.head.version + 1
+        assert host.read(landed) == changed(scene.history.states[-1], CHANGES)
+
+
+def _versions_in_storage(scene: Scene) -> set[VersionId]:
+    found = [parse_store_file(entry.path.rpartition("/")[2]) for entry in scene.storage.list(STORE.folder)]
+    return {file.version for file in found if file is not None and file.kind is StoreFileKind.CHANGELOG}
+
+
+def _copy(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def _kind(storage: Storage) -> str:
+    return storage.url.split(":")[0]

@@ -1,0 +1,241 @@
+"""Changelogs: both ways, against Spark's own bytes, and damaged in every place."""
+
+from __future__ import annotations
+
+import io
+import resource
+import struct
+import subprocess
+import sys
+import textwrap
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.errors import CorruptFile, LineageCeiling, StatekeeperError, UnknownFormatVersion
+from statestore.format import changelog, compression
+from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes, read_changelog, read_header
+from statestore.format.java_io import UTF_LIMIT_BYTES, utf
+from statestore.format.names import VersionId
+from tests.format.damage import flips, prefixes, value_or_error
+
+Records = list[tuple[bytes, bytes | None]]
+
+IDS = [f"{number:08x}-0000-4000-8000-00000000000{number}" for number in range(10)]
+LINEAGE = (VersionId(7, IDS[7]), VersionId(8, IDS[8]))
+SMALL: Records = [(b"key", b"value"), (b"", b""), (b"gone", None), (b"key", b"later")]
+
+# Written by Spark 4.2.0: key `kk`, value `vvv`, changelog v3 with an empty lineage, lz4.
+BY_SPARK = bytes.fromhex(
+    "4c5a34426c6f636b1519000000190000009113fc0e0002763300025b5d000000026b6b00000003767676ffffffff"
+    "4c5a34426c6f636b15000000000000000000000000"
+)
+
+records = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=60)), max_size=60)
+
+
+def written(changes: Records, header: Header, *, pieces: int = 1) -> bytes:
+    sink = io.BytesIO()
+    writer = ChangelogWriter(sink, header)
+    step = max(1, -(-len(changes) // pieces))
+    for start in range(0, len(changes), step):
+        part = changes[start : start + step]
+        writer.append(
+            pa.array([key for key, _ in part], pa.large_binary()), pa.array([v for _, v in part], pa.large_binary())
+        )
+    writer.finish()
+    assert writer.records == len(changes)
+    return sink.getvalue()
+
+
+def read(data: bytes) -> tuple[Header, Records]:
+    header, pieces = read_changelog(data, "a.changelog")
+    return header, [pair for changes in pieces for pair in changes.pairs()]
+
+
+def packed(plain: bytes) -> bytes:
+    sink = io.BytesIO()
+    writer = compression.BlockWriter(sink)
+    writer.write(plain)
+    writer.finish()
+    return sink.getvalue()
+
+
+def record(key: bytes, value: bytes | None) -> bytes:
+    body = struct.pack(">i", len(key)) + key
+    return body + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
+
+
+@given(records, st.sampled_from([None, (), LINEAGE]), st.integers(1, 5))
+def test_what_was_written_is_read(changes: Records, lineage: tuple[VersionId, ...] | None, pieces: int) -> None:
+    data = written(changes, Header(lineage), pieces=pieces)
+    assert read(data) == (Header(lineage), changes)
+    assert read_header(data, "a.changelog") == Header(lineage)
+
+
+def test_a_changelog_that_spark_wrote_is_read() -> None:
+    assert read(BY_SPARK) == (Header(()), [(b"kk", b"vvv")])
+
+
+def test_our_bytes_are_sparks_bytes() -> None:
+    assert written([(b"kk", b"vvv")], Header(())) == BY_SPARK
+
+
+def test_a_slice_of_an_array_is_written_as_what_it_shows() -> None:
+    keys = pa.array([b"a", b"bb", b"ccc", b"dddd"], pa.large_binary()).slice(1, 2)
+    values = pa.array([b"1", None, b"333", b"4"], pa.large_binary()).slice(1, 2)
+    sink = io.BytesIO()
+    writer = ChangelogWriter(sink, Header(None))
+    writer.append(keys, values)
+    writer.finish()
+    assert read(sink.getvalue())[1] == [(b"bb", None), (b"ccc", b"333")]
+    assert writer.record_bytes == 8 + 2 + 8 + 3 + 3
+
+
+@pytest.mark.parametrize("size", [20, 33, 100])
+def test_records_over_many_windows_are_all_read(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    changes: Records = [(f"key {number}".encode(), b"v" * (number % 40)) for number in range(200)]
+    monkeypatch.setattr(changelog, "WINDOW_BYTES", size * 10)
+    monkeypatch.setattr(compression, "_BLOCK_BYTES", 64)
+    assert read(written(changes, Header(LINEAGE)))[1] == changes
+
+
+def test_a_record_larger_than_a_window_is_read() -> None:
+    changes: Records = [(b"small", b"1"), (b"large", bytes(2 * changelog.WINDOW_BYTES)), (b"last", b"2")]
+    assert read(written(changes, Header(())))[1] == changes
+
+
+def test_a_record_that_claims_two_gigabytes_is_damage_and_not_waited_for() -> None:
+    filler = b"".join(record(b"%d" % number, b"x" * 1000) for number in range(2 * changelog.WINDOW_BYTES // 1000))
+    for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):
+        with pytest.raises(CorruptFile, match="no end of records"):
+            read(packed(claim + filler + struct.pack(">i", -1)))
+
+
+def test_records_behind_the_end_mark_are_damage() -> None:
+    end = struct.pack(">i", -1)
+    for behind in (b"\0", end, record(b"a", b"b") + end, bytes(2 * changelog.WINDOW_BYTES)):
+        with pytest.raises(CorruptFile, match="no end of records"):
+            read(packed(end + behind))
+
+
+@pytest.mark.parametrize("version", ["v2", "v4", "v5", "v101"])
+def test_formats_of_column_families_and_of_later_sparks_are_refused_by_name(version: str) -> None:
+    data = packed(utf(version) + utf("[]") + b"\0")
+    for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
+        with pytest.raises(UnknownFormatVersion, match=rf"a\.changelog: changelog format {version}"):
+            act(data)
+
+
+@pytest.mark.parametrize("text", ["x3", "v", "vx", "v3.0", ""])
+def test_what_is_no_version_is_a_key_of_version_1(text: str) -> None:
+    """Spark sniffs so (SPARK-51922): a first key may look like the beginning of a header."""
+    key = text.encode().ljust(5, b"\0")
+    assert read(written([(key, b"v")], Header(None))) == (Header(None), [(key, b"v")])
+
+
+def test_a_first_key_that_begins_as_a_header_does_is_a_key() -> None:
+    # 0x0002 7633 bytes of key: in front stands what a header v3 begins with, unless more is looked at than the text.
+    large: Records = [(b"\0" * 0x0076, b"v3"), (bytes([0, 2]) + b"v3" + b"\0\2[]", b"x")]
+    assert read(written(large, Header(None))) == (Header(None), large)
+
+
+@pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
+def test_each_flipped_byte_is_found_or_harmless(header: Header) -> None:
+    data = written(SMALL, header)
+    outcomes = {"found": 0, "harmless": 0}
+    for damaged in flips(data):
+        found = value_or_error(read, damaged, names="a.changelog")
+        outcomes["found" if isinstance(found, StatekeeperError) else "harmless"] += 1
+        assert isinstance(found, StatekeeperError) or found == (header, SMALL)
+    # Harmless are the five bits that say how large a block may be.
+    assert outcomes["found"] > 20 * outcomes["harmless"] > 0
+
+
+@pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
+def test_each_prefix_is_found(header: Header) -> None:
+    for damaged in prefixes(written(SMALL, header)):
+        with pytest.raises(CorruptFile, match=r"a\.changelog"):
+            read(damaged)
+
+
+@pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
+def test_flips_and_prefixes_below_the_checksum_give_named_errors_or_records(header: Header) -> None:
+    """A forger makes the checksum right: nothing but the decoder itself stands in his way."""
+    plain = b"".join(compression.blocks(written(SMALL, header), "x"))
+    for damaged in (*flips(plain), *prefixes(plain)):
+        value_or_error(read, packed(damaged), names="a.changelog")
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=300)
+def test_no_plain_bytes_break_the_decoder(plain: bytes) -> None:
+    for data in (plain, packed(plain), packed(utf("v3") + plain), packed(utf("v3") + utf("[]") + plain)):
+        value_or_error(read, data, names="a.changelog")
+
+
+@pytest.mark.parametrize(
+    "lineage",
+    [
+        "{}",
+        "[1]",
+        "[" * 30_000,
+        '[{"version":1e999,"checkpointUniqueId":"00000001-0000-4000-8000-000000000001"}]',
+        '[{"version":0,"checkpointUniqueId":"00000001-0000-4000-8000-000000000001"}]',
+        '[{"version":true,"checkpointUniqueId":"00000001-0000-4000-8000-000000000001"}]',
+        '[{"version":1,"checkpointUniqueId":"../../../../outside"}]',
+        '[{"version":1,"checkpointUniqueId":null}]',
+        '[{"version":1}]',
+        "not json",
+    ],
+)
+def test_a_lineage_that_is_none_is_damage_and_its_ids_are_no_paths(lineage: str) -> None:
+    data = packed(utf("v3") + utf(lineage) + struct.pack(">i", -1))
+    for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
+        with pytest.raises(CorruptFile, match=r"a\.changelog"):
+            act(data)
+
+
+def test_a_lineage_takes_what_it_is_said_to_take_and_no_more_than_spark_reads() -> None:
+    lineage = tuple(VersionId(number, IDS[1]) for number in range(1, 1000))
+    fits = next(n for n in range(len(lineage), 0, -1) if lineage_bytes(lineage[:n]) <= UTF_LIMIT_BYTES)
+    assert 860 <= fits <= 870
+    assert read(written([], Header(lineage[:fits])))[0].lineage == lineage[:fits]
+    with pytest.raises(LineageCeiling, match="snapshot"):
+        ChangelogWriter(io.BytesIO(), Header(lineage[: fits + 1]))
+
+
+def test_a_header_is_read_without_unpacking_the_rest() -> None:
+    data = written([(b"k%d" % n, bytes(1000)) for n in range(1000)], Header(LINEAGE))
+    first_block_bytes = 21 + struct.unpack_from("<i", data, 9)[0]
+    assert read_header(data[:first_block_bytes], "a.changelog") == Header(LINEAGE)
+
+
+def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
+    """4,000 records of 64 KiB of zeros: 1 MiB packed, 256 MiB plain."""
+    script = textwrap.dedent("""
+        import io, resource, pyarrow as pa
+        from statestore.format.changelog import ChangelogWriter, Header, read_changelog
+        sink = io.BytesIO()
+        writer = ChangelogWriter(sink, Header(()))
+        for number in range(4000):
+            writer.append(pa.array([b"%d" % number], pa.large_binary()), pa.array([bytes(65536)], pa.large_binary()))
+        writer.finish()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert sum(len(c) for c in read_changelog(sink.getvalue(), "x")[1]) == 4000
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 100 * 1024
+
+
+def test_reading_garbage_takes_no_memory_to_speak_of() -> None:
+    """Blocks and records that claim more than they hold."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):
+            with pytest.raises(CorruptFile):
+                read(packed(claim))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024

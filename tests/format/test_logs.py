@@ -1,0 +1,120 @@
+"""The query's logs: both ways, Spark's own texts, and damaged."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.format.logs import (
+    CommitLog,
+    OffsetLog,
+    encode_commit,
+    encode_metadata,
+    encode_offsets,
+    parse_commit,
+    parse_metadata,
+    parse_offsets,
+)
+from tests.format.damage import flips, prefixes, value_or_error
+
+ID = "6ad1c2f0-1111-4222-8333-444455556666"
+COMMIT = CommitLog(0, {0: ((ID,), (ID,))})
+OFFSETS = OffsetLog(0, 1_767_225_600_000, {"spark.sql.shuffle.partitions": "2"}, ('{"logOffset":0}',))
+
+ids = st.uuids().map(str)
+commits = st.builds(
+    CommitLog,
+    st.integers(0, 2**62),
+    st.none()
+    | st.dictionaries(
+        st.integers(0, 9), st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=4).map(tuple)
+    ),
+)
+lines = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), max_size=30)
+offsets = st.builds(
+    OffsetLog,
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4),
+    st.lists(lines, max_size=4).map(tuple),
+)
+
+
+@given(commits)
+def test_a_commit_is_read_as_it_was_written(log: CommitLog) -> None:
+    assert parse_commit(encode_commit(log), "commits/3") == log
+
+
+@given(offsets)
+def test_offsets_are_read_as_they_were_written(log: OffsetLog) -> None:
+    assert parse_offsets(encode_offsets(log), "offsets/3") == log
+
+
+def test_the_metadata_names_the_query() -> None:
+    assert parse_metadata(encode_metadata(ID), "metadata") == ID
+    assert parse_metadata(b'{"id":"%s"}' % ID.encode(), "metadata") == ID
+
+
+def test_sparks_own_texts_are_read() -> None:
+    v1 = b'v1\n{"nextBatchWatermarkMs":1500}'
+    v2 = b'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["%s"],["%s"]]}}' % (ID.encode(), ID.encode())
+    assert parse_commit(v1, "commits/0") == CommitLog(1500, None)
+    assert parse_commit(v2, "commits/0") == COMMIT
+    assert encode_commit(COMMIT) == v2
+
+
+@pytest.mark.parametrize("header", ["v3", "v10"])
+def test_a_later_version_is_refused_by_name(header: str) -> None:
+    with pytest.raises(UnknownFormatVersion, match=f"commits/3: log version {header}"):
+        parse_commit(f"{header}\n{{}}".encode(), "commits/3")
+    with pytest.raises(UnknownFormatVersion, match=f"offsets/3: log version {header}"):
+        parse_offsets(f"{header}\n{{}}".encode(), "offsets/3")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"nextBatchWatermarkMs":1e999,"stateUniqueIds":{}}',
+        '{"stateUniqueIds":[]}',
+        '{"stateUniqueIds":{"x":[]}}',
+        '{"stateUniqueIds":{"0":[[1]]}}',
+        '{"stateUniqueIds":{"0":[["../../../outside"]]}}',
+    ],
+)
+def test_a_commit_that_is_none_is_damage_and_its_ids_are_no_paths(body: str) -> None:
+    with pytest.raises(CorruptFile, match="commits/3"):
+        parse_commit(f"v2\n{body}".encode(), "commits/3")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"v1", b"v1\n", b"v1\n[]", b"v1\n{}", b"x", b"\xff\xfe", b"v1\n" + b"[" * 100_000]
+)
+def test_offsets_that_are_none_are_damage(data: bytes) -> None:
+    with pytest.raises(CorruptFile, match="offsets/3"):
+        parse_offsets(data, "offsets/3")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_metadata_that_is_none_is_damage(data: bytes) -> None:
+    with pytest.raises(CorruptFile, match="metadata"):
+        parse_metadata(data, "metadata")
+
+
+def test_each_prefix_of_a_commit_is_found() -> None:
+    for damaged in prefixes(encode_commit(COMMIT)):
+        with pytest.raises(StatekeeperError, match="commits/3"):
+            parse_commit(damaged, "commits/3")
+
+
+def test_each_flipped_byte_gives_a_named_error_or_a_log() -> None:
+    """Logs carry no checksum: another digit in an id is another id, which names files that are not there."""
+    for damaged in flips(encode_commit(COMMIT)):
+        value_or_error(lambda data: parse_commit(data, "commits/3"), damaged, names="commits/3")
+    for damaged in (*flips(encode_offsets(OFFSETS)), *prefixes(encode_offsets(OFFSETS))):
+        value_or_error(lambda data: parse_offsets(data, "offsets/3"), damaged, names="offsets/3")

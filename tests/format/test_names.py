@@ -1,0 +1,76 @@
+"""Every file name, both directions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.format import names
+from statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
+
+ID = "6ad1c2f0-1111-4222-8333-444455556666"
+versions = st.builds(VersionId, st.integers(0, 10**9), st.none() | st.uuids().map(str))
+
+
+@given(st.builds(StoreFile, st.sampled_from(StoreFileKind), versions))
+def test_a_name_that_was_written_is_understood(file: StoreFile) -> None:
+    assert names.parse_store_file(file.name) == file
+
+
+def test_the_names_are_sparks() -> None:
+    store = StorePath(0, 3)
+    assert store.changelog(VersionId(17, ID)) == f"state/0/3/17_{ID}.changelog"
+    assert store.snapshot(VersionId(17, ID)) == f"state/0/3/17_{ID}.zip"
+    assert store.changelog(VersionId(17)) == "state/0/3/17.changelog"
+    assert store.snapshot(VersionId(17)) == "state/0/3/17.zip"
+    assert store.table_file(f"000008-{ID}.sst") == f"state/0/3/SSTs/000008-{ID}.sst"
+    assert StorePath(1, 0, "left-keyToNumValues").folder == "state/1/0/left-keyToNumValues"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "foo.zip",
+        ".24.zip",
+        "024.zip",
+        "24.zip.tmp",
+        f".24_{ID}.zip.1.tmp",
+        "-1.changelog",
+        f"24_{ID.upper()}.zip",
+        f"24_{ID}",
+        "24_.zip",
+        "24.changelog.crc",
+        f"24_{ID}.changelog\n",
+        "24_../../x.zip",
+        "\u0661.zip",
+        "",
+    ],
+)
+def test_a_name_that_spark_would_not_write_is_foreign(name: str) -> None:
+    assert names.parse_store_file(name) is None
+
+
+@given(st.text(max_size=60))
+def test_no_name_breaks_it(name: str) -> None:
+    parsed = names.parse_store_file(name)
+    assert parsed is None or parsed.name == name
+
+
+@given(st.integers(0, 10**9), st.uuids().map(str))
+def test_batches_and_pending_attempts_are_understood(batch: int, attempt: str) -> None:
+    assert names.parse_batch(names.commits(batch).split("/")[-1]) == batch
+    assert names.parse_batch(names.offsets(batch).split("/")[-1]) == batch
+    assert names.parse_pending(names.pending(batch, attempt).split("/")[-1]) == (batch, attempt)
+
+
+@pytest.mark.parametrize("name", ["01", "-1", "1.tmp", ".1.crc", "", "1\n"])
+def test_foreign_names_among_the_logs_are_no_batches(name: str) -> None:
+    assert names.parse_batch(name) is None
+    assert names.parse_pending(f"{name}-{ID}.json") is None or name == ""
+
+
+@pytest.mark.parametrize("text", ["", "../..", ID[:-1], ID + "0", ID.replace("-", "/"), ID + "\n"])
+def test_what_is_no_id_is_known(text: str) -> None:
+    assert names.is_checkpoint_id(ID)
+    assert not names.is_checkpoint_id(text)

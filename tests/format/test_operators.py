@@ -1,0 +1,89 @@
+"""Operator metadata and schema files: both ways, Spark's own text, and damaged."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.java_io import utf
+from statestore.format.operators import (
+    OperatorMetadata,
+    StoreInfo,
+    encode_operator,
+    encode_schema,
+    parse_operator,
+    parse_schema,
+)
+from tests.format.damage import flips, prefixes, value_or_error
+
+OPERATOR = OperatorMetadata(0, "stateStoreSave", (StoreInfo("default", 0, 2),))
+BY_SPARK = (
+    b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"stateStoreSave"},'
+    b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":2}]}'
+)
+stores = st.builds(StoreInfo, st.text(max_size=10), st.integers(0, 3), st.integers(0, 1000))
+
+
+@given(st.builds(OperatorMetadata, st.integers(0, 99), st.text(max_size=10), st.lists(stores, max_size=3).map(tuple)))
+def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> None:
+    assert parse_operator(encode_operator(operator), "metadata") == operator
+
+
+def test_our_bytes_are_sparks_bytes() -> None:
+    assert encode_operator(OPERATOR) == BY_SPARK
+    assert parse_operator(BY_SPARK, "metadata") == OPERATOR
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"operatorInfo":{"operatorId":1e999,"operatorName":""},"stateStoreInfo":[]}',
+        '{"operatorInfo":null,"stateStoreInfo":[]}',
+    ],
+)
+def test_metadata_that_is_none_is_damage(body: str) -> None:
+    with pytest.raises(CorruptFile, match="metadata"):
+        parse_operator(f"v1\n{body}".encode(), "metadata")
+
+
+def test_a_later_version_is_refused_by_name() -> None:
+    with pytest.raises(UnknownFormatVersion, match="v2"):
+        parse_operator(b"v2\n{}", "metadata")
+    with pytest.raises(UnknownFormatVersion, match="v3"):
+        parse_schema(utf("v3") + struct.pack(">i", 0), "schema")
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_a_schema_is_read_as_it_was_written(key: str, value: str) -> None:
+    assert parse_schema(encode_schema(key, value), "schema") == (key, value)
+
+
+@pytest.mark.parametrize("letter", ["a", "\u20ac", "\U0001f600"])
+def test_a_schema_longer_than_a_piece_is_read_as_it_was_written(letter: str) -> None:
+    text = letter * 50_000
+    assert parse_schema(encode_schema(text, "{}"), "schema") == (text, "{}")
+
+
+def test_each_prefix_is_found_and_each_flipped_byte_gives_a_named_error_or_a_schema() -> None:
+    data = encode_schema('{"type":"struct"}', '{"fields":[]}')
+    for damaged in prefixes(data):
+        with pytest.raises(CorruptFile, match="schema"):
+            parse_schema(damaged, "schema")
+    for damaged in flips(data):
+        value_or_error(lambda data: parse_schema(data, "schema"), damaged, names="schema")
+    for damaged in (*flips(BY_SPARK), *prefixes(BY_SPARK)):
+        value_or_error(lambda data: parse_operator(data, "metadata"), damaged, names="metadata")
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+def test_an_impossible_number_of_pieces_is_damage(count: int) -> None:
+    with pytest.raises(CorruptFile, match="pieces"):
+        parse_schema(utf("v2") + struct.pack(">i", count), "schema")

@@ -1,0 +1,197 @@
+"""A snapshot's zip: what Spark puts into it, and what a forger or a bad disk does."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import zipfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.format.snapshot import MAX_UNPACKED_BYTES, Snapshot, TableFile, read_snapshot
+from tests.format.damage import flips, prefixes, value_or_error
+
+TABLE = {"localFileName": "000008.sst", "dfsSstFileName": "000008-6ad1c2f0-0000.sst", "sizeBytes": 1317}
+SMALL_FILES = {
+    "CURRENT": b"MANIFEST-000005\n",
+    "MANIFEST-000005": b"edits" * 20,
+    "OPTIONS-000007": b"[DB]",
+    "000004.log": b"",
+}
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    """What Spark 4.2 writes for a store without column families."""
+    return {
+        "sstFiles": [TABLE],
+        "numKeys": 2,
+        "numInternalKeys": 0,
+        "columnFamilyMapping": {},
+        "columnFamilyTypeMap": {},
+        "maxColumnFamilyId": 0,
+        **changes,
+    }
+
+
+def metadata(body: Any, header: str = "v1") -> bytes:
+    return f"{header}\n{body if isinstance(body, str) else json.dumps(body)}".encode()
+
+
+def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, body in files.items():
+            archive.writestr(name, body)
+    return out.getvalue()
+
+
+def whole(**changes: Any) -> bytes:
+    return zipped({**SMALL_FILES, "metadata": metadata(fields(**changes))})
+
+
+def read(data: bytes) -> Snapshot:
+    return read_snapshot(data, "5.zip")
+
+
+def test_what_spark_writes_is_read() -> None:
+    snapshot = read(whole())
+    assert snapshot.files == SMALL_FILES
+    assert snapshot.metadata.tables == (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),)
+    assert snapshot.metadata.key_count == 2
+    assert snapshot.metadata.column_families == {}
+
+
+def test_what_older_sparks_leave_out_is_not_missed() -> None:
+    data = zipped({**SMALL_FILES, "metadata": metadata({"sstFiles": [], "numKeys": -1})})
+    assert read(data).metadata.key_count == -1
+
+
+def test_the_header_of_spark_4_0_is_read_and_an_unknown_one_refused_by_name() -> None:
+    assert read(zipped({**SMALL_FILES, "metadata": metadata(fields(), "v2")})).metadata.header == "v2"
+    for header in ("v3", "", "V1"):
+        with pytest.raises(UnknownFormatVersion, match=r"5\.zip"):
+            read(zipped({**SMALL_FILES, "metadata": metadata(fields(), header)}))
+
+
+def test_archived_logs_are_refused_by_name() -> None:
+    with pytest.raises(UnknownFormatVersion, match="WAL"):
+        read(whole(logFiles=[{"localLogFileName": "000003.log"}]))
+
+
+def test_each_flipped_byte_is_found_or_harmless() -> None:
+    data = whole()
+    good = read(data)
+    found = 0
+    for damaged in flips(data):
+        outcome = value_or_error(read, damaged, names="5.zip")
+        found += isinstance(outcome, StatekeeperError)
+        assert isinstance(outcome, StatekeeperError) or outcome == good
+    assert found > len(data)
+
+
+def test_each_prefix_is_found() -> None:
+    for damaged in prefixes(whole()):
+        with pytest.raises(CorruptFile, match=r"5\.zip"):
+            read(damaged)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../CURRENT",
+        "/etc/passwd",
+        "a/CURRENT",
+        "CURRENT/",
+        "..",
+        "000008.sst",
+        "MANIFEST-5\n",
+        "C:\\x",
+        "rocksdict-config.json",
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(CorruptFile, match="no snapshot holds"):
+        read(zipped({**SMALL_FILES, "metadata": metadata(fields()), name: b"x"}))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"localFileName": "../000008.sst"},
+        {"localFileName": "CURRENT"},
+        {"localFileName": "/000008.sst"},
+        {"dfsSstFileName": "../../1/000008-6ad1.sst"},
+        {"dfsSstFileName": "000008.sst/"},
+        {"sizeBytes": -1},
+        {"sizeBytes": "many"},
+        {"sizeBytes": 1e999},
+        {"localFileName": None},
+    ],
+)
+def test_a_table_that_leads_elsewhere_or_cannot_be_is_refused(table: dict[str, Any]) -> None:
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(whole(sstFiles=[{**TABLE, **table}]))
+
+
+def test_two_tables_or_files_of_one_name_are_refused() -> None:
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(whole(sstFiles=[TABLE, {**TABLE, "dfsSstFileName": "000008-other.sst"}]))
+    out = io.BytesIO(whole())
+    with zipfile.ZipFile(out, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("CURRENT", b"MANIFEST-000009\n")
+    with pytest.raises(CorruptFile, match="two files"):
+        read(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", "{}", "null", "[" * 100_000, '{"sstFiles":[1],"numKeys":0}', '{"sstFiles":[],"numKeys":1e999}']
+)
+def test_metadata_that_is_none_is_damage(body: str) -> None:
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(zipped({**SMALL_FILES, "metadata": metadata(body)}))
+
+
+def test_a_snapshot_without_metadata_or_current_is_damage() -> None:
+    for missing in ("metadata", "CURRENT"):
+        files = {**SMALL_FILES, "metadata": metadata(fields())}
+        del files[missing]
+        with pytest.raises(CorruptFile, match=missing):
+            read(zipped(files))
+
+
+def test_other_ways_to_compress_are_refused_before_their_headers_take_memory() -> None:
+    for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with pytest.raises(CorruptFile, match="compression method"):
+            read(zipped({**SMALL_FILES, "metadata": metadata(fields())}, method))
+
+
+def test_a_zip_bomb_is_known_before_it_goes_off() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("MANIFEST-000005", "w") as member:
+        for _ in range(MAX_UNPACKED_BYTES // (16 * 1024 * 1024) + 1):
+            member.write(bytes(16 * 1024 * 1024))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CorruptFile, match="unpacks to more"):
+        read(out.getvalue())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+
+
+def test_a_file_that_holds_more_than_it_claims_is_damage() -> None:
+    """The size in the directory is what is believed, and what is never exceeded."""
+    data = zipped({**SMALL_FILES, "MANIFEST-000006": bytes(1_000_000), "metadata": metadata(fields())})
+    claimed = (1_000_000).to_bytes(4, "little")
+    assert data.count(claimed) == 2
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(data.replace(claimed, (10).to_bytes(4, "little")))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_it(data: bytes) -> None:
+    for damaged in (data, b"PK\3\4" + data, data + whole()[-60:]):
+        with pytest.raises(StatekeeperError):
+            read(damaged)

@@ -1,0 +1,97 @@
+"""Hosts that take turns at one store, and the model of what the store then holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.storage import Storage
+from statestore.store import StateStore, StoreAddress, StoreLimits
+
+STORE = StorePath(0, 3)
+
+State = dict[bytes, bytes]
+Changes = Mapping[bytes, bytes | None]
+
+
+def column(values: Collection[bytes | None]) -> pa.LargeBinaryArray:
+    return pa.array(list(values), pa.large_binary())
+
+
+def changed(state: State, changes: Changes) -> State:
+    """What a state becomes."""
+    after = {**state, **{key: value for key, value in changes.items() if value is not None}}
+    return {key: value for key, value in after.items() if changes.get(key, b"") is not None}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine: a storage client and a scratch folder."""
+
+    storage: Storage
+    folder: Path
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def address(self) -> StoreAddress:
+        return StoreAddress(STORE, self.folder)
+
+    def load(
+        self, version: VersionId, *, snapshots: Collection[VersionId] = (), limits: StoreLimits | None = None
+    ) -> StateStore:
+        return StateStore.load(
+            self.address,
+            version,
+            storage=self.storage,
+            clock=self.clock,
+            ids=RandomIds(),
+            snapshots=snapshots,
+            limits=limits or StoreLimits(block_cache_bytes=1024 * 1024),
+        )
+
+    def commit(self, base: VersionId, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:
+        """One batch."""
+        with self.load(base, snapshots=snapshots) as store:
+            store.put(column(list(changes)), column(list(changes.values())))
+            return store.commit()
+
+    def read(self, version: VersionId) -> State:
+        """All that a version holds."""
+        with self.load(version) as store:
+            return dict(store.scan())
+
+
+@dataclass
+class History:
+    """Versions that were committed one after the other, and what each of them holds."""
+
+    versions: list[VersionId] = field(default_factory=lambda: [EMPTY])
+    states: list[State] = field(default_factory=lambda: [{}])
+
+    @property
+    def head(self) -> VersionId:
+        return self.versions[-1]
+
+    def commit(self, host: Host, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:
+        version = host.commit(self.head, changes, snapshots=snapshots)
+        self.versions.append(version)
+        self.states.append(changed(self.states[-1], changes))
+        return version
+
+    def grow(self, host: Host, batches: int) -> None:
+        """Commit so many batches, each of which puts, overwrites and deletes."""
+        for _ in range(batches):
+            number = len(self.versions)
+            self.commit(
+                host,
+                {
+                    b"key %03d" % number: b"born in %d" % number,
+                    b"counter": b"%d" % number,
+                    b"key %03d" % (number - 3): None,
+                },
+            )

@@ -1,0 +1,83 @@
+"""Real snapshots in Spark's format, made of a closed RocksDB: what maintenance, or Spark, would have left in storage."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict
+
+from statestore.format.names import StorePath, VersionId
+from statestore.storage import Storage
+
+ROWS_PER_TABLE = 4
+_OURS = "rocksdict-config.json"
+
+
+def snapshot_files(state: Mapping[bytes, bytes], scratch: Path) -> dict[str, bytes]:
+    """The files of a snapshot by their names in a store's folder, the zip as `zip`. Several tables when there are more
+    rows than `ROWS_PER_TABLE`."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_disable_auto_compactions(True)
+    database = Rdict(str(scratch / "database"), options)
+    for number, (key, value) in enumerate(sorted(state.items()), start=1):
+        database[key] = value
+        if number % ROWS_PER_TABLE == 0:
+            database.flush(True)
+    database.flush(True)
+    Checkpoint(database).create_checkpoint(str(scratch / "checkpoint"))
+    database.close()
+    return _as_spark_stores_it(scratch / "checkpoint", len(state))
+
+
+def publish_snapshot(
+    storage: Storage, store: StorePath, version: VersionId, state: Mapping[bytes, bytes], scratch: Path
+) -> dict[str, str]:
+    """Put a snapshot into storage, tables first, and say where everything is: paths by local name, the zip as `zip`."""
+    scratch = scratch / f"snapshot-{uuid.uuid4()}"
+    scratch.mkdir(parents=True)
+    paths: dict[str, str] = {}
+    for name, body in snapshot_files(state, scratch).items():
+        path = store.snapshot(version) if name == "zip" else store.table_file(name)
+        storage.create(path, body)
+        paths[name if name == "zip" else f"{name.split('-')[0]}.sst"] = path
+    return paths
+
+
+def _as_spark_stores_it(checkpoint: Path, key_count: int) -> dict[str, bytes]:
+    suffix = uuid.uuid4()
+    tables = sorted(checkpoint.glob("*.sst"))
+    stored = {f"{table.stem}-{suffix}.sst": table.read_bytes() for table in tables}
+    metadata = {
+        "sstFiles": [
+            {"localFileName": f"{name.split('-')[0]}.sst", "dfsSstFileName": name, "sizeBytes": len(body)}
+            for name, body in stored.items()
+        ],
+        "numKeys": key_count,
+        "numInternalKeys": 0,
+        "columnFamilyMapping": {},
+        "columnFamilyTypeMap": {},
+        "maxColumnFamilyId": 0,
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(checkpoint.iterdir()):
+            if file.suffix != ".sst" and file.name != _OURS:
+                archive.writestr(file.name, file.read_bytes())
+        archive.writestr("metadata", "v1\n" + json.dumps(metadata, separators=(",", ":")))
+    return {**stored, "zip": out.getvalue()}
+
+
+def rows_of(path: Path) -> dict[bytes, bytes]:
+    """What a database directory holds, read by RocksDB itself."""
+    database = Rdict(str(path), Options(raw_mode=True), access_type=AccessType.read_only())
+    try:
+        return dict(database.items())
+    finally:
+        database.close()
