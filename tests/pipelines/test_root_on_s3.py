@@ -1,0 +1,72 @@
+"""A job whose state root lies in a bucket, behind a real HTTP server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from statestore.storage import Storage, StorageSpec, open_storage
+from tests.s3_server import S3Server
+
+pytestmark = pytest.mark.spark
+
+COUNT = pa.schema([("n", pa.int64())])
+OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+BATCHES = 5
+
+
+def count(rows: pa.Table, state: pa.Table) -> Update:
+    joined = pa.concat_tables([rows.group_by("k").aggregate([("x", "count")]).rename_columns(["k", "n"]), state])
+    total = joined.group_by("k").aggregate([("n", "sum")]).rename_columns(["k", "n"])
+    return Update(output=total, state=total)
+
+
+def _append(path: Path, batch: int) -> None:
+    keys = [f"key {i % (3 + batch)}" for i in range(20)]
+    deltalake.write_deltalake(path, pa.table({"k": keys, "x": list(range(20))}), mode="append")
+
+
+def _copied(root: Storage, folder: Path) -> None:
+    for entry in root.list(""):
+        target = folder / entry.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(root.read(entry.path))
+
+
+def test_a_root_in_a_bucket_holds_the_state_and_another_host_goes_on_from_it(
+    delta_session: SparkSession, s3_server: S3Server, tmp_path: Path
+) -> None:
+    spec = StorageSpec(f"s3://{s3_server.make_bucket()}/state", tuple(s3_server.options.items()))
+    operator = StatefulOperator(keys=["k"], order_by=["x"], state=COUNT, output=OUTPUT, update=count)
+    source = tmp_path / "source"
+    _append(source, 0)
+    for batch in range(BATCHES):
+        if batch:
+            _append(source, batch)
+        stream = delta_session.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(source))
+        query = start(
+            operator,
+            stream,
+            root=spec,
+            checkpoint=str(tmp_path / "checkpoint"),
+            sink=DeltaSink(str(tmp_path / "sink")),
+            partitions=2,
+            # Each run is on a host that has never seen the state.
+            host=Host(str(tmp_path / f"host {batch}")),
+            trigger={"availableNow": True},
+        )
+        query.await_termination()
+    _copied(open_storage(spec), tmp_path / "copy")
+    held = delta_session.read.format("statestore").load(str(tmp_path / "copy"))
+    expected = deltalake.DeltaTable(str(source)).to_pyarrow_table().group_by("k").aggregate([("x", "count")])
+    assert {(row.key.k, row.value.n) for row in held.collect()} == {
+        (row["k"], row["x_count"]) for row in expected.to_pylist()
+    }
+    facts = deltalake.DeltaTable(str(tmp_path / "sink")).to_pyarrow_table()
+    assert pc.sum(facts["n"]).as_py() > 0
