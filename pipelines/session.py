@@ -47,8 +47,12 @@ def require_java() -> None:
     if java is None or shutil.which(java) is None:
         where = f"JAVA_HOME is {home}, and there is none" if home else "no java on the PATH"
         raise UnsupportedEnvironment(where, hint=_GET_JAVA)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    found = re.search(r'version "(\d+)', said)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    except OSError as error:
+        raise UnsupportedEnvironment(f"{java} cannot be run: {error.strerror}", hint=_GET_JAVA) from error
+    # Up to 8 it called itself 1.x.
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None or int(found[1]) not in _JAVA_VERSIONS:
         version = found[1] if found else "unknown"
         raise UnsupportedEnvironment(f"{java} is version {version}", hint=_GET_JAVA)

@@ -31,7 +31,7 @@ from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
 from pipelines.operator import StatefulOperator, Update
 from pipelines.query import StatefulQuery, start
-from pipelines.session import spark_session
+from pipelines.session import require_java, spark_session
 from pipelines.sinks import DeltaSink
 from pipelines.status import Status
 from statestore.clock import SystemClock
@@ -124,6 +124,7 @@ class _Consumed:
 
 def run(places: Places, *, batches: int | None, console: Console) -> int:
     """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code."""
+    require_java()
     stop = threading.Event()
     _stop_on_signals(stop)
     clock = SystemClock()
