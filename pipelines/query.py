@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType, VariantType
 
 from pipelines.driver import BatchDriver, BatchReport, Host, Observer, Phase, SnapshotWatch, StopWanted
 from pipelines.operator import StatefulOperator
 from pipelines.session import require_classic
 from pipelines.sinks import Sink
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import SchemaMismatch, UnsupportedEnvironment
+from statestore.errors import SchemaMismatch, UnsupportedEnvironment, UnsupportedType
 from statestore.storage import StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
@@ -110,6 +113,9 @@ def start(
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
     if missing:
         raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
+    row_columns = _arrow_columns(operator, stream)
+    # Here and not with the first batch: what cannot work is said by `start`.
+    operator.store_schemas(row_columns)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
     checkpoint_spec = StorageSpec(checkpoint) if isinstance(checkpoint, str) else checkpoint
     clock, ids = SystemClock(), RandomIds()
@@ -117,7 +123,7 @@ def start(
         _LOG.warning("the sink cannot say which batches it holds: output is at-least-once, state is exactly-once")
     driver = BatchDriver(
         operator,
-        to_arrow_schema(stream.schema, timezone="UTC"),
+        row_columns,
         root=root_spec,
         checkpoint=open_storage(checkpoint_spec, clock=clock, ids=ids),
         sink=sink,
@@ -138,3 +144,39 @@ def start(
     query = writer.start()
     watch.start()
     return StatefulQuery(query, driver, watch)
+
+
+def _arrow_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
+    """The stream's columns as tasks get them. Raises `UnsupportedType`."""
+    fields: list[pa.Field] = []
+    for column in stream.schema:
+        if column.name in operator.keys:
+            _require_bytes_tell_equality(column)
+        try:
+            fields.extend(to_arrow_schema(StructType([column]), timezone="UTC"))
+        except PySparkException as error:
+            raise UnsupportedType(
+                f"column {column.name} has Spark's type {column.dataType.simpleString()}, which Arrow does not have",
+                hint="cast or drop it before the operator",
+            ) from error
+    return pa.schema(fields)
+
+
+def _require_bytes_tell_equality(key: StructField) -> None:
+    # Losing schedule: strings that are equal under a collation have unequal bytes. They stand mixed in a sorted
+    # partition, so that one key would come in two pieces and be two keys in the state.
+    for kind in _leaves(key.dataType):
+        if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+            raise UnsupportedType(f"key column {key.name} has a collation", hint="collate it to UTF8_BINARY")
+        if isinstance(kind, VariantType):
+            raise UnsupportedType(f"key column {key.name} holds {kind.simpleString()}", hint="cast it to a string")
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    if isinstance(kind, StructType):
+        for field in kind:
+            yield from _leaves(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _leaves(kind.elementType)
+    else:
+        yield kind
