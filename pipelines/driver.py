@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pipelines.operator import StatefulOperator
@@ -331,6 +331,11 @@ def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[i
     return {operator: tuple(str(report.stores[operator].new.id) for report in reports) for operator in ready.bases}
 
 
+def _column(name: str) -> Column:
+    """The column of just this name; unquoted, Spark takes a dot for a field of a struct."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
 class _Materialised:
     """The operator's output of one attempt, computed once, its lineage cut; freed on leaving.
 
@@ -343,13 +348,17 @@ class _Materialised:
         session = rows.sparkSession
         # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
         session.conf.set("spark.sql.adaptive.enabled", "false")
-        group = F.pmod(F.hash(*plan.operator.keys), F.lit(binding.key_groups))
+        keys = [_column(name) for name in plan.operator.keys]
+        order = [_column(name) for name in plan.operator.order_by]
+        group = F.pmod(F.hash(*keys), F.lit(binding.key_groups))
         partition = F.floor(F.col(GROUP_COLUMN) * F.lit(binding.partitions) / F.lit(binding.key_groups)).cast("int")
         routed = (
             rows.withColumn(GROUP_COLUMN, group)
             .repartitionById(binding.partitions, partition)
-            .sortWithinPartitions(GROUP_COLUMN, *plan.operator.keys, *plan.operator.order_by)
+            .sortWithinPartitions(GROUP_COLUMN, *keys, *order)
         )
+        # PySpark looks columns up unquoted on this way. The tasks know them by their places.
+        routed = routed.toDF(*(f"_{place}" for place in range(len(routed.columns))))
         output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
         self._frame = output.localCheckpoint(eager=True)
         self._nullable = plan.operator.output

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,7 @@ class _Partition:
             for operator, (name, store) in enumerate(stores.items()):
                 if operator in self._plan.rewrites:
                     self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
-            # Spark hands timestamps over in the session's time zone; the state's are UTC.
-            tables = (pa.Table.from_batches([batch]).cast(self._row_columns) for batch in batches)
+            tables = (self._named(batch) for batch in batches)
             for piece in whole_keys(
                 tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
             ):
@@ -141,6 +140,10 @@ class _Partition:
             self._plan.reports.add([self._report(stores)])
             yield from self._tagged(self._marker_row(), tag, marker=True)
         self._settle_in_background(stores)
+
+    def _named(self, batch: pa.RecordBatch) -> pa.Table:
+        # Spark hands timestamps over in the session's time zone; the state's are UTC.
+        return pa.Table.from_batches([batch]).rename_columns(self._row_columns.names).cast(self._row_columns)
 
     def _address(self, operator: int) -> StoreAddress:
         path = StorePath(operator, self._partition)
@@ -200,13 +203,22 @@ class _Partition:
         values_schema = self._operator.stores[name]
         new = self._part_of(update.state, name, pa.schema([*self._key_columns, *values_schema]), "state")
         gone = self._part_of(update.deleted, name, self._key_columns, "deleted")
+        new_keys = keys.slice(0, 0)
         if new is not None and new.num_rows:
-            store.put(self._known(keys, new, name), encode_values(new.select(values_schema.names)))
+            new_keys = self._known(keys, new, name)
+            store.put(new_keys, encode_values(new.select(values_schema.names)))
         if gone is not None and gone.num_rows:
-            store.delete(self._known(keys, gone, name))
+            gone_keys = self._known(keys, gone, name)
+            if pc.any(pc.is_in(gone_keys, value_set=new_keys)).as_py():
+                raise WrongResult(f"store {name!r}: new state and deletion of the same key", hint="return one of them")
+            store.delete(gone_keys)
 
     def _part_of(self, part: Any, name: str, schema: pa.Schema, what: str) -> pa.Table | None:
         if part is not None and not self._operator.has_one_store:
+            if not isinstance(part, Mapping):
+                raise WrongResult(
+                    f"{what} is a {type(part).__name__}", hint="with several stores it is a mapping from a store's name"
+                )
             unknown = set(part) - set(self._operator.stores)
             if unknown:
                 raise WrongResult(f"{what} of stores that are not declared: {sorted(unknown)}")
@@ -283,19 +295,49 @@ def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
 
 
 def _as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
+    declared = ", ".join(f"{field.name}: {field.type}" for field in schema)
     try:
         if not isinstance(given, pa.Table):
             given = pa.Table.from_pandas(given, preserve_index=False)
         missing = [name for name in schema.names if name not in given.column_names]
         if missing:
             raise WrongResult(f"{what} lacks the columns {missing}", hint=f"it has {given.column_names}")
-        table = given.select(schema.names).cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, AttributeError) as error:
-        raise WrongResult(f"{what} is not of its schema: {error}", hint=f"the schema is {schema}") from error
+        given = given.select(schema.names)
+        for field in schema:
+            if not _may_become(given.schema.field(field.name).type, field.type):
+                raise WrongResult(
+                    f"{what}: column {field.name!r} is {given.schema.field(field.name).type}, not {field.type}",
+                    hint=f"the columns are {declared}",
+                )
+        # Without nulls is checked below: Arrow's own complaint does not say whose column it is.
+        table = given.cast(pa.schema([field.with_nullable(True) for field in schema]))
+    except (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise WrongResult(f"{what} is not of its schema: {reason}", hint=f"the columns are {declared}") from error
     for column, field in zip(table.columns, schema, strict=True):
         if not field.nullable and column.null_count:
             raise WrongResult(f"{what}: nulls in {field.name!r}, which is declared without", hint="declare it nullable")
-    return table
+    return table.cast(schema)
+
+
+_KINDS: list[tuple[Callable[[pa.DataType], bool], ...]] = [
+    (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    (pa.types.is_boolean,),
+    (pa.types.is_string, pa.types.is_large_string),
+    (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    (pa.types.is_timestamp, pa.types.is_date),
+    (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map),
+    (pa.types.is_struct,),
+]
+
+
+def _may_become(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast changes the width at most. Arrow would print numbers and read texts as numbers as well."""
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    return pa.types.is_null(given) or any(
+        any(is_a(given) for is_a in kind) and any(is_a(declared) for is_a in kind) for kind in _KINDS
+    )
 
 
 def _batched(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]]:
