@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,19 @@ class Stream:
 
     def state(self, operator: int = 0, batch: int | None = None) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """The state as Spark's own reader finds it: key columns without the key group -> value columns."""
+        pairs = self.state_rows(operator, batch)
+        rows = dict(pairs)
+        assert len(rows) == len(pairs), "Spark found a key twice"
+        return rows
+
+    def state_rows(self, operator: int = 0, batch: int | None = None) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """The pairs of `state`, for keys that Python cannot hash."""
         # The reader needs Spark's StateStoreCoordinator, which the first streaming query starts.
         self.session._jsparkSession.sessionState().streamingQueryManager()
         reader = self.session.read.format("statestore").option("operatorId", operator)
         if batch is not None:
             reader = reader.option("batchId", batch)
-        found = reader.load(str(self.root)).collect()
-        rows = {tuple(row.key)[1:]: tuple(row.value) for row in found}
-        assert len(rows) == len(found), "Spark found a key twice"
-        return rows
+        return [(tuple(row.key)[1:], tuple(row.value)) for row in reader.load(str(self.root)).collect()]
 
     def changelogs(self) -> list[str]:
         return sorted(str(path.relative_to(self.root)) for path in self.root.glob("state/*/*/*.changelog"))
@@ -124,10 +128,3 @@ def conf(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
                 session.conf.unset(key)
             else:
                 session.conf.set(key, old)
-
-
-def by_key(rows: Iterable[Mapping[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
-    found: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row[key], []).append(dict(row))
-    return found

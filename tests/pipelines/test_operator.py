@@ -1,0 +1,540 @@
+"""A stateful operator at its edges, on real Spark and real Delta: what works, and what is refused by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StringType, StructType
+
+from pipelines.driver import Phase
+from pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from pipelines.query import start
+from pipelines.sinks import DeltaSink
+from statestore.clock import RandomIds
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import Database, EngineLimits
+from statestore.errors import (
+    HotKey,
+    LineageCeiling,
+    SchemaMismatch,
+    UnsupportedEnvironment,
+    UnsupportedType,
+    WrongResult,
+)
+from statestore.format.names import VersionId
+from statestore.lineage import LocalCopy
+from tests.pipelines.streams import Seen, Stream, conf
+
+# Spark's workers need not find this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("value", pa.int64())])
+STATE = pa.schema([("count", pa.int64()), ("total", pa.int64())])
+OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
+
+
+def totals_of(rows: pa.Table, state: pa.Table) -> dict[int, tuple[int, int]]:
+    totals = {row["key"]: (row["count"], row["total"]) for row in state.to_pylist()}
+    for row in rows.to_pylist():
+        count, total = totals.get(row["key"], (0, 0))
+        totals[row["key"]] = (count + 1, total + row["value"])
+    return totals
+
+
+def totals_table(totals: dict[int, tuple[int, int]]) -> pa.Table:
+    rows = [{"key": key, "count": count, "total": total} for key, (count, total) in totals.items()]
+    return pa.Table.from_pylist(rows, OUTPUT)
+
+
+def add_up(rows: pa.Table, state: pa.Table) -> Update:
+    table = totals_table(totals_of(rows, state))
+    return Update(table, table)
+
+
+def adding(update: Callable[..., Any] = add_up, **others: Any) -> StatefulOperator:
+    declared: dict[str, Any] = {"keys": ["key"], "order_by": ["at"], "state": STATE, "output": OUTPUT}
+    return StatefulOperator(**{**declared, **others}, update=update)
+
+
+@pytest.fixture
+def stream(delta_session, tmp_path):
+    return Stream(delta_session, tmp_path, ROWS)
+
+
+def rows_of(*rows: tuple[int | None, int]) -> dict[str, list[Any]]:
+    return {"key": [k for k, _ in rows], "at": list(range(len(rows))), "value": [v for _, v in rows]}
+
+
+@pytest.mark.spark
+def test_each_partition_commits_each_batch_also_those_without_rows(stream):
+    stream.append(rows_of((1, 10), (1, 5), (2, 7)))
+    stream.append(rows_of((1, -1), (2, -2)))
+    stream.append(ROWS.empty_table())
+    stream.append(rows_of((2, 1)))
+    reports = stream.run(adding(), rows=stream.rows().where("value > 0"), partitions=4)
+    batches = [report.batch for report in reports]
+    assert batches == list(range(len(batches))) == stream.committed()
+    rows_in = [sum(partition.rows_in for partition in report.partitions) for report in reports]
+    assert [n for n in rows_in if n] == [3, 1], "the batches with rows"
+    assert rows_in.count(0) >= 1, "the batch whose rows are all filtered out is a batch"
+    for report in reports:
+        assert [partition.partition for partition in report.partitions] == [0, 1, 2, 3]
+        assert all(partition.stores[0].new.version == report.batch + 1 for partition in report.partitions)
+    assert len(stream.changelogs()) == 4 * len(batches)
+    assert any(partition.rows_in == 0 for partition in reports[0].partitions), "a partition with no rows"
+    assert stream.state() == {(1,): (2, 15), (2,): (2, 8)}
+    assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [(1, 2, 15), (2, 1, 7), (2, 2, 8)]
+
+
+KEYS = pa.schema(
+    [
+        ("real", pa.float64()),
+        ("short_real", pa.float32()),
+        ("text", pa.string()),
+        ("data", pa.binary()),
+        ("money", pa.decimal128(20, 2)),
+        ("day", pa.date32()),
+        ("moment", pa.timestamp("us", tz="UTC")),
+        ("flag", pa.bool_()),
+        ("inner", pa.struct([("real", pa.float64()), ("list", pa.list_(pa.int32()))])),
+    ]
+)
+MOMENT = dt.datetime(2013, 3, 10, 7, 30, tzinfo=dt.UTC)
+DAY = dt.date(2013, 3, 10)
+KEY = (1.5, 2.5, "ä.b", b"\0\xff", Decimal("12.34"), DAY, MOMENT, True, {"real": 0.5, "list": [1, None]})
+
+
+def number_of_rows(rows: pa.Table, state: pa.Table) -> Update:
+    """Counts the rows of each key, whatever the key is: two values are equal when they look the same."""
+    rows = rows.select(KEYS.names)
+
+    def looks(row: dict[str, Any]) -> str:
+        return repr([row[name] for name in KEYS.names]).replace("-0.0", "0.0")
+
+    counts: dict[str, tuple[dict[str, Any], int]] = {}
+    for row in state.to_pylist():
+        counts[looks(row)] = (row, row["count"])
+    for row in rows.to_pylist():
+        first, count = counts.get(looks(row), (row, 0))
+        counts[looks(row)] = (first, count + 1)
+    new = [{**{name: row[name] for name in KEYS.names}, "count": count} for row, count in counts.values()]
+    table = pa.Table.from_pylist(new, pa.schema([*KEYS, ("count", pa.int64())]))
+    return Update(table, table)
+
+
+@pytest.mark.spark
+def test_nulls_zeros_of_both_signs_and_nans_are_one_key_each_in_keys_of_many_columns(delta_session, tmp_path):
+    def key(**changes: Any) -> dict[str, Any]:
+        return {**dict(zip(KEYS.names, KEY, strict=True)), **changes}
+
+    zeros = [
+        key(real=0.0, short_real=-0.0, inner={"real": -0.0, "list": []}),
+        key(real=-0.0, short_real=0.0, inner={"real": 0.0, "list": []}),
+    ]
+    nans = [key(real=math.nan, short_real=-math.nan, inner={"real": math.nan, "list": None})] * 2
+    nulls = [dict.fromkeys(KEYS.names)] * 2
+    one_null = [key(text=None), key(flag=None)]
+    schema = pa.schema([*KEYS, ("at", pa.int64())])
+    stream = Stream(delta_session, tmp_path, schema)
+    for part in (0, 1):
+        first = [zeros[part], nans[part], nulls[part], *one_null, key()]
+        # Interleaved, so that equal keys come together by the sort alone.
+        rows = [*first, zeros[1 - part], *first]
+        stream.append(pa.Table.from_pylist([{**row, "at": n} for n, row in enumerate(rows)], schema))
+    operator = StatefulOperator(
+        KEYS.names,
+        ["at"],
+        pa.schema([("count", pa.int64())]),
+        pa.schema([*KEYS, ("count", pa.int64())]),
+        number_of_rows,
+    )
+    stream.run(operator)
+    counts = {repr(key): value for key, value in stream.state_rows()}
+    assert sorted(value for (value,) in counts.values()) == [4, 4, 4, 4, 4, 6], counts
+    assert counts[repr((None,) * len(KEYS))] == (4,)
+    assert not any("-0.0" in key for key in counts), "zeros are stored without sign"
+
+
+def in_two_stores(rows: pa.Table, state: Any) -> Update:
+    """`totals` adds up; `newest` holds the newest value; a value of 0 ends a key in `newest`, -1 in both."""
+    totals = totals_of(rows, state["totals"])
+    newest = {row["key"]: row["value"] for row in rows.to_pylist()}
+    seen_before = {row["key"] for row in state["newest"].to_pylist()}
+    ended = [key for key, value in newest.items() if value <= 0]
+    gone = [key for key, value in newest.items() if value < 0]
+    out = [{"key": k, "count": totals[k][0], "seen_before": k in seen_before} for k in newest]
+    return Update(
+        pa.Table.from_pylist(out),
+        state={
+            "totals": totals_table({key: total for key, total in totals.items() if key not in gone}),
+            "newest": pa.table(
+                {"key": [k for k in newest if k not in ended], "value": [v for v in newest.values() if v > 0]}
+            ),
+        },
+        deleted={
+            "newest": pa.table({"key": pa.array(ended, pa.int64())}),
+            "totals": pa.table({"key": pa.array(gone, pa.int64())}),
+        },
+    )
+
+
+@pytest.mark.spark
+def test_several_named_stores_hold_and_lose_keys_each_by_itself(stream):
+    operator = adding(
+        in_two_stores,
+        state={"totals": STATE, "newest": pa.schema([("value", pa.int64())])},
+        output=pa.schema([("key", pa.int64()), ("count", pa.int64()), ("seen_before", pa.bool_())]),
+    )
+    stream.append(rows_of((1, 10), (2, 20), (3, 30)))
+    stream.append(rows_of((1, 5), (2, 0), (3, -1)))
+    stream.append(rows_of((2, 2), (3, 3), (None, 4)))
+    stream.run(operator)
+    assert stream.state(0) == {(1,): (2, 15), (2,): (3, 22), (3,): (1, 3), (None,): (1, 4)}
+    assert stream.state(1) == {(1,): (5,), (2,): (2,), (3,): (3,), (None,): (4,)}
+    assert stream.state(1, batch=1) == {(1,): (5,)}
+    assert stream.state(0, batch=1) == {(1,): (2, 15), (2,): (2, 20)}
+    seen = {(row["key"], row["count"]): row["seen_before"] for row in stream.output()}
+    assert seen[(2, 3)] is False
+    assert seen[(1, 2)] is True
+
+
+def add_up_in_pandas(rows: Any, state: Any) -> Update:
+    import pandas as pd
+
+    both = pd.concat([rows.assign(count=1, total=rows["value"]), state])[["key", "count", "total"]]
+    table = both.groupby("key", dropna=False, as_index=False).sum()
+    gone = table[table["total"] == 0][["key"]]
+    kept = table[table["total"] != 0]
+    return Update(table, kept, gone)
+
+
+@pytest.mark.spark
+def test_pandas_frames_do_what_arrow_tables_do(stream):
+    stream.append(rows_of((1, 10), (1, 5), (2, 7), (None, 3)))
+    stream.append(rows_of((1, 1), (2, -7), (None, 1)))
+    stream.run(adding(add_up_in_pandas, frames=Frames.PANDAS))
+    assert stream.state() == {(1,): (3, 16), (None,): (2, 4)}
+    assert {"key": 2, "count": 2, "total": 0} in stream.output()
+
+
+def newest_moment(rows: pa.Table, state: pa.Table) -> Update:
+    assert str(rows.schema.field("moment").type) == str(rows.schema.field("hour").type) == "timestamp[us, tz=UTC]"
+    newest = {row["hour"]: row["moment"] for row in state.to_pylist()}
+    newest.update({row["hour"]: row["moment"] for row in rows.to_pylist()})
+    table = pa.table(
+        {
+            "hour": pa.array(newest, pa.timestamp("us", "UTC")),
+            "moment": pa.array(newest.values(), pa.timestamp("us", "UTC")),
+        }
+    )
+    return Update(table.append_column("moments", pa.array([[m] for m in newest.values()])), table)
+
+
+@pytest.mark.spark
+def test_the_sessions_time_zone_does_not_move_a_moment(delta_session, tmp_path):
+    moment = pa.timestamp("us", tz="UTC")
+    schema = pa.schema([("hour", moment), ("moment", moment), ("wall", pa.timestamp("us")), ("day", pa.date32())])
+    stream = Stream(delta_session, tmp_path, schema)
+    # One hour in New York has two half past ones.
+    hours = [dt.datetime(2013, 11, 3, 5, tzinfo=dt.UTC), dt.datetime(2013, 11, 3, 6, tzinfo=dt.UTC)]
+    values = pa.schema([("moment", moment)])
+    output = pa.schema([("hour", moment), ("moment", moment), ("moments", pa.list_(moment))])
+    operator = StatefulOperator(["hour"], ["moment"], values, output, newest_moment)
+    zones = ["America/New_York", "Asia/Kolkata", "UTC"]
+    for number, zone in enumerate(zones):
+        moments = [hour + dt.timedelta(minutes=30 + number) for hour in hours]
+        walls = [moment.replace(tzinfo=None) for moment in moments]
+        stream.append({"hour": hours, "moment": moments, "wall": walls, "day": [DAY, DAY]})
+        with conf(delta_session, {"spark.sql.session.timeZone": zone}):
+            stream.run(operator)
+    delta_session._jsparkSession.sessionState().streamingQueryManager()
+    found = delta_session.read.format("statestore").load(str(stream.root))
+    seconds = found.select(F.unix_timestamp("key.hour"), F.unix_timestamp("value.moment")).collect()
+    assert sorted(map(tuple, seconds)) == [
+        (int(hour.timestamp()), int(hour.timestamp()) + 60 * (30 + len(zones) - 1)) for hour in hours
+    ]
+    for row in stream.output():
+        assert row["moment"].replace(minute=0) == row["hour"]
+        assert row["moments"] == [row["moment"]]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("dies_at", [Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+def test_a_key_of_a_batch_that_is_repeated_is_counted_once(stream, dies_at):
+    def die(batch: int, phase: Phase) -> None:
+        if (batch, phase) == (1, dies_at):
+            raise ConnectionError("the driver dies here")
+
+    stream.append(rows_of((1, 10), (2, 20)))
+    stream.append(rows_of((1, 1), (3, 3)))
+    stream.append(rows_of((1, 100)))
+    with pytest.raises(ConnectionError):
+        stream.run(adding(), seen=Seen(die))
+    assert stream.committed() == [0]
+    stream.run(adding())
+    assert stream.committed() == [0, 1, 2]
+    assert stream.state() == {(1,): (3, 111), (2,): (1, 20), (3,): (1, 3)}
+    counts = [(row["key"], row["count"]) for row in stream.output()]
+    assert counts == [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
+
+
+@pytest.mark.spark
+def test_a_wrong_result_stops_the_query_by_name_and_commits_nothing(stream):
+    def forgets_a_column(rows: pa.Table, state: pa.Table) -> Update:
+        table = add_up(rows, state).output
+        return Update(table.drop_columns(["total"]), table)
+
+    stream.append(rows_of((1, 10)))
+    with pytest.raises(WrongResult, match=r"the output lacks the columns \['total'\].*it has \['key', 'count'\]"):
+        stream.run(adding(forgets_a_column))
+    assert (stream.committed(), stream.output()) == ([], [])
+    stream.run(adding())
+    assert stream.state() == {(1,): (1, 10)}
+
+
+@pytest.mark.spark
+def test_an_error_of_the_users_own_comes_out_with_its_name_and_commits_nothing(stream):
+    def fails(rows: pa.Table, state: pa.Table) -> Update:
+        raise LookupError("no tariff for zone 7")
+
+    stream.append(rows_of((1, 10)))
+    with pytest.raises(PySparkException, match="LookupError: no tariff for zone 7"):
+        stream.run(adding(fails))
+    assert (stream.committed(), stream.output()) == ([], [])
+
+
+@pytest.mark.spark
+def test_a_hot_key_is_refused_by_name_in_the_running_query(stream):
+    stream.append(rows_of(*[(7, 1)] * 30, (8, 1)))
+    with pytest.raises(HotKey, match=r"more than 20 rows of one key in a batch: \{'key': 7\}"):
+        stream.run(adding(pieces=Pieces(rows=10, hot_key_rows=20)))
+    assert stream.committed() == []
+    stream.run(adding(pieces=Pieces(rows=10, hot_key_rows=20, split_hot_keys=True)))
+    assert stream.state() == {(7,): (30, 30), (8,): (1, 1)}
+
+
+@pytest.mark.spark
+def test_a_changed_schema_is_refused_with_the_difference(stream):
+    stream.append(rows_of((1, 10)))
+    stream.run(adding())
+    stream.append(rows_of((1, 5)))
+    real = pa.schema([("count", pa.int64()), ("total", pa.float64())])
+    two = {"default": STATE, "more": STATE}
+    key_of_text = stream.rows().withColumn("key", F.col("key").cast("string"))
+    text_key = pa.schema([("key", pa.string()), *list(OUTPUT)[1:]])
+    not_null_at_the_end = pa.schema([*STATE, pa.field("most", pa.int64(), nullable=False)])
+    for changed, rows, difference in [
+        (adding(state=real), None, r"value column 1: the root has total: long, the job declares total: double"),
+        (
+            adding(state=pa.schema([STATE.field(0)])),
+            None,
+            r"value column 1: the root has total: long, .* declares none",
+        ),
+        (adding(state=not_null_at_the_end), None, r"value column 2: the root has none, .* most: long not null"),
+        (adding(state=two), None, r"the root has the stores \['default'\], the job declares \['default', 'more'\]"),
+        (adding(output=text_key), key_of_text, r"key column 1: the root has key: long, the job declares key: string"),
+    ]:
+        with pytest.raises(SchemaMismatch, match=difference):
+            stream.run(changed, rows=rows)
+    assert stream.committed() == [0]
+    stream.run(adding())
+    assert stream.state() == {(1,): (2, 15)}
+
+
+GROWN = pa.schema([*STATE, ("most", pa.int64()), ("words", pa.list_(pa.string()))])
+
+
+def add_up_with_most(rows: pa.Table, state: pa.Table) -> Update:
+    totals = totals_of(rows, state)
+    most = {row["key"]: row["most"] for row in state.to_pylist()}
+    for row in rows.to_pylist():
+        most[row["key"]] = max(row["value"], most.get(row["key"]) or row["value"])
+    table = totals_table(totals)
+    new = table.append_column("most", pa.array([most[key] for key in totals], pa.int64()))
+    new = new.append_column("words", pa.array([["new"]] * len(totals), pa.list_(pa.string())))
+    return Update(table, new)
+
+
+@pytest.mark.spark
+def test_columns_added_at_the_end_come_into_all_rows_in_one_version_also_when_that_batch_is_repeated(stream):
+    def die(batch: int, phase: Phase) -> None:
+        if (batch, phase) == (2, Phase.PENDING_WRITTEN):
+            raise ConnectionError("the driver dies here")
+
+    stream.append(rows_of((1, 10), (2, 20), (3, 30), (None, 40)))
+    stream.append(rows_of((3, 3)))
+    stream.run(adding())
+    older = {(1,): (1, 10), (2,): (1, 20), (3,): (2, 33), (None,): (1, 40)}
+    stream.append(rows_of((1, 1)))
+    with pytest.raises(ConnectionError):
+        stream.run(adding(add_up_with_most, state=GROWN), seen=Seen(die))
+    assert stream.state() == older, "Spark reads the rows of the last commit by the schema that they have"
+    stream.run(adding(add_up_with_most, state=GROWN))
+    newer = {(1,): (2, 11, 1, ["new"]), **{key: (*row, None, None) for key, row in older.items() if key != (1,)}}
+    assert stream.state() == newer
+    # The schema file is one for all batches: Spark's reader sees older batches through it, as it does after its own
+    # schema changes. The columns that were there then are right.
+    stream.append(rows_of((2, 2)))
+    stream.run(adding(add_up_with_most, state=GROWN))
+    assert stream.state(batch=2) == newer
+    assert stream.state() == {**newer, (2,): (2, 22, 2, ["new"])}
+    stream.append(rows_of((2, 2)))
+    with pytest.raises(SchemaMismatch, match="value column 2: the root has most: long, the job declares none"):
+        stream.run(adding())
+
+
+@pytest.mark.spark
+def test_the_partition_count_of_the_root_wins_and_that_is_said(stream, caplog):
+    stream.append(rows_of((1, 10), (2, 20)))
+    assert len(stream.run(adding(), partitions=3)[0].partitions) == 3
+    stream.append(rows_of((1, 1)))
+    [report] = stream.run(adding(), partitions=2)
+    assert len(report.partitions) == 3
+    assert "has 3 partitions and 8 key groups; the 2 and 8 that are asked for are ignored" in caplog.text
+    assert stream.state() == {(1,): (2, 11), (2,): (1, 20)}
+
+
+@pytest.mark.spark
+def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stream):
+    for value in (1, 2):
+        stream.append(rows_of((1, value)))
+    stream.run(adding(), partitions=1)
+    # What 840 batches without a snapshot leave, made from two: later numbers, and the lineage in the host's copy.
+    head = 840
+    for logs in (stream.root, stream.checkpoint):
+        for log in ("offsets", "commits"):
+            for batch in (0, 1):
+                (logs / log / str(batch)).rename(logs / log / str(head - 2 + batch))
+                (logs / log / f".{batch}.crc").unlink(missing_ok=True)
+    [newest] = (stream.root / "state/0/0").glob("2_*.changelog")
+    checkpoint_id = newest.name.removesuffix(".changelog").partition("_")[2]
+    lineage = tuple(VersionId(version, RandomIds().fresh()) for version in range(1, head))
+    [folder] = (stream.folder / "local").glob("*/0-0")
+    copy = LocalCopyFolder(folder, EngineLimits(), RandomIds()).current()
+    with Database.open_for_writing(copy, EngineLimits()) as database:
+        version = VersionId(head, checkpoint_id)
+        database.apply(iter([]), LocalCopy(version, (*lineage, version)))
+    stream.append(rows_of((1, 3)))
+    with pytest.raises(LineageCeiling) as stopped:
+        stream.run(adding(), partitions=1)
+    assert "840 versions since the newest snapshot" in str(stopped.value)
+    assert "take a snapshot of each store at the head, then start the query again" in str(stopped.value)
+    assert max(stream.committed()) == head - 1
+
+
+@pytest.mark.spark
+def test_columns_with_dots_and_quotes_in_their_names_are_keys_like_others(delta_session, tmp_path):
+    schema = pa.schema([("a.b", pa.int64()), ("at`s", pa.int64()), ("value", pa.int64())])
+
+    def add(rows: pa.Table, state: pa.Table) -> Update:
+        totals = totals_of(rows.rename_columns(["key", "at", "value"]), state.rename_columns(["key", "count", "total"]))
+        table = totals_table(totals).rename_columns(["a.b", "count", "total"])
+        return Update(table, table)
+
+    stream = Stream(
+        delta_session, tmp_path, pa.schema([("plain", pa.int64()), ("at", pa.int64()), ("value", pa.int64())])
+    )
+    stream.append({"plain": [1, 1, 2], "at": [1, 2, 3], "value": [5, 6, 7]})
+    output = pa.schema([("a.b", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
+    rows = stream.rows().withColumnsRenamed({"plain": "a.b", "at": "at`s"})
+    facts = tmp_path / "rows"
+
+    class Kept:
+        can_be_asked = False
+
+        def held(self, query_id: str, batch: int) -> None:
+            return None
+
+        def write(self, rows: Any, attempt: Any) -> None:
+            facts.write_text(repr(sorted(map(tuple, rows.collect()))))
+
+    stream.run(StatefulOperator(["a.b"], ["at`s"], STATE, output, add), rows=rows, sink=Kept())
+    assert facts.read_text() == "[(1, 2, 11), (2, 1, 7)]"
+    assert stream.state() == {(1,): (2, 11), (2,): (1, 7)}
+    assert schema.names == rows.columns
+
+
+def unsupported(session: Any, folder: Any, column: str, *, key: str = "key", **operator: Any) -> str:
+    stream = session.readStream.format("rate").load().selectExpr("value AS key", "value AS at", column)
+    with pytest.raises(UnsupportedType) as refused:
+        start(
+            StatefulOperator([key], ["at"], STATE, OUTPUT, add_up),
+            stream,
+            root=str(folder / "root"),
+            checkpoint=str(folder / "checkpoint"),
+            sink=DeltaSink(str(folder / "facts")),
+        )
+    assert not list(folder.iterdir()), "nothing was written"
+    return str(refused.value)
+
+
+@pytest.mark.spark
+def test_input_columns_of_types_that_cannot_be_held_are_refused_before_the_first_batch(delta_session, tmp_path):
+    assert "column pause has Spark's type interval" in unsupported(
+        delta_session, tmp_path, "make_interval(0, 1) AS pause"
+    )
+    assert "use a list of structs" in unsupported(delta_session, tmp_path, "map('a', 1) AS tags", key="tags")
+    assert "key column name has a collation" in unsupported(
+        delta_session, tmp_path, "collate('a', 'UTF8_LCASE') AS name", key="name"
+    )
+    assert "key column shape holds variant" in unsupported(
+        delta_session, tmp_path, "parse_json('1') AS shape", key="shape"
+    )
+    assert "column pause has the type duration" in unsupported(
+        delta_session, tmp_path, "INTERVAL '1' DAY AS pause", key="pause"
+    )
+
+
+@pytest.mark.spark
+def test_a_column_that_the_stream_does_not_have_is_named(delta_session, tmp_path, stream):
+    with pytest.raises(SchemaMismatch, match=r"the stream has no columns \['zone'\] .*it has \['key', 'at', 'value'\]"):
+        stream.start(adding(order_by=["zone"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        (pa.uint32(), "int64"),
+        (pa.timestamp("ns"), "timestamp[us, tz=UTC]"),
+        (pa.list_(pa.float16()), "float32"),
+        (pa.struct([("deep", pa.duration("s"))]), "int64 with the unit"),
+        (pa.decimal256(60, 2), "decimal128"),
+        (pa.dictionary(pa.int8(), pa.string()), "string"),
+    ],
+)
+@pytest.mark.parametrize("part", ["state", "output"])
+def test_a_declaration_with_a_type_that_state_cannot_hold_is_refused_by_its_column(part, kind, instead):
+    with pytest.raises(UnsupportedType, match="column odd") as refused:
+        adding(
+            **{
+                part: pa.schema([("key", pa.int64()), ("odd", kind)])
+                if part == "output"
+                else pa.schema([("odd", kind)])
+            }
+        )
+    assert instead in str(refused.value)
+
+
+def test_a_declaration_that_contradicts_itself_is_refused():
+    with pytest.raises(SchemaMismatch, match="without key columns"):
+        adding(keys=[])
+    with pytest.raises(SchemaMismatch, match=r"\['key'\] are keys and value columns at once"):
+        adding(state=OUTPUT)
+
+
+def test_a_spark_connect_session_is_refused_before_anything_is_asked_of_it():
+    # What a Connect session lacks: its own package needs a server that is not part of the environment.
+    stream: Any = SimpleNamespace(sparkSession=SimpleNamespace(), schema=StructType().add("key", StringType()))
+    with pytest.raises(UnsupportedEnvironment, match=r"Spark Connect session -> run the job with classic Spark"):
+        start(adding(), stream, root="/nowhere", checkpoint="/nowhere", sink=DeltaSink("/nowhere"))
