@@ -1,0 +1,101 @@
+"""What the benchmarks share: samples, ratios with their spread, the machine, and tables of both.
+
+Knows nothing of what is measured. The machine may be shared and slow one minute and fast the next: only samples of the
+same round are divided by each other.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of one value at least."""
+        low, high = np.quantile(values, [0.25, 0.75])
+        return cls(statistics.median(values), float(low), float(high))
+
+    def shown(self, digits: int = 0, unit: str = "") -> str:
+        """As text: the median, the quartiles in brackets."""
+        return f"{self.median:,.{digits}f}{unit} [{self.low:,.{digits}f} .. {self.high:,.{digits}f}]"
+
+
+def ratio(over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> Spread:
+    """How many times `over` is `under`, round by round: each round's medians are divided by each other."""
+    pairs = zip(over, under, strict=True)
+    return Spread.of([statistics.median(a) / statistics.median(b) for a, b in pairs])
+
+
+def flat(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """The samples of all rounds."""
+    return [value for samples in rounds for value in samples]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a benchmark found. `notes` say how it was measured; `targets` come with what was reached."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    targets: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def as_text(self) -> str:
+        """For a terminal."""
+        widths = [max(len(row[i]) for row in [self.columns, *self.rows]) for i in range(len(self.columns))]
+        lines = [self.title, ""]
+        for row in [self.columns, ["-" * width for width in widths], *self.rows]:
+            cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            lines.append("  " + "  ".join(cells))
+        lines += ["", *(f"  {line}" for line in self.targets)]
+        lines += ["", *(f"  - {note}" for note in self.notes), ""]
+        return "\n".join(lines)
+
+    def as_markdown(self) -> str:
+        """For a document."""
+        lines = [f"### {self.title}", ""]
+        aligned = [":--", *("--:" for _ in self.columns[1:])]
+        lines += ["| " + " | ".join(row) + " |" for row in [self.columns, aligned, *self.rows]]
+        lines += ["", *(f"**{line}**  " for line in self.targets), "", *(f"- {note}" for note in self.notes), ""]
+        return "\n".join(lines)
+
+
+def verdict(what: str, reached: Spread, *, at_most: float | None = None, at_least: float | None = None) -> str:
+    """A line that sets what was reached beside its target."""
+    if at_most is not None:
+        good, bound = reached.median <= at_most, f"at most {at_most:g}"
+    else:
+        assert at_least is not None
+        good, bound = reached.median >= at_least, f"at least {at_least:g}"
+    return f"{what}: {reached.shown(2, 'x')}, target {bound}x: {'reached' if good else 'missed'}"
+
+
+def machine() -> str:
+    """The machine in a line."""
+    model = platform.processor() or platform.machine()
+    memory = ""
+    for path, key in ((Path("/proc/cpuinfo"), "model name"), (Path("/proc/meminfo"), "MemTotal")):
+        if path.exists():
+            found = next((line.split(":")[1].strip() for line in path.read_text().splitlines() if key in line), "")
+            if key == "model name":
+                model = found or model
+            else:
+                memory = f", {int(found.split()[0]) / 2**20:.0f} GiB"
+    load = f", load {os.getloadavg()[0]:.1f} at the end" if hasattr(os, "getloadavg") else ""
+    return f"{model}, {os.cpu_count()} cores{memory}, {platform.system()}, Python {platform.python_version()}{load}"

@@ -1,0 +1,207 @@
+"""Rows a second of the stateful operator beside Spark's own operators: count and sum per key, in steady state.
+
+Every contender runs its own streaming query in one session and gets the same files, in turns: while one works the
+others wait. What a batch takes is what Spark itself says of it (`triggerExecution`), for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks import spark_peers
+from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from pipelines.session import spark_session
+from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+
+PARTITIONS = 2
+OURS = "Statekeeper"
+NATIVE = "native aggregation (JVM)"
+PYTHON_PEERS: Mapping[str, spark_peers.Peer] = {
+    "transformWithState": spark_peers.transform_with_state,
+    "applyInPandasWithState": spark_peers.apply_in_pandas_with_state,
+    "transformWithStateInPandas": spark_peers.transform_with_state_in_pandas,
+}
+_COMMON = {
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    # Queries that wait must not take the time of the one that works.
+    "spark.sql.streaming.pollingDelay": "1s",
+    PROVIDER: ROCKSDB_PROVIDER,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+_OURS_ONLY = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.streaming.stateStore.checkpointFormatVersion")
+_TIMEOUT_SECONDS = 1800.0
+_POLL_SECONDS = 0.05
+
+Start = Callable[[SparkSession, DataFrame, Path], StreamingQuery]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one comparison is run."""
+
+    keys: int
+    rounds: int
+    warm_up: int = 3
+    unmeasured: int = 1
+    measured: int = 2
+
+
+@dataclass
+class Contender:
+    """One query, and the milliseconds of its batches by round."""
+
+    name: str
+    query: StreamingQuery
+    inbox: Path
+    fed: int = 0
+    rounds: list[list[float]] = field(default_factory=list)
+
+    def feed(self, file: Path) -> None:
+        """Give it one more file."""
+        hidden = self.inbox / f".{self.fed}"
+        os.link(file, hidden)
+        hidden.rename(self.inbox / f"{self.fed:05}.parquet")
+        self.fed += 1
+
+    def milliseconds(self, batch: int) -> float:
+        """How long the batch took; waits for it."""
+        until = monotonic() + _TIMEOUT_SECONDS
+        while monotonic() < until:
+            for progress in reversed(self.query.recentProgress):
+                if progress["batchId"] == batch and "addBatch" in progress["durationMs"]:
+                    return float(progress["durationMs"]["triggerExecution"])
+            if not self.query.isActive:
+                raise RuntimeError(f"{self.name} has ended") from self.query.exception()
+            sleep(_POLL_SECONDS)
+        raise TimeoutError(f"{self.name}: batch {batch}")
+
+    def run(self, file: Path) -> float:
+        """One batch."""
+        self.feed(file)
+        return self.milliseconds(self.fed - 1)
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """The benchmark; `options.large` runs the Python operators of Spark with 100,000 keys a batch, too."""
+    python_peers = {name: _of_spark(peer) for name, peer in PYTHON_PEERS.items()}
+    session = spark_session("benchmark", master="local[2]", conf=_COMMON)
+    try:
+        native = _compared(
+            session, {NATIVE: _of_spark(spark_peers.native_aggregation)}, Course(100_000, options.rounds)
+        )
+        tables = [_table(native, Course(100_000, options.rounds), {NATIVE: 2.0})]
+        course = Course(10_000, options.rounds)
+        tables.append(_table(_compared(session, python_peers, course), course, dict.fromkeys(python_peers, 10.0)))
+        if options.large:
+            course = Course(100_000, 3, warm_up=1, unmeasured=0, measured=1)
+            tables.append(_table(_compared(session, python_peers, course), course, dict.fromkeys(python_peers, 25.0)))
+    finally:
+        session.stop()
+    return tables
+
+
+def _ours(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_ours(rows, folder, PARTITIONS)
+
+
+def _of_spark(peer: spark_peers.Peer) -> Start:
+    def start(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+        for conf in _OURS_ONLY:
+            session.conf.unset(conf)
+        return spark_peers.start_peer(peer, rows, folder)
+
+    return start
+
+
+def _compared(session: SparkSession, peers: Mapping[str, Start], course: Course) -> list[Contender]:
+    """Run ours and the peers in turns; ours is the first."""
+    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+        folder = Path(name)
+        file = _files(folder / "input", course.keys)
+        with contextlib.ExitStack() as running:
+            contenders = [
+                running.enter_context(_started(session, who, start, folder / str(number)))
+                for number, (who, start) in enumerate({OURS: _ours, **peers}.items())
+            ]
+            for contender in contenders:
+                for _ in range(course.warm_up):
+                    contender.run(next(file))
+            for _ in range(course.rounds):
+                for contender in contenders:
+                    for _ in range(course.unmeasured):
+                        contender.run(next(file))
+                    contender.rounds.append([contender.run(next(file)) for _ in range(course.measured)])
+    return contenders
+
+
+@contextlib.contextmanager
+def _started(session: SparkSession, name: str, start: Start, folder: Path) -> Iterator[Contender]:
+    inbox = folder / "inbox"
+    inbox.mkdir(parents=True)
+    own = session.newSession()
+    query = start(own, spark_peers.stream(own, inbox), folder)
+    try:
+        yield Contender(name, query, inbox)
+    finally:
+        query.stop()
+
+
+def _files(folder: Path, keys: int) -> Iterator[Path]:
+    """Files with one row for each key, in random order; the same few again and again."""
+    folder.mkdir()
+    random = np.random.default_rng(keys)
+    files = []
+    for number in range(4):
+        files.append(folder / f"{number}.parquet")
+        columns = {"key": random.permutation(keys), "value": random.integers(0, 1000, keys)}
+        pq.write_table(pa.table(columns), files[-1])
+    while True:
+        yield from files
+
+
+def _table(contenders: list[Contender], course: Course, targets: Mapping[str, float]) -> Table:
+    ours, *peers = contenders
+    rows = []
+    for contender in contenders:
+        every = flat(contender.rounds)
+        speed = Spread.of([course.keys / took * 1000 for took in every])
+        times = ratio(contender.rounds, ours.rounds)
+        rows.append(
+            [contender.name, f"{len(every)}", f"{statistics.median(every):,.0f}", speed.shown(), times.shown(1)]
+        )
+    best = min(peers, key=lambda peer: statistics.median(flat(peer.rounds)))
+    return Table(
+        f"Count and sum per key, {course.keys:,} rows over {course.keys:,} keys a batch",
+        ["operator", "batches", "ms a batch", "rows/s", "times ours"],
+        rows,
+        [
+            verdict(
+                f"rows/s to {best.name}" + (", the best of them" if len(peers) > 1 else ""),
+                ratio(best.rounds, ours.rounds),
+                at_least=targets[best.name],
+            )
+        ],
+        [
+            f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file, each key in it once; "
+            "the output goes to Spark's `noop` sink in update mode (ours: `foreachBatch`, which writes to `noop`).",
+            f"{course.warm_up} batches to warm up, then {course.rounds} rounds in turns, in each {course.unmeasured} "
+            f"batches that do not count and {course.measured} that do.",
+            "Spark's operators: RocksDB provider, changelog checkpointing on, all else at Spark's defaults. Ours: the "
+            "session of `pipelines.session`; state on the local disk.",
+        ],
+    )

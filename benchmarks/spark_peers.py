@@ -1,0 +1,139 @@
+"""Count and sum per key, written once for our operator and once for each of Spark's own.
+
+What belongs here: the computations and how their queries are started. Each is written as its documentation shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from pipelines.driver import Host, Observer
+from pipelines.operator import StatefulOperator, Update
+from pipelines.query import start
+from pipelines.sinks import AtLeastOnceSink
+
+INPUT = "key bigint, value bigint"
+OUTPUT = "key bigint, count bigint, sum bigint"
+STATE = "count bigint, sum bigint"
+
+Peer = Callable[[DataFrame], DataFrame]
+"""From the rows to the counts, in update mode."""
+
+
+def count_and_sum(rows: pa.Table, state: pa.Table) -> Update:
+    """Our operator's update function."""
+    batch = rows.group_by("key", use_threads=False).aggregate([([], "count_all"), ("value", "sum")])
+    partial = pa.concat_tables([batch.rename_columns(state.column_names), state])
+    total = partial.group_by("key", use_threads=False).aggregate([("count", "sum"), ("sum", "sum")])
+    counts = total.rename_columns(state.column_names)
+    return Update(counts, counts)
+
+
+OPERATOR = StatefulOperator(
+    keys=["key"],
+    order_by=[],
+    state=pa.schema([("count", pa.int64()), ("sum", pa.int64())]),
+    output=pa.schema([("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())]),
+    update=count_and_sum,
+)
+
+
+def start_ours(rows: DataFrame, folder: Path, partitions: int, observer: Observer | None = None) -> StreamingQuery:
+    """The query over our operator; its output is materialised and thrown away."""
+    query = start(
+        OPERATOR,
+        rows,
+        root=str(folder / "state"),
+        checkpoint=str(folder / "checkpoint"),
+        sink=AtLeastOnceSink(lambda output, _: output.write.format("noop").mode("overwrite").save()),
+        partitions=partitions,
+        host=Host(str(folder / "local")),
+        observer=observer,
+        trigger={"processingTime": "0 seconds"},
+    )
+    return query.streaming_query
+
+
+def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
+    """The query over one of Spark's operators; its output is thrown away."""
+    return (
+        peer(rows)
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+
+
+def native_aggregation(rows: DataFrame) -> DataFrame:
+    """Spark's own aggregation, in the JVM."""
+    return rows.groupBy("key").agg(F.count("*").alias("count"), F.sum("value").alias("sum"))
+
+
+def apply_in_pandas_with_state(rows: DataFrame) -> DataFrame:
+    """`applyInPandasWithState`."""
+
+    def update(key: tuple[int], frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        count, total = state.get if state.exists else (0, 0)
+        for frame in frames:
+            count += len(frame)
+            total += int(frame["value"].sum())
+        state.update((count, total))
+        yield pd.DataFrame({"key": [key[0]], "count": [count], "sum": [total]})
+
+    return rows.groupBy("key").applyInPandasWithState(update, OUTPUT, STATE, "update", "NoTimeout")
+
+
+class CountRows(StatefulProcessor):
+    """For `transformWithState`: rows in, rows out."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("counts", STATE)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        count, total = self._state.get() or (0, 0)
+        for row in rows:
+            count += 1
+            total += row.value
+        self._state.update((count, total))
+        yield Row(key=key[0], count=count, sum=total)
+
+
+class CountFrames(CountRows):
+    """For `transformWithStateInPandas`: frames in, frames out."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        import pandas as pd
+
+        count, total = self._state.get() or (0, 0)
+        for frame in rows:
+            count += len(frame)
+            total += int(frame["value"].sum())
+        self._state.update((count, total))
+        yield pd.DataFrame({"key": [key[0]], "count": [count], "sum": [total]})
+
+
+def transform_with_state(rows: DataFrame) -> DataFrame:
+    """`transformWithState` of Python, row by row."""
+    return rows.groupBy("key").transformWithState(CountRows(), OUTPUT, "Update", "None")
+
+
+def transform_with_state_in_pandas(rows: DataFrame) -> DataFrame:
+    """`transformWithStateInPandas`."""
+    return rows.groupBy("key").transformWithStateInPandas(CountFrames(), OUTPUT, "Update", "None")
+
+
+def stream(session: SparkSession, folder: Path) -> DataFrame:
+    """The rows of the files in `folder`, one file a batch."""
+    return session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).parquet(str(folder))
