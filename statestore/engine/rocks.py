@@ -35,6 +35,7 @@ from statestore.errors import (
     UnsupportedType,
 )
 from statestore.format.names import VersionId
+from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import LocalCopy
 
 _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
@@ -94,7 +95,7 @@ class Database:
         try:
             fields = json.loads(marker)
             return LocalCopy(_version(fields["version"]), tuple(_version(item) for item in fields["lineage"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except BAD_VALUES as error:
             raise LocalStateDamaged("the marker is not what it should be", path=str(self.path)) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -1,0 +1,53 @@
+"""Changes that are not committed yet, against a dict, in memory and on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statestore.engine.pending_changes import PendingChanges
+
+keys = st.binary(max_size=2)
+batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=12)
+
+
+@given(st.lists(batches, max_size=6), st.integers(0, 8), st.lists(keys, max_size=6), keys)
+@settings(max_examples=25)
+def test_it_is_a_dict_whether_it_spilled_or_not(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[list[tuple[bytes, bytes | None]]],
+    spill_keys: int,
+    wanted: list[bytes],
+    prefix: bytes,
+) -> None:
+    scratch = tmp_path_factory.mktemp("pending") / "scratch"
+    pending = PendingChanges(scratch, spill_keys=spill_keys)
+    model: dict[bytes, bytes | None] = {}
+    assert not pending
+    for step in steps:
+        pending.put_many([key for key, _ in step], [value for _, value in step])
+        model.update(step)
+        assert bool(pending) == bool(model)
+        found, others = pending.split(wanted)
+        assert found == {key: model[key] for key in wanted if key in model}
+        assert others == [key for key in wanted if key not in model]
+        assert list(pending.ordered(prefix)) == sorted(item for item in model.items() if item[0].startswith(prefix))
+    pending.close()
+    assert not pending
+    assert not scratch.exists()
+    pending.close()
+
+
+@pytest.mark.parametrize("spill_keys", [3, 1000])
+def test_who_iterates_sees_what_was_there_when_he_began(tmp_path: Path, spill_keys: int) -> None:
+    pending = PendingChanges(tmp_path / "scratch", spill_keys=spill_keys)
+    pending.put_many([b"a", b"b"], [b"1", None])
+    seen = []
+    for key, value in pending.ordered(b""):
+        seen.append((key, value))
+        pending.put_many([b"%d" % number for number in range(10)], [b"x"] * 10)
+    assert seen == [(b"a", b"1"), (b"b", None)]
+    pending.close()

@@ -1,0 +1,272 @@
+"""The local database: marker and data together, bounds of a scan, readers beside writers, and every error by name."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
+from statestore.errors import (
+    CorruptFile,
+    LocalDiskFull,
+    LocalStateDamaged,
+    LocalStateError,
+    LocalStateLocked,
+    StatekeeperError,
+    UnsupportedType,
+)
+from statestore.format.names import EMPTY, VersionId
+from statestore.lineage import LocalCopy
+
+LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
+IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(100)]
+
+
+def copy_of(number: int) -> LocalCopy:
+    return LocalCopy(VersionId(number, IDS[number]), tuple(VersionId(n, IDS[n]) for n in range(1, number + 1)))
+
+
+def rows(database: Database, prefix: bytes = b"") -> dict[bytes, bytes]:
+    return {k: v for keys, values in database.scan(prefix) for k, v in zip(keys, values, strict=True)}
+
+
+def made(path: Path, *windows: Mapping[bytes, bytes | None]) -> Path:
+    with Database.create(path, LIMITS) as database:
+        database.apply(iter(windows), copy_of(1))
+    return path
+
+
+def test_a_new_database_holds_nothing(tmp_path: Path) -> None:
+    with Database.create(tmp_path / "db", LIMITS) as database:
+        assert database.holds() is None
+        assert rows(database) == {}
+
+
+@pytest.mark.parametrize("holds", [LocalCopy(EMPTY, ()), copy_of(1), copy_of(3)])
+def test_the_marker_is_read_as_it_was_written_and_is_no_row(tmp_path: Path, holds: LocalCopy) -> None:
+    with Database.create(tmp_path / "db", LIMITS) as database:
+        assert database.apply(iter([{b"a": b"1"}]), holds) == 1
+    with Database.open_read_only(tmp_path / "db", LIMITS) as database:
+        assert database.holds() == holds
+        assert rows(database) == {b"a": b"1"}
+
+
+def test_later_windows_win_over_earlier_ones(tmp_path: Path) -> None:
+    windows = [{b"a": b"1", b"b": b"1"}, {b"a": None, b"c": b"2"}, {b"a": b"3", b"b": None}]
+    with Database.open_read_only(made(tmp_path / "db", *windows), LIMITS) as database:
+        assert rows(database) == {b"a": b"3", b"c": b"2"}
+
+
+def test_changes_that_cannot_be_read_to_their_end_change_nothing_and_keep_their_own_name(tmp_path: Path) -> None:
+    path = made(tmp_path / "db", {b"a": b"1"})
+
+    def windows() -> Iterator[dict[bytes, bytes | None]]:
+        yield {b"a": b"2"}
+        raise CorruptFile("cut", path="7.changelog")
+
+    with Database.open_for_writing(path, LIMITS) as database:
+        with pytest.raises(CorruptFile, match="cut"):
+            database.apply(windows(), copy_of(2))
+        assert rows(database) == {b"a": b"1"}
+        assert database.holds() == copy_of(1)
+        assert not list(path.glob("ingest-*"))
+        database.apply(iter([{b"a": b"3"}]), copy_of(2))
+        assert (rows(database), database.holds()) == ({b"a": b"3"}, copy_of(2))
+
+
+def test_the_leftover_of_a_killed_ingestion_does_not_cut_the_table_that_it_is_linked_to(tmp_path: Path) -> None:
+    path = made(tmp_path / "db", {b"a": b"1"})
+    (table,) = path.glob("*.sst")
+    os.link(table, path / "ingest-0.tmp")
+    reader = Database.open_read_only(path, LIMITS)
+    with Database.open_for_writing(path, LIMITS) as database:
+        database.apply(iter([{b"b": b"2"}]), copy_of(2))
+        assert rows(database) == {b"a": b"1", b"b": b"2"}
+    assert rows(reader) == {b"a": b"1"}
+
+
+@pytest.mark.parametrize("key", [FIRST_RESERVED_KEY, b"\xff" * 8])
+def test_a_key_behind_the_marker_is_refused(tmp_path: Path, key: bytes) -> None:
+    with Database.create(tmp_path / "db", LIMITS) as database:
+        with pytest.raises(UnsupportedType, match="ff ff ff ff"):
+            database.apply(iter([{key: b"1"}]), copy_of(1))
+        assert database.holds() is None
+
+
+@given(st.sets(st.binary(max_size=3)), st.binary(max_size=2) | st.sampled_from([b"\xff", b"\xff\xff", b"a\xff"]))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_scan_gives_the_keys_of_a_prefix_in_order(
+    tmp_path_factory: pytest.TempPathFactory, keys: set[bytes], prefix: bytes
+) -> None:
+    path = made(tmp_path_factory.mktemp("scan") / "db", dict.fromkeys(keys, b"v"))
+    with Database.open_read_only(path, LIMITS) as database:
+        found = [key for batch, _ in database.scan(prefix) for key in batch]
+    assert found == sorted(key for key in keys if key.startswith(prefix))
+
+
+def test_a_scan_comes_in_batches_and_loses_none_at_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statestore.engine.rocks._SCAN_BATCH_ROWS", 4)
+    for size in (0, 3, 4, 5, 8):
+        path = made(tmp_path / f"db{size}", {b"%d" % number: b"v" for number in range(size)})
+        with Database.open_read_only(path, LIMITS) as database:
+            assert [len(keys) for keys, _ in database.scan()] == [4] * (size // 4) + ([size % 4] if size % 4 else [])
+
+
+def test_get_many_answers_in_order_and_with_none(tmp_path: Path) -> None:
+    with Database.open_read_only(made(tmp_path / "db", {b"a": b"1", b"b": b""}), LIMITS) as database:
+        assert database.get_many([b"b", b"none", b"a", b"b"]) == [b"", None, b"1", b""]
+        assert database.get_many([]) == []
+
+
+# --- beside others ------------------------------------------------------------------------------------------------
+
+
+def settle_often(path: Path, ready: multiprocessing.synchronize.Event, stop: multiprocessing.synchronize.Event) -> None:
+    number = 2
+    while not stop.is_set():
+        with Database.open_for_writing(path, LIMITS) as database:
+            for _ in range(9):
+                changes = {b"%04d" % key: b"new" * 20 for key in range(number % 7, 500, 7)}
+                database.apply(iter([changes]), copy_of(number % 90 + 1))
+                number += 1
+            assert database.wants_settling()
+            database.settle()
+            assert not database.wants_settling()
+        ready.set()
+
+
+def test_a_reader_sees_its_version_to_the_end_beside_a_writer_and_a_settler(tmp_path: Path) -> None:
+    old = {b"%04d" % key: b"old" * 20 for key in range(500)}
+    path = made(tmp_path / "db", old)
+    context = multiprocessing.get_context("spawn")
+    ready, stop = context.Event(), context.Event()
+    process = context.Process(target=settle_often, args=(path, ready, stop))
+    reader = Database.open_read_only(path, LIMITS)
+    process.start()
+    opened = 0
+    try:
+        assert ready.wait(60)
+        for _ in range(40):
+            assert rows(reader) == old
+            assert reader.holds() == copy_of(1)
+            try:
+                late = Database.open_read_only(path, LIMITS)
+            except LocalStateDamaged:
+                continue  # opened in the middle of a change: the caller takes the lock and looks again
+            with late:
+                opened += 1
+                seen = rows(late)
+                assert seen.keys() == old.keys()
+                assert set(seen.values()) <= {b"old" * 20, b"new" * 20}
+    finally:
+        stop.set()
+        process.join(60)
+    assert process.exitcode == 0
+    assert opened > 0
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_told_that_it_is_locked(tmp_path: Path) -> None:
+    path = made(tmp_path / "db")
+    with Database.open_for_writing(path, LIMITS), pytest.raises(LocalStateLocked, match="db"):
+        Database.open_for_writing(path, LIMITS)
+    Database.open_for_writing(path, LIMITS).close()
+
+
+def kinds(path: Path) -> dict[str, list[Path]]:
+    return {
+        "CURRENT": [path / "CURRENT"],
+        "MANIFEST": list(path.glob("MANIFEST-*")),
+        "SST": list(path.glob("*.sst")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", "SST"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "garbage"])
+def test_damage_is_named_or_harmless_for_readers_and_writers(tmp_path: Path, kind: str, damage: str) -> None:
+    state = {b"%04d" % key: b"value %d" % key * 5 for key in range(300)}
+    whole = made(tmp_path / "whole", state)
+    for number, open_it in enumerate((Database.open_read_only, Database.open_for_writing)):
+        path = tmp_path / f"db{number}"
+        shutil.copytree(whole, path)
+        for file in kinds(path)[kind]:
+            body = file.read_bytes()
+            if damage == "missing":
+                file.unlink()
+            else:
+                file.write_bytes({"empty": b"", "half": body[: len(body) // 2], "garbage": b"\xa5" * len(body)}[damage])
+        with pytest.raises(LocalStateDamaged, match=path.name):
+            _read_all(open_it(path, LIMITS))
+
+
+def _read_all(database: Database) -> None:
+    with database:
+        # A MANIFEST that ends early is an older version of the database: its marker says so.
+        if database.holds() != copy_of(1):
+            raise LocalStateDamaged("holds no version", path=str(database.path))
+        rows(database)
+
+
+def test_each_flipped_byte_of_a_table_gives_a_named_error_or_the_same_rows(tmp_path: Path) -> None:
+    state = {b"%02d" % key: b"value %d" % key for key in range(10)}
+    path = made(tmp_path / "db", state)
+    (table,) = path.glob("*.sst")
+    body = table.read_bytes()
+    found = 0
+    for position in range(0, len(body), 3):
+        table.write_bytes(body[:position] + bytes([body[position] ^ 0xFF]) + body[position + 1 :])
+        try:
+            with Database.open_read_only(path, LIMITS) as database:
+                assert database.holds() == copy_of(1)
+                assert rows(database) == state
+                assert database.get_many(sorted(state)) == [state[key] for key in sorted(state)]
+        except LocalStateDamaged:
+            found += 1
+    assert found > len(body) // 3 // 3
+
+
+def test_a_marker_that_is_none_is_damage(tmp_path: Path) -> None:
+    for number, marker in enumerate(
+        (b"", b"{}", b"[]", b"null", b"\xff", b'{"version":"x","lineage":[]}', b"[" * 99_999)
+    ):
+        path = made(tmp_path / f"db{number}")
+        with Database.open_for_writing(path, LIMITS) as database:
+            database._rdict[b"\xff\xff\xff\xff statekeeper: what this copy holds"] = marker
+            with pytest.raises(LocalStateDamaged, match="marker"):
+                database.holds()
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [
+        (Exception("IO error: No space left on device: while appending"), LocalDiskFull),
+        (OSError(errno.ENOSPC, "No space left on device"), LocalDiskFull),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), LocalDiskFull),
+        (OSError(errno.EIO, "Input/output error"), LocalStateError),
+        (Exception("IO error: lock hold by current process"), LocalStateLocked),
+        (Exception("IO error: While lock file: /x/LOCK: Resource temporarily unavailable"), LocalStateLocked),
+        (Exception("Corruption: block checksum mismatch"), LocalStateDamaged),
+        (CorruptFile("cut", path="7.changelog"), CorruptFile),
+        (ValueError("a mistake of the caller"), ValueError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_the_engine_raises_is_named_and_all_else_passes(
+    raised: BaseException, becomes: type[BaseException]
+) -> None:
+    with pytest.raises(becomes) as seen, translated(Path("folder")):
+        raise raised
+    assert type(seen.value) is becomes
+    if isinstance(seen.value, StatekeeperError) and seen.value is not raised:
+        assert seen.value.path == "folder"
+        assert seen.value.__cause__ is raised
