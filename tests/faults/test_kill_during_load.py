@@ -1,0 +1,102 @@
+"""A process that loads and commits over one scratch folder is killed again and again, wherever it happens to be."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from statestore.clock import RandomIds
+from statestore.format.names import EMPTY, VersionId
+from statestore.storage import open_storage
+from statestore.store import settle
+from tests.hosts import Host, State, changed
+
+KILLS = 30
+SEED = 7
+KEYS_PER_BATCH = 400
+
+
+def batch(number: int) -> dict[bytes, bytes | None]:
+    """The changes that make version `number`: the model and the victim compute the same."""
+    chance = random.Random(number)
+    keys = [b"key %05d" % chance.randrange(5_000) for _ in range(KEYS_PER_BATCH)]
+    return {key: None if chance.random() < 0.2 else b"%d " % number * 10 for key in keys}
+
+
+def victim(root: Path, folder: Path, say: Connection) -> None:
+    """Goes on from the newest version that was reported, and reports each that it commits. Never ends by itself."""
+    host = Host(open_storage(str(root)), folder / "host")
+    log = folder / "commits"
+    head = newest(log)
+    say.send("ready")
+    while True:
+        head = host.commit(head, batch(head.version + 1))
+        with log.open("a") as file:
+            file.write(f"{head}\n")
+        say.send("committed")
+        # Now and then an older version, and a merge of tables: both replace what the folder holds.
+        if head.version % 7 == 0:
+            settle(host.address, ids=RandomIds())
+        if head.version % 11 == 0:
+            host.read(earlier(log, head.version - 3))
+
+
+def reported(log: Path) -> list[VersionId]:
+    """The versions in the log; a line that a kill cut short is none."""
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    pairs = [line.strip().partition("_") for line in lines if line.endswith("\n")]
+    return [VersionId(int(number), checkpoint_id) for number, _, checkpoint_id in pairs]
+
+
+def newest(log: Path) -> VersionId:
+    versions = reported(log)
+    # The line that was cut is overwritten, as a commit log that never became visible is.
+    log.write_text("".join(f"{version}\n" for version in versions))
+    return versions[-1] if versions else EMPTY
+
+
+def earlier(log: Path, version: int) -> VersionId:
+    return next(item for item in reported(log) if item.version == version)
+
+
+def test_whatever_a_kill_interrupts_the_next_load_gives_what_was_committed(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    root, log = tmp_path / "root", tmp_path / "commits"
+    states: list[State] = [{}]
+    # Forked from a process that has imported all and opened nothing, as Spark's workers are.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    damaged = kills = 0
+    while kills < KILLS:
+        said, say = context.Pipe(duplex=False)
+        process = context.Process(target=victim, args=(root, tmp_path, say))
+        process.start()
+        say.close()
+        # In its first load, or so many batches later; a batch takes some hundredths of a second.
+        for _ in range(1 + chance.choice([0, 1, 1, 2, 2, 3])):
+            assert said.poll(60)
+            said.recv()
+        time.sleep(chance.uniform(0.0, 0.05))
+        assert process.is_alive()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(30)
+        said.close()
+        kills += 1
+        head = newest(log)
+        while len(states) <= head.version:
+            states.append(changed(states[-1], batch(len(states))))
+        with Host(open_storage(str(root)), tmp_path / "host").load(head) as store:
+            damaged += store.load_metrics.replaced_damaged_copy
+            assert dict(store.scan()) == states[head.version]
+    fresh = Host(open_storage(str(root)), tmp_path / "fresh")
+    assert fresh.read(head) == states[-1]
+    print(f"{kills} kills over {head.version} versions; the copy was found damaged {damaged} times")
+    # A copy that a kill damages is rebuilt, but then the kill has cost a load from storage: RocksDB survives kills.
+    assert damaged == 0
+    assert head.version >= KILLS
