@@ -256,7 +256,8 @@ class _Partition:
         rows = output.num_rows
         tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, tag, dtype=np.int64)))
         tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
-        yield from tagged.cast(self._plan.output_schema()).combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
+        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.output_schema())
+        yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
 
     def _marker_row(self) -> pa.Table:
         nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
@@ -309,15 +310,38 @@ def _as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
                     f"{what}: column {field.name!r} is {given.schema.field(field.name).type}, not {field.type}",
                     hint=f"the columns are {declared}",
                 )
-        # Without nulls is checked below: Arrow's own complaint does not say whose column it is.
-        table = given.cast(pa.schema([field.with_nullable(True) for field in schema]))
+        columns = [_cast(given.column(field.name), field.type) for field in schema]
     except (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise WrongResult(f"{what} is not of its schema: {reason}", hint=f"the columns are {declared}") from error
-    for column, field in zip(table.columns, schema, strict=True):
-        if not field.nullable and column.null_count:
-            raise WrongResult(f"{what}: nulls in {field.name!r}, which is declared without", hint="declare it nullable")
-    return table.cast(schema)
+    for column, field in zip(columns, schema, strict=True):
+        place = _null_in(column, field, field.name)
+        if place is not None:
+            raise WrongResult(f"{what}: nulls in {place!r}, which is declared without", hint="declare it nullable")
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    # Arrow's cast of a struct to its own type refuses a null whose fields are declared without nulls.
+    return column if column.type == kind else column.cast(kind)
+
+
+def _null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
+    """The path of a field that is declared without nulls and holds one, at any depth."""
+    if column.null_count and not field.nullable:
+        return path
+    if pa.types.is_struct(field.type):
+        present = column.drop_null()
+        parts = [(pc.struct_field(present, [n]), child, child.name) for n, child in enumerate(field.type)]
+    elif pa.types.is_list(field.type):
+        parts = [(pc.list_flatten(column), field.type.value_field, "element")]
+    elif pa.types.is_map(field.type):
+        entries = pc.list_flatten(column.cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field]))))
+        parts = [(pc.struct_field(entries, [1]), field.type.item_field, "value")]
+    else:
+        return None
+    found = (_null_in(part, child, f"{path}.{name}") for part, child, name in parts)
+    return next((place for place in found if place is not None), None)
 
 
 _KINDS: list[tuple[Callable[[pa.DataType], bool], ...]] = [

@@ -1,0 +1,283 @@
+"""Whatever an update function returns: it is what was declared, or it is refused by name and nothing is committed.
+
+The tasks run here without Spark, in this process; what reaches the user through Spark is in `test_operator`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.spark_errors import named
+from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPlan, _Partition
+from statestore.errors import LineageCeiling, WrongResult
+from statestore.format.names import EMPTY
+from statestore.storage import StorageSpec
+from statestore.store import StoreLimits
+
+ROWS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("value", pa.int64())])
+STATE = pa.schema(
+    [
+        pa.field("total", pa.int32(), nullable=False),
+        ("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
+    ]
+)
+OUTPUT = pa.schema([("key", pa.int64()), pa.field("label", pa.string(), nullable=False)])
+GIVEN = pa.table({"key": [1, 1, 2, None], "name": ["a", "a", "b", None], "value": [5, 6, 7, 8]}, schema=ROWS)
+
+NEW = pa.table(
+    {
+        "key": pa.array([1, 2, None]),
+        "name": ["a", "b", None],
+        "total": pa.array([11, 7, 8], pa.int32()),
+        "tags": pa.array([["x"], [], None], STATE.field("tags").type),
+    }
+)
+OUT = pa.table({"key": pa.array([1, 2], pa.int64()), "label": ["one", "two"]})
+
+
+class Reports:
+    """Stands where Spark's accumulator does."""
+
+    def __init__(self) -> None:
+        self.all: list[PartitionReport] = []
+
+    def add(self, more: list[PartitionReport]) -> None:
+        self.all += more
+
+
+class Task:
+    """One partition of an operator whose update function returns what it is told to."""
+
+    def __init__(self, folder: Path, **declared: Any) -> None:
+        self.folder = folder
+        self.reports = Reports()
+        self.returned: Any = Update(OUT, NEW)
+        self.declared = {"state": STATE, "output": OUTPUT, "frames": Frames.ARROW, **declared}
+        self.bases = dict.fromkeys(range(len(self._operator().stores)), (EMPTY,))
+
+    def run(self, rows: pa.Table = GIVEN) -> list[dict[str, Any]]:
+        plan = TaskPlan(
+            root=StorageSpec(str(self.folder / "root")),
+            root_id="root",
+            local_folder=str(self.folder / "local"),
+            operator=self._operator(),
+            row_columns=ROWS,
+            bases=self.bases,
+            rewrites={},
+            snapshots={},
+            limits=StoreLimits(),
+            reports=self.reports,
+        )
+        batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
+        found = pa.Table.from_batches(list(_Partition(plan, 0).run(iter(batch.to_batches()))))
+        self.bases = {store.operator: (store.new,) for store in self.reports.all[-1].stores}
+        return [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
+
+    def nothing_was_committed(self) -> bool:
+        return not self.reports.all and not list(self.folder.glob("root/state/**/*.changelog"))
+
+    def no_file_is_left_over(self) -> bool:
+        return not list(self.folder.glob("local/**/*.tmp")) and not list(self.folder.glob("local/**/private-*"))
+
+    def _operator(self) -> StatefulOperator:
+        return StatefulOperator(["key", "name"], ["value"], update=self._update, **self.declared)
+
+    def _update(self, rows: Any, state: Any) -> Any:
+        del rows
+        self.state = state
+        return self.returned
+
+
+@pytest.fixture
+def task(tmp_path):
+    return Task(tmp_path)
+
+
+def changed(table: pa.Table, **columns: Any) -> pa.Table:
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, [values])
+    return table
+
+
+TWICE_NAMED = pa.Table.from_arrays([*OUT.columns, OUT.column(0)], names=["key", "label", "key"])
+STRANGER = changed(NEW, key=pa.array([1, 2, 3]))
+RIGHT_KEYS = NEW.select(["key", "name"])
+
+GARBAGE = {
+    "nothing": (None, "the update function returned NoneType .*return an Update"),
+    "a table": (OUT, "the update function returned Table .*return an Update"),
+    "no output": (Update(None, NEW), "the output is not of its schema"),
+    "a number for a table": (Update(OUT, 7), "state of store 'default' is not of its schema"),
+    "output without a column": (Update(OUT.drop_columns(["label"]), NEW), r"the output lacks the columns \['label'\]"),
+    "a column twice": (Update(TWICE_NAMED, NEW), "the output is not of its schema: .*exists 2 times"),
+    "numbers for texts": (
+        Update(changed(OUT, label=pa.array([1, 2])), NEW),
+        "the output: column 'label' is int64, not string.*the columns are key: int64, label: string",
+    ),
+    "texts for numbers": (Update(OUT, changed(NEW, total=["1", "2", "3"])), "column 'total' is string, not int32"),
+    "a list for a number": (Update(OUT, changed(NEW, total=[[1], [2], [3]])), "column 'total' is list<.*>, not int32"),
+    "numbers of other lists": (Update(OUT, changed(NEW, tags=[[[1]], [], []])), "state of store 'default' is not of"),
+    "a number too large": (
+        Update(OUT, changed(NEW, total=pa.array([2**40, 1, 1]))),
+        "state of store 'default' is not of its schema: Integer value 1099511627776 not in range",
+    ),
+    "a fraction for a whole": (Update(OUT, changed(NEW, total=[0.5, 1.0, 1.0])), "0.500000 was truncated"),
+    "nulls in the output": (Update(changed(OUT, label=["one", None]), NEW), "the output: nulls in 'label'"),
+    "nulls in the state": (
+        Update(OUT, changed(NEW, total=pa.array([1, None, 3], pa.int32()))),
+        "state of store 'default': nulls in 'total', which is declared without",
+    ),
+    "nulls in a list of the state": (
+        Update(OUT, changed(NEW, tags=pa.array([["x"], [None], None], pa.list_(pa.string())))),
+        "state of store 'default': nulls in 'tags.element', which is declared without",
+    ),
+    "a key that no row has": (
+        Update(OUT, STRANGER),
+        r"store 'default': state for a key that the rows do not have: \{'key': 3, 'name': None\}",
+    ),
+    "a key put together from two": (
+        Update(OUT, changed(NEW, name=["b", "a", None])),
+        "a key that the rows do not have",
+    ),
+    "a key twice": (Update(OUT, pa.concat_tables([NEW, NEW.slice(1, 1)])), "state for the same key twice"),
+    "a null key twice": (Update(OUT, pa.concat_tables([NEW, NEW.slice(2, 1)])), "state for the same key twice"),
+    "a deleted key twice": (Update(OUT, None, pa.concat_tables([RIGHT_KEYS, RIGHT_KEYS])), "the same key twice"),
+    "a deleted stranger": (Update(OUT, None, STRANGER), "a key that the rows do not have"),
+    "a key kept and deleted": (Update(OUT, NEW, RIGHT_KEYS.slice(2, 1)), "new state and deletion of the same key"),
+    "state without keys": (Update(OUT, NEW.drop_columns(["name"])), r"state of store 'default' lacks .*\['name'\]"),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_from_an_update_function_is_refused_by_name_and_nothing_is_committed(task, what):
+    task.returned, said = GARBAGE[what]
+    with pytest.raises(WrongResult, match=said) as refused:
+        task.run()
+    assert "\n" not in str(refused.value), "a line in a log"
+    assert task.nothing_was_committed()
+    assert task.no_file_is_left_over()
+
+
+def test_what_is_declared_goes_through_and_is_there_for_the_next_batch(task):
+    assert [row["label"] for row in task.run()] == ["one", "two"]
+    task.returned = Update(OUT.slice(0, 0))
+    assert task.run() == []
+    assert task.state.to_pylist() == NEW.to_pylist()
+
+
+INNER = pa.struct([pa.field("a", pa.int32(), nullable=False), ("b", pa.int32())])
+NESTED = [
+    (INNER, [None, {"a": 1, "b": None}], [{"a": 1}, {"a": None, "b": 2}], "deep.a"),
+    (pa.list_(pa.field("element", INNER)), [[None], None], [[{"a": None}], []], "deep.element.a"),
+    (
+        pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)),
+        [[("k", 1)], None],
+        [[("k", None)], []],
+        "deep.value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong", "place"), NESTED, ids=["struct", "list", "map"])
+def test_nulls_are_looked_for_at_any_depth_of_the_output(tmp_path, kind, right, wrong, place):
+    schema = pa.schema([("deep", kind)])
+    task = Task(tmp_path, output=schema)
+    task.returned = Update(pa.table({"deep": pa.array(right, kind)}))
+    assert [row["deep"] for row in task.run()] == right
+    task.returned = Update(pa.table({"deep": pa.array(wrong, kind)}))
+    with pytest.raises(WrongResult, match=f"the output: nulls in '{place}', which is declared without"):
+        task.run()
+
+
+def test_narrower_numbers_dictionaries_and_columns_of_nothing_but_nulls_become_what_is_declared(task):
+    labels = pa.array(["one", "one"]).dictionary_encode()
+    state = changed(NEW, total=pa.array([1, 2, 3], pa.int8()), tags=pa.nulls(3), key=pa.array([1.0, 2.0, None]))
+    task.returned = Update(changed(OUT, label=labels), state.select(["tags", "total", "name", "key"]))
+    assert [row["label"] for row in task.run()] == ["one", "one"]
+    task.run()
+    assert task.state.column("total").to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [NEW.to_pandas().assign(total=["a", "b", "c"]), NEW.to_pandas().assign(total=[1, "b", None]), {"total": [1]}],
+    ids=["texts", "a mixture", "a dict"],
+)
+def test_garbage_in_pandas_is_refused_as_well(tmp_path, state):
+    task = Task(tmp_path, frames=Frames.PANDAS)
+    task.returned = Update(OUT.to_pandas(), state)
+    with pytest.raises(WrongResult, match="state of store 'default'"):
+        task.run()
+    assert task.nothing_was_committed()
+
+
+def test_pandas_frames_with_missing_values_keep_them_missing(tmp_path):
+    task = Task(tmp_path, frames=Frames.PANDAS)
+    state = pd.DataFrame({"key": [1.0, np.nan], "name": ["a", None], "total": [1.0, 2.0], "tags": [["x"], None]})
+    task.returned = Update(OUT.to_pandas(), state)
+    task.run()
+    task.returned = Update(OUT.to_pandas())
+    task.run()
+    assert pa.Table.from_pandas(task.state, preserve_index=False).column("key").to_pylist() == [1, None]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"first": NEW, "third": NEW}, r"state of stores that are not declared: \['third'\]"),
+        (NEW, "state is a Table .*with several stores it is a mapping"),
+        ({"first": NEW, "second": STRANGER}, "store 'second': state for a key that the rows do not have"),
+    ],
+)
+def test_with_several_stores_none_is_committed_when_one_result_is_wrong(tmp_path, state, said):
+    task = Task(tmp_path, state={"first": STATE, "second": STATE})
+    task.returned = Update(OUT, state)
+    with pytest.raises(WrongResult, match=said):
+        task.run()
+    assert task.nothing_was_committed()
+    assert task.no_file_is_left_over()
+
+
+def test_an_error_of_the_users_own_passes_as_it_is(task):
+    class Broken:
+        @property
+        def output(self) -> Any:
+            raise LookupError("no tariff for zone 7")
+
+    task.returned = Broken()
+    with pytest.raises(WrongResult, match="returned Broken"):
+        task.run()
+
+    def fails(rows: Any, state: Any) -> Any:
+        raise LookupError("no tariff for zone 7")
+
+    task._update = fails
+    with pytest.raises(LookupError, match="no tariff for zone 7"):
+        task.run()
+    assert task.nothing_was_committed()
+    assert task.no_file_is_left_over()
+
+
+def test_a_wrong_result_keeps_its_name_on_the_way_through_a_traceback_of_spark(task):
+    task.returned, _ = GARBAGE["numbers for texts"]
+    with pytest.raises(WrongResult) as refused:
+        task.run()
+    text = f"Traceback\n  File x\nstatestore.errors.WrongResult: {refused.value}\n\tat java.lang.Thread.run"
+    found = named(RuntimeError(text))
+    assert isinstance(found, WrongResult)
+    assert "the columns are key: int64, label: string" in str(found)
+
+
+def test_a_version_that_no_lineage_can_hold_is_refused_when_it_is_loaded(task, monkeypatch):
+    task.run()
+    monkeypatch.setattr("statestore.store.LINEAGE_STOP_BYTES", 50)
+    with pytest.raises(LineageCeiling, match="1 versions since the newest snapshot"):
+        task.run()
+    assert len(task.reports.all) == 1
