@@ -26,6 +26,7 @@ from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, PartitionRep
 from statestore import catalog
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
+from statestore.engine.sweep import SweepLimits
 from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
@@ -82,10 +83,16 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """What the operator may use on each host. A relative folder is taken from the worker's own directory."""
+    """What the operator may use on each host. A relative folder is taken from the worker's own directory.
+
+    quota_bytes      what the copies of all queries in the folder may take together; the least recently used go first
+    unused_seconds   how long a copy stays that nobody asks for
+    """
 
     local_folder: str
     limits: StoreLimits = field(default_factory=StoreLimits)
+    quota_bytes: int = SweepLimits.quota_bytes
+    unused_seconds: float = SweepLimits.unused_seconds
 
 
 class StopWanted(Exception):
@@ -266,6 +273,7 @@ class BatchDriver:
             rewrites=rewrites,
             snapshots=self._snapshots,
             limits=self._host.limits,
+            sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             reports=session.sparkContext.accumulator([], _Reports()),
         )
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.whole_keys import Piece, whole_keys
 from statestore.clock import RandomIds, SystemClock
+from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.errors import WrongResult
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
@@ -41,6 +42,7 @@ TAG_COLUMN = "__statekeeper_tag"
 MARKER_COLUMN = "__statekeeper_marker"
 
 _OUTPUT_ROWS = 65_536
+_SWEEP_SECONDS = 10 * 60.0
 
 
 def tag_of(checkpoint_id: str) -> int:
@@ -89,6 +91,7 @@ class TaskPlan:
     rewrites: Mapping[int, str]
     snapshots: Mapping[StorePath, frozenset[VersionId]]
     limits: StoreLimits
+    sweep: SweepLimits
     reports: Any
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -139,7 +142,7 @@ class _Partition:
                 store.commit()
             self._plan.reports.add([self._report(stores)])
             yield from self._tagged(self._marker_row(), tag, marker=True)
-        self._settle_in_background(stores)
+        self._keep_house_in_background(stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
         # Spark hands timestamps over in the session's time zone; the state's are UTC.
@@ -276,16 +279,18 @@ class _Partition:
             _peak_memory_bytes(),
         )
 
-    def _settle_in_background(self, stores: Mapping[str, StateStore]) -> None:
-        """Merge gathered tables after the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
+    def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
+        """After the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
         wanting = [self._address(operator) for operator, store in enumerate(stores.values()) if store.wants_settling]
-        if wanting:
-            threading.Thread(target=_settle_all, args=(wanting, self._plan.limits), daemon=True).start()
+        threading.Thread(target=_keep_house, args=(wanting, self._plan), daemon=True).start()
 
 
-def _settle_all(addresses: list[StoreAddress], limits: StoreLimits) -> None:
-    for address in addresses:
-        settle(address, ids=RandomIds(), limits=limits)
+def _keep_house(wanting: list[StoreAddress], plan: TaskPlan) -> None:
+    """Merge tables that have gathered, and now and then remove what nobody on this host uses any more."""
+    for address in wanting:
+        settle(address, ids=RandomIds(), limits=plan.limits)
+    folder = Path(plan.local_folder).absolute()
+    sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 
 
 @functools.lru_cache(maxsize=4)

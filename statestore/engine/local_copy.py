@@ -33,6 +33,23 @@ LEFTOVER_SECONDS = 24 * 60 * 60
 """No task runs that long."""
 
 
+@contextlib.contextmanager
+def folder_locked(folder: Path, timeout_seconds: float) -> Iterator[bool]:
+    """Hold a folder's lock; yields False when another process kept it that long. The kernel frees it on death."""
+    lock = FileLock(str(folder / "lock"), thread_local=False)
+    held = True
+    with translated(folder):
+        try:
+            lock.acquire(timeout=timeout_seconds)
+        except Timeout:
+            held = False
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()
+
+
 class LocalCopyFolder:
     """The folder drawn above."""
 
@@ -44,22 +61,12 @@ class LocalCopyFolder:
         self._changelogs = folder / "changelogs"
         with translated(folder):
             self._changelogs.mkdir(parents=True, exist_ok=True)
+            # A host's sweep must see a task that comes back after days before it has loaded anything.
+            os.utime(self._changelogs)
 
-    @contextlib.contextmanager
-    def locked(self, timeout_seconds: float) -> Iterator[bool]:
-        """Hold the folder's lock; yields False when another process kept it that long. The kernel frees it on death."""
-        lock = FileLock(str(self.folder / "lock"), thread_local=False)
-        held = True
-        with translated(self.folder):
-            try:
-                lock.acquire(timeout=timeout_seconds)
-            except Timeout:
-                held = False
-        try:
-            yield held
-        finally:
-            if held:
-                lock.release()
+    def locked(self, timeout_seconds: float) -> contextlib.AbstractContextManager[bool]:
+        """Hold the folder's lock; see `folder_locked`."""
+        return folder_locked(self.folder, timeout_seconds)
 
     def open_current(self) -> Database | None:
         """The database that is served, for reading; None when there is none.

@@ -16,6 +16,7 @@ import pytest
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.spark_errors import named
 from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPlan, _Partition
+from statestore.engine.sweep import SweepLimits
 from statestore.errors import LineageCeiling, WrongResult
 from statestore.format.names import EMPTY
 from statestore.storage import StorageSpec
@@ -73,6 +74,7 @@ class Task:
             rewrites={},
             snapshots={},
             limits=StoreLimits(),
+            sweep=SweepLimits(),
             reports=self.reports,
         )
         batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))

@@ -1,0 +1,200 @@
+"""What is removed from a host's disk, and what stays because a task may be using it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds
+from statestore.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
+from statestore.engine.rocks import Database, EngineLimits
+from statestore.engine.sweep import IN_USE_SECONDS, Reason, SweepLimits, sweep, sweep_when_due
+from statestore.format.names import VersionId
+from statestore.lineage import LocalCopy
+
+NOW = 1_700_000_000.0
+DAY = 24 * 60 * 60
+LIMITS = SweepLimits(quota_bytes=2**40, unused_seconds=7 * DAY)
+ENGINE = EngineLimits(block_cache_bytes=1024 * 1024)
+
+
+class Clock:
+    """Stands at one moment."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def now_seconds(self) -> float:
+        return self.now
+
+    def monotonic_seconds(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def copy_at(host: Path, name: str, *, age: float, size_bytes: int = 10_000) -> Path:
+    """A copy with a database of about that size, used so long ago."""
+    folder = LocalCopyFolder(host / name, ENGINE, RandomIds())
+    path = folder.fresh_directory()
+    with Database.create(path, ENGINE) as database:
+        version = VersionId(1, RandomIds().fresh())
+        database.apply(iter([{b"key": os.urandom(size_bytes)}]), LocalCopy(version, ()))
+    folder.serve(path)
+    folder.cached_changelog(version).write_bytes(b"as uploaded")
+    aged(folder.folder, age)
+    return folder.folder
+
+
+def aged(place: Path, age: float) -> Path:
+    for inside in (*place.rglob("*"), place):
+        os.utime(inside, (NOW - age, NOW - age))
+    return place
+
+
+def reasons(report) -> dict[str, Reason]:
+    return {f"{item.path.parent.name}/{item.path.name}": item.reason for item in report.removed}
+
+
+def test_a_copy_that_nobody_asked_for_in_a_week_goes_with_the_folder_of_its_root(tmp_path):
+    copy_at(tmp_path, "dead root/0-0", age=8 * DAY)
+    copy_at(tmp_path, "dead root/0-1", age=9 * DAY)
+    copy_at(tmp_path, "live root/0-0", age=8 * DAY)
+    young = copy_at(tmp_path, "live root/0-1", age=6 * DAY)
+    report = sweep(tmp_path, LIMITS, clock=Clock())
+    assert reasons(report) == dict.fromkeys(["dead root/0-0", "dead root/0-1", "live root/0-0"], Reason.UNUSED)
+    assert all(item.size_bytes > 10_000 for item in report.removed)
+    assert not (tmp_path / "dead root").exists()
+    assert sorted(path.name for path in (tmp_path / "live root").iterdir()) == ["0-1"]
+    assert LocalCopyFolder(young, ENGINE, RandomIds()).open_current() is not None
+    assert report.kept_bytes > 10_000
+
+
+def test_a_copy_whose_lock_is_held_stays_however_old_and_large_it_is(tmp_path):
+    held = LocalCopyFolder(copy_at(tmp_path, "root/0-0", age=99 * DAY), ENGINE, RandomIds())
+    aged(held.folder, 99 * DAY)
+    with held.locked(timeout_seconds=0) as mine:
+        assert mine
+        report = sweep(tmp_path, SweepLimits(quota_bytes=0, unused_seconds=0), clock=Clock())
+    assert (report.removed, report.locked) == ((), (held.folder,))
+    assert report.kept_bytes > 10_000
+    assert held.current().is_dir()
+
+
+def test_a_task_that_comes_back_to_an_old_copy_is_seen_before_it_has_loaded_anything(tmp_path):
+    folder = copy_at(tmp_path, "root/0-0", age=99 * DAY)
+    LocalCopyFolder(folder, ENGINE, RandomIds())
+    assert sweep(tmp_path, LIMITS, clock=Clock()).removed == ()
+
+
+def test_unfinished_files_and_private_copies_of_the_dead_go_and_those_of_the_living_stay(tmp_path):
+    folder = copy_at(tmp_path, "root/0-0", age=2 * DAY)
+
+    def leave(name: str, age: float) -> None:
+        place = folder / name
+        if name.endswith("scratch.tmp") or name.startswith("private"):
+            place.mkdir()
+            (place / "000001.sst").write_bytes(b"x" * 500)
+        else:
+            place.write_bytes(b"x" * 500)
+        aged(place, age)
+
+    dead = ["private-dead", "current.dead.tmp", "changelogs/dead.tmp", "changelogs/dead-scratch.tmp"]
+    alive = ["private-alive", "current.alive.tmp", "changelogs/alive.tmp", "changelogs/alive-scratch.tmp"]
+    for name in dead:
+        leave(name, LEFTOVER_SECONDS + 60)
+    for name in alive:
+        leave(name, LEFTOVER_SECONDS - 60)
+    # The folder of a database that is still written to is old, the newest file in it is not.
+    leave("changelogs/growing-scratch.tmp", LEFTOVER_SECONDS + 60)
+    os.utime(folder / "changelogs/growing-scratch.tmp/000001.sst", (NOW, NOW))
+    aged_changelogs = NOW - 2 * DAY
+    os.utime(folder / "changelogs", (aged_changelogs, aged_changelogs))
+    report = sweep(tmp_path, LIMITS, clock=Clock())
+    assert {
+        str(item.path.relative_to(folder)): (item.size_bytes, item.reason) for item in report.removed
+    } == dict.fromkeys(dead, (500, Reason.LEFTOVER))
+    assert all((folder / name).exists() for name in alive)
+    assert (folder / "changelogs/growing-scratch.tmp").exists()
+    assert LocalCopyFolder(folder, ENGINE, RandomIds()).current().is_dir()
+
+
+def test_tidying_up_does_not_make_a_copy_look_used(tmp_path):
+    folder = copy_at(tmp_path, "root/0-0", age=6 * DAY)
+    (folder / "changelogs/dead.tmp").write_bytes(b"")
+    aged(folder, 6 * DAY)
+    assert [item.reason for item in sweep(tmp_path, LIMITS, clock=Clock()).removed] == [Reason.LEFTOVER]
+    report = sweep(tmp_path, LIMITS, clock=Clock(NOW + 2 * DAY))
+    assert reasons(report) == {"root/0-0": Reason.UNUSED}
+
+
+def test_above_the_quota_the_least_recently_used_copies_go_until_the_rest_fits(tmp_path):
+    for place, hours in enumerate([5, 9, 1, 7]):
+        copy_at(tmp_path, f"root-{place}/0-0", age=hours * 3600, size_bytes=100_000)
+    all_of_it = sweep(tmp_path, LIMITS, clock=Clock())
+    assert all_of_it.removed == ()
+    quota_bytes = all_of_it.kept_bytes * 6 // 10
+    report = sweep(tmp_path, SweepLimits(quota_bytes, 7 * DAY), clock=Clock())
+    assert reasons(report) == dict.fromkeys(["root-1/0-0", "root-3/0-0"], Reason.QUOTA)
+    assert report.kept_bytes <= quota_bytes
+    assert report.kept_bytes == all_of_it.kept_bytes - sum(item.size_bytes for item in report.removed)
+    emptied = LocalCopyFolder(tmp_path / "root-1/0-0", ENGINE, RandomIds())
+    assert emptied.open_current() is None, "the next load builds it anew"
+    assert not list(emptied.folder.glob("db-*"))
+    assert LocalCopyFolder(tmp_path / "root-2/0-0", ENGINE, RandomIds()).open_current() is not None
+
+
+def test_a_copy_in_use_stays_above_the_quota_and_so_does_what_a_task_is_writing(tmp_path):
+    copy_at(tmp_path, "root/0-0", age=IN_USE_SECONDS - 1)
+    idle = copy_at(tmp_path, "root/0-1", age=IN_USE_SECONDS + 1)
+    unfinished = idle / "changelogs" / "of-a-slow-task.tmp"
+    unfinished.write_bytes(b"half")
+    aged(idle, IN_USE_SECONDS + 1)
+    report = sweep(tmp_path, SweepLimits(quota_bytes=0, unused_seconds=7 * DAY), clock=Clock())
+    assert reasons(report) == {"root/0-1": Reason.QUOTA}
+    assert unfinished.exists()
+    assert report.kept_bytes > 10_000, "the report says that the quota is not kept"
+
+
+def test_a_task_goes_on_reading_a_copy_that_is_swept_from_under_it(tmp_path):
+    folder = copy_at(tmp_path, "root/0-0", age=3600, size_bytes=300_000)
+    reading = LocalCopyFolder(folder, ENGINE, RandomIds()).open_current()
+    aged(folder, 3600)
+    assert sweep(tmp_path, SweepLimits(quota_bytes=0, unused_seconds=7 * DAY), clock=Clock()).removed
+    [value] = reading.get_many([b"key"])
+    assert len(value) == 300_000
+    reading.close()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "root/letters", "root/0-0x", "root/0-1", "0-0"])
+def test_what_is_no_copy_is_nobodys_business(tmp_path, name):
+    host = tmp_path / "host"
+    host.mkdir()
+    elsewhere = copy_at(tmp_path, "elsewhere/0-0", age=99 * DAY)
+    (host / name).parent.mkdir(exist_ok=True)
+    if name == "root/0-1":
+        (host / name).symlink_to(elsewhere)
+    else:
+        (host / name).mkdir() if name != "notes.txt" else (host / name).write_text("mine")
+    os.utime(host / name, (0, 0))
+    report = sweep(host, SweepLimits(quota_bytes=0, unused_seconds=0), clock=Clock())
+    assert report.removed == ()
+    assert (host / name).exists()
+    assert elsewhere.is_dir()
+
+
+def test_a_clock_that_was_set_back_removes_nothing(tmp_path):
+    copy_at(tmp_path, "root/0-0", age=0)
+    limits = SweepLimits(quota_bytes=0, unused_seconds=7 * DAY)
+    assert sweep(tmp_path, limits, clock=Clock(NOW - 99 * DAY)).removed == ()
+
+
+def test_a_host_is_swept_once_in_a_while_whoever_asks(tmp_path):
+    assert sweep_when_due(tmp_path / "no folder yet", LIMITS, clock=Clock(), every_seconds=600) is None
+    assert sweep_when_due(tmp_path, LIMITS, clock=Clock(), every_seconds=600) is not None
+    assert sweep_when_due(tmp_path, LIMITS, clock=Clock(NOW + 599), every_seconds=600) is None
+    assert sweep_when_due(tmp_path, LIMITS, clock=Clock(NOW + 601), every_seconds=600) is not None
+    assert sweep_when_due(tmp_path, LIMITS, clock=Clock(NOW - DAY), every_seconds=600) is not None, "a clock set back"
