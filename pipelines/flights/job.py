@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,28 +110,40 @@ def start_query(session: SparkSession, places: Places, observer: Observer) -> St
 class _Consumed:
     """Passes what happens on, and remembers how many days the query has read."""
 
-    def __init__(self, inner: Observer) -> None:
+    def __init__(self, *inner: Observer) -> None:
         self._inner = inner
         self.days = 0
 
     def phase(self, batch: int, phase: Phase) -> None:
-        self._inner.phase(batch, phase)
+        for observer in self._inner:
+            observer.phase(batch, phase)
 
     def finished(self, report: BatchReport) -> None:
         self.days = report.batch + 1
-        self._inner.finished(report)
+        for observer in self._inner:
+            observer.finished(report)
 
 
-def run(places: Places, *, batches: int | None, console: Console) -> int:
-    """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code."""
+def run(
+    places: Places,
+    *,
+    batches: int | None,
+    console: Console,
+    observers: Sequence[Observer] = (),
+    make_feeder: Callable[[str], Feeder] = Feeder,
+) -> int:
+    """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code.
+
+    `observers` are told what happens, after the status; `make_feeder` is given the place of the departures.
+    """
     require_java()
     stop = threading.Event()
     _stop_on_signals(stop)
     clock = SystemClock()
     status = Status(console, clock, stop_after=batches)
-    consumed = _Consumed(status)
+    consumed = _Consumed(status, *observers)
     with status:
-        feeder = Feeder(places.departures)
+        feeder = make_feeder(places.departures)
         feeder.feed(1)
         with _stderr_into(places.spark_log):
             session = spark_session("flights", master="local[2]")

@@ -60,3 +60,15 @@ def state(frame: pd.DataFrame) -> pd.DataFrame:
     result["last_departed_at"] = newest["departed_at"]
     result["last_arr_delay"] = newest["arr_delay"]
     return result.reset_index()
+
+
+def assert_facts_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+    """Row for row, whatever the order: the same flights, each once, floats to 1e-6."""
+    ours, theirs = (side.sort_values(FLIGHT, ignore_index=True).fillna({"tailnum": ""}) for side in (ours, theirs))
+    pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_dtype=False, rtol=0, atol=1e-6)
+
+
+def assert_state_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+    """Row for row, whatever the order: the same aircraft, each once, floats to 1e-6."""
+    ours, theirs = (side.sort_values("tailnum", ignore_index=True) for side in (ours, theirs))
+    pd.testing.assert_frame_equal(ours[theirs.columns], theirs, check_dtype=False, rtol=0, atol=1e-6)

@@ -71,13 +71,11 @@ def in_pieces(rows, cuts):
 
 
 def assert_facts_equal(facts, expected):
-    ours = facts.to_pandas().sort_values(flights_in_pandas.FLIGHT, ignore_index=True).fillna({"tailnum": ""})
-    theirs = expected.fillna({"tailnum": ""}).sort_values(flights_in_pandas.FLIGHT, ignore_index=True)
-    pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_dtype=False, rtol=0, atol=1e-6)
+    flights_in_pandas.assert_facts_equal(facts.to_pandas(), expected)
 
 
 def assert_state_equal(state, expected):
-    pd.testing.assert_frame_equal(state.to_pandas(), expected, check_dtype=False, rtol=0, atol=1e-6)
+    flights_in_pandas.assert_state_equal(state.to_pandas(), expected)
 
 
 def flight(minute, dep_delay, arr_delay=0.0, tailnum="N1", number=1):

@@ -1,0 +1,104 @@
+"""What the flights job left in its folder, held against pandas and against itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from deltalake import DeltaTable
+
+from pipelines.flights.job import Places
+from pipelines.session import spark_session
+from statestore.format import logs, names
+from statestore.format.names import StorePath, VersionId
+from statestore.storage import StorageSpec, open_storage
+from tests.interop.sparks_reader import read_state
+from tests.pipelines import flights_in_pandas
+
+
+@dataclass(frozen=True)
+class Findings:
+    """How much was compared, and found equal."""
+
+    batches: int
+    facts: int
+    state_rows: int
+    ids: int
+    orphan_changelogs: int
+    lost_attempts: int
+    controls: int
+
+
+def examine(places: Places, days: int) -> Findings:
+    """Compare facts, state and logs after so many days. Raises `AssertionError` with the first difference."""
+    expected = first_days(flights_in_pandas.flights(), days)
+    facts = DeltaTable(places.facts).to_pandas()
+    flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected))
+    session = spark_session("kill-test", master="local[2]")
+    try:
+        state = read_state(session, places.state)
+    finally:
+        session.stop()
+    flights_in_pandas.assert_state_equal(state, flights_in_pandas.state(expected))
+    ids, orphans = _compare_logs(places, days)
+    lost = _compare_sink(places, days)
+    controls = [
+        _turns_red(flights_in_pandas.assert_facts_equal, facts.drop(index=len(facts) // 2), facts),
+        _turns_red(flights_in_pandas.assert_facts_equal, pd.concat([facts, facts.iloc[:1]]), facts),
+        _turns_red(flights_in_pandas.assert_state_equal, state.drop(index=len(state) // 2), state),
+        _turns_red(flights_in_pandas.assert_state_equal, state.assign(legs=state["legs"] + (state.index == 0)), state),
+    ]
+    assert all(controls), f"a control that should have turned red did not: {controls}"
+    return Findings(days, len(facts), len(state), ids, orphans, lost, len(controls))
+
+
+def first_days(flights: pd.DataFrame, days: int) -> pd.DataFrame:
+    """The flights that departed on the first days, by UTC date."""
+    dates = flights["departed_at"].dt.date
+    return flights[dates.isin(sorted(dates.unique())[:days])]
+
+
+def _compare_logs(places: Places, days: int) -> tuple[int, int]:
+    """Each batch is committed, without gaps, and each id has its file; how many ids, and files that no commit names."""
+    root = open_storage(StorageSpec(places.state))
+    committed = {names.parse_batch(entry.path.rpartition("/")[2]) for entry in root.list(names.COMMITS)}
+    assert committed == set(range(days)), f"commits: {sorted(committed ^ set(range(days)))} are missing or too many"
+    files = {entry.path for entry in root.list(names.STATE) if entry.path.endswith(".changelog")}
+    named = set()
+    for batch in range(days):
+        path = names.commits(batch)
+        for operator, partitions in (logs.parse_commit(root.read(path), path).ids or {}).items():
+            for partition, (checkpoint_id, *_) in enumerate(partitions):
+                named.add(StorePath(operator, partition).changelog(VersionId(batch + 1, checkpoint_id)))
+    assert named <= files, f"named by a commit and not there: {sorted(named - files)}"
+    # Spark keeps the newest hundred of its own.
+    own = sorted(int(path.name) for path in (Path(places.checkpoint) / "commits").iterdir() if path.name.isdigit())
+    assert own == list(range(own[0], days)), f"the query's own commit log has gaps: {own}"
+    return len(named), len(files - named)
+
+
+def _compare_sink(places: Places, days: int) -> int:
+    """The sink holds each batch once, from an attempt that the root knows; how many attempts lost."""
+    root = open_storage(StorageSpec(places.state))
+    held = [
+        json.loads(commit["userMetadata"])["statekeeper"]
+        for commit in DeltaTable(places.facts).history()
+        if "userMetadata" in commit
+    ]
+    assert sorted(attempt["batch"] for attempt in held) == list(range(days)), "a batch is in the sink twice, or not"
+    pending = {entry.path for entry in root.list(names.PENDING)}
+    won = {names.pending(attempt["batch"], attempt["attempt"]) for attempt in held}
+    assert won <= pending, f"in the sink, and no pending file: {sorted(won - pending)}"
+    return len(pending - won)
+
+
+def _turns_red(compare: Callable[[pd.DataFrame, pd.DataFrame], None], wrong: pd.DataFrame, right: pd.DataFrame) -> bool:
+    compare(right, right)
+    try:
+        compare(wrong, right)
+    except AssertionError:
+        return True
+    return False

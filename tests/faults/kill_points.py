@@ -1,0 +1,86 @@
+"""Where a run of the flights job is killed: the points, how often each, and what a restart has to find after it.
+
+What belongs here: decisions. Who kills is `flights_under_fire`, who counts is `kill_test`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from pipelines.driver import Outcome
+
+
+class Point(Enum):
+    """A moment in the life of the job, in the order of the protocol."""
+
+    JVM_START = "JVM start-up"
+    STARTED = "started"
+    OFFSETS_WRITTEN = "offsets written"
+    COMPUTING = "computing, somewhere"
+    LOCAL_COPY = "computing, a local copy is being changed"
+    FIRST_CHANGELOG = "computing, some changelogs are there"
+    COMPUTED = "computed"
+    PENDING_WRITTEN = "pending attempt written"
+    SINK_WRITING = "writing to the sink"
+    SINK_WRITTEN = "sink written, not committed"
+    COMMITTED = "committed, before Spark's own commit"
+    IDLE = "idle between batches"
+    FEEDER = "feeder appends a day"
+    ONE_WORKER = "computing, one Python worker only"
+    JVM = "computing, the JVM only"
+
+
+_SHARES = {
+    Point.LOCAL_COPY: 2,
+    Point.FIRST_CHANGELOG: 2,
+    Point.COMPUTING: 2,
+    Point.ONE_WORKER: 2,
+    Point.JVM: 2,
+}
+_USUAL_SHARE = 3
+SHORT = (Point.FIRST_CHANGELOG, Point.SINK_WRITTEN, Point.COMMITTED, Point.LOCAL_COPY)
+"""The points of the short test: the ones whose loss or doubling would be seen at once."""
+
+_BY_RESTART = {
+    Point.SINK_WRITTEN: (Outcome.TAKEN_FROM_SINK,),
+    Point.COMMITTED: (Outcome.DONE_BEFORE,),
+    # The kill came while Delta wrote: its commit is there or not.
+    Point.SINK_WRITING: (Outcome.COMPUTED, Outcome.TAKEN_FROM_SINK),
+}
+_AT_ANY_MOMENT = {Point.JVM_START, Point.FEEDER, Point.ONE_WORKER, Point.JVM}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One kill: after so many finished batches of the run, and how far into what goes on then, from 0 to 1."""
+
+    point: Point
+    batches: int
+    fraction: float
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self) | {"point": self.point.name})
+
+    @classmethod
+    def parse(cls, text: str) -> Shot:
+        body = json.loads(text)
+        return cls(Point[body["point"]], int(body["batches"]), float(body["fraction"]))
+
+
+def outcomes_after(point: Point) -> tuple[Outcome, ...] | None:
+    """How the first batch of the next run may end; None when that is left to chance."""
+    if point in _AT_ANY_MOMENT:
+        return None
+    return _BY_RESTART.get(point, (Outcome.COMPUTED,))
+
+
+def shots(kills: int, chance: random.Random, *, points: Sequence[Point] = (), most_batches: int = 6) -> list[Shot]:
+    """So many shots in random order, `points` in turn; by default all, in a deck of forty with the shares above."""
+    deck = list(points) or [p for turn in range(_USUAL_SHARE) for p in Point if turn < _SHARES.get(p, _USUAL_SHARE)]
+    chosen = [deck[number % len(deck)] for number in range(kills)]
+    chance.shuffle(chosen)
+    return [Shot(point, chance.randint(1, most_batches), chance.random()) for point in chosen]

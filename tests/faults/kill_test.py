@@ -1,0 +1,240 @@
+"""Kills the flights job with SIGKILL, again and again, and compares what is left at the end with pandas.
+
+    python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small]
+
+Each run of the job is shot at one point of its life (`kill_points`), the next one goes on from there. After the last
+shot a run goes to the end of the input, and then the facts and the state, which Spark's own reader reads, have to be
+those of an independent computation in pandas over the whole input, and the logs have to be whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.driver import Outcome
+from pipelines.flights.job import Places
+from tests.faults.final_state import Findings, examine
+from tests.faults.flights_under_fire import changelogs
+from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
+from tests.faults.processes import in_session, kill
+
+_RUN_SECONDS = 400.0
+_GONE_SECONDS = 20.0
+_DAYS_OF_A_YEAR = 366
+_FED_AHEAD = 3
+_FEWEST_DAYS = 120
+
+
+class Broken(Exception):
+    """A run did what it must never do; the text says what, with the end of its output."""
+
+
+@dataclass
+class Campaign:
+    """Runs of the job in one folder, and what was seen of them."""
+
+    folder: Path
+    days: int
+    kills: Counter[Point] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    missed: int = 0
+    runs: int = 0
+    _expected: tuple[int, tuple[Outcome, ...], Point] | None = None
+
+    @property
+    def places(self) -> Places:
+        return Places(self.folder / "flights")
+
+    def run(self, shot: Shot | None) -> bool:
+        """One run of the job, to its death or end; whether the shot hit. Raises `Broken`."""
+        self.runs += 1
+        lines_before = len(self._lines())
+        log = self.folder / f"run-{self.runs:03}.log"
+        job = self._start(shot, log)
+        try:
+            code = job.wait(_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise self._broken(
+                f"run {self.runs} ({shot}) neither died nor ended in {_RUN_SECONDS:.0f} s", log
+            ) from None
+        finally:
+            self._leave_nothing(job.pid)
+        return self._judged(shot, code, self._lines()[lines_before:], log)
+
+    def _start(self, shot: Shot | None, log: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.faults.flights_under_fire"]
+        command += ["--folder", str(self.places.folder), "--days", str(self.days)]
+        command += ["--shot", shot.encode()] if shot else []
+        scratch = self.folder / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        # What a killed Spark leaves behind lies in the campaign's folder, and goes with it.
+        environment = os.environ | {
+            "TMPDIR": str(scratch),
+            "SPARK_LOCAL_DIRS": str(scratch),
+            # A JVM that lives for half a minute spends most of it on compiling itself: the quick compiler only.
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
+
+    def _leave_nothing(self, session: int) -> None:
+        """The driver is dead; what it started has to follow it, by itself or now."""
+        end = time.monotonic() + _GONE_SECONDS
+        while left := in_session(session):
+            if time.monotonic() > end:
+                raise Broken(f"cannot be stopped: {left}")
+            kill([process.id for process in left])
+            time.sleep(0.02)
+        shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+
+    def _judged(self, shot: Shot | None, code: int, lines: list[dict[str, object]], log: Path) -> bool:
+        done = [line for line in lines if "outcome" in line]
+        fired = next((line for line in lines if "kill" in line), None)
+        self._compare_with_expected(done, log)
+        self.outcomes.update(Outcome[str(line["outcome"])] for line in done)
+        if fired is None:
+            if code != 0:
+                raise self._broken(f"run {self.runs} ended with {code} and was not shot", log)
+            self.missed += shot is not None
+            return False
+        assert shot is not None
+        may_end_by_itself = shot.point in (Point.ONE_WORKER, Point.JVM)
+        if code != -signal.SIGKILL and not may_end_by_itself:
+            raise self._broken(f"run {self.runs} ended with {code} after it was shot at {shot.point.value!r}", log)
+        if may_end_by_itself and not fired["victims"]:
+            self.missed += 1
+            return False
+        if shot.point is Point.FIRST_CHANGELOG:
+            after = changelogs(self.places, int(str(fired["batch"])) + 1)
+            written = sum(now > then for now, then in zip(after, fired["before"], strict=True))  # type: ignore[call-overload]
+            if written == len(after):
+                self.missed += 1
+                return False
+        self.kills[shot.point] += 1
+        expected = outcomes_after(shot.point)
+        if expected is not None:
+            # A shot between two batches is found by the next one, all others by the batch that was shot.
+            batch = int(str(fired["batch"])) + (shot.point is Point.IDLE)
+            self._expected = (batch, expected, shot.point)
+        return True
+
+    def _compare_with_expected(self, done: list[dict[str, object]], log: Path) -> None:
+        if self._expected is None or not done:
+            return
+        batch, outcomes, point = self._expected
+        found = (done[0]["batch"], Outcome[str(done[0]["outcome"])])
+        if found[0] != batch or found[1] not in outcomes:
+            raise self._broken(f"after {point.value!r} in batch {batch} the restart found {found}", log)
+        self._expected = None
+
+    def _lines(self) -> list[dict[str, object]]:
+        path = self.places.folder / "fire.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _broken(self, what: str, log: Path) -> Broken:
+        return Broken(f"{what}\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="a folder that is not there yet, kept at the end")
+    parser.add_argument("--days", type=int, help="how many days are fed (default: enough for all kills)")
+    parser.add_argument("--all", action="store_true", help="go on to the end of the year")
+    parser.add_argument("--small", action="store_true", help="four kills over about ten batches")
+    chosen = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    chance = random.Random(chosen.seed)
+    planned = shots(len(SHORT), chance, points=SHORT, most_batches=2) if chosen.small else shots(chosen.kills, chance)
+    days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, _FEWEST_DAYS if not chosen.small else 0)
+    folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="statekeeper-kill-test-"))).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"{folder} is not empty")
+    started = time.monotonic()
+    campaign = Campaign(folder, days)
+    findings = None
+    # Stopped from outside, it still takes the running job with it and says how far it came.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        _shoot(campaign, planned, started)
+        findings = examine(campaign.places, days)
+    except (Broken, AssertionError) as error:
+        print(f"BROKEN (seed {chosen.seed}, all is kept in {folder}): {error}")
+        return 1
+    finally:
+        _print(campaign, findings, chosen.seed, time.monotonic() - started)
+    if chosen.folder is None:
+        shutil.rmtree(folder)
+    return 0
+
+
+def _days_for(planned: list[Shot], fewest: int) -> int:
+    """Days for all shots with their progress, what a shot may overrun, and a few at the end without one."""
+    needed = sum(shot.batches for shot in planned if shot.point is not Point.JVM_START) + len(planned) // 2
+    return min(_DAYS_OF_A_YEAR, max(fewest, needed + _FED_AHEAD + 2))
+
+
+def _shoot(campaign: Campaign, planned: list[Shot], started: float) -> None:
+    tries = 3 * len(planned)
+    left = list(planned)
+    while left and campaign.runs < tries:
+        shot = left.pop(0)
+        hit = campaign.run(shot)
+        if not hit:
+            left.append(shot)
+        seconds = time.monotonic() - started
+        done = sum(campaign.kills.values())
+        print(f"{seconds:6.0f} s  {done:3}/{len(planned)}  {shot.point.value}{'' if hit else '  (missed)'}")
+    if left:
+        raise Broken(f"{len(left)} shots never hit, the first: {left[0]}; feed more days")
+    campaign.run(None)
+
+
+def _print(campaign: Campaign, findings: Findings | None, seed: int, seconds: float) -> None:
+    print("\nkills")
+    for point in Point:
+        if campaign.kills[point]:
+            print(f"  {point.value:<42}{campaign.kills[point]:>4}")
+    print(f"  {'together':<42}{campaign.kills.total():>4}")
+    rows = {
+        "runs of the job": campaign.runs,
+        "shots that came too late and were repeated": campaign.missed,
+        "batches that ended": campaign.outcomes.total(),
+        "  computed": campaign.outcomes[Outcome.COMPUTED],
+        "  found in the sink on restart": campaign.outcomes[Outcome.TAKEN_FROM_SINK],
+        "  found done on restart": campaign.outcomes[Outcome.DONE_BEFORE],
+    }
+    if findings is not None:
+        rows |= {
+            "batches in the commit log": findings.batches,
+            "facts, equal to pandas": findings.facts,
+            "rows of state read by Spark, equal to pandas": findings.state_rows,
+            "ids in the commit log, each with its changelog": findings.ids,
+            "changelogs of dead attempts": findings.orphan_changelogs,
+            "pending attempts that lost": findings.lost_attempts,
+            "negative controls that turned red": findings.controls,
+        }
+    rows |= {"seconds": round(seconds), "seed": seed}
+    print()
+    for name, value in rows.items():
+        print(f"{name:<48}{value:>10}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The processes of one session, and SIGKILL to some or all of them, by their ids.
+
+PySpark's workers are in a process group of their own, so a run of the job is told from everything else on the machine
+by its session: what `start_new_session=True` makes, and what all of its children inherit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as /proc shows it."""
+
+    id: int
+    parent: int
+    state: str
+    command: str
+
+    @property
+    def is_jvm(self) -> bool:
+        return self.command.split("\0", 1)[0].rsplit("/", 1)[-1] == "java"
+
+    @property
+    def is_python_daemon(self) -> bool:
+        return "\0pyspark.daemon" in self.command
+
+
+def in_session(session: int) -> list[Process]:
+    """The processes of a session that still run; one that is dead and only not yet waited for does not count."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if os.getsid(int(entry.name)) != session:
+                continue
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            if stat[0] not in "ZX":
+                command = (entry / "cmdline").read_text(errors="replace")
+                found.append(Process(int(entry.name), int(stat[1]), stat[0], command))
+    return found
+
+
+def kill(process_ids: list[int]) -> None:
+    """SIGKILL to each; one that is gone already is no matter."""
+    for process_id in process_ids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signal.SIGKILL)
+
+
+def kill_others_of_session(session: int) -> None:
+    """SIGKILL to all processes of a session but the caller, until there is none: forks may go on meanwhile."""
+    while others := [process.id for process in in_session(session) if process.id != os.getpid()]:
+        kill(others)
+
+
+def jvms(processes: list[Process]) -> list[int]:
+    """The ids of the JVMs among them."""
+    return [process.id for process in processes if process.is_jvm]
+
+
+def python_workers(processes: list[Process]) -> list[int]:
+    """The ids of the Python workers among them, without the daemon that forks them."""
+    daemons = {process.id for process in processes if process.is_python_daemon}
+    return [process.id for process in processes if process.is_python_daemon and process.parent in daemons]
+
+
+def any_lock_is_held(locks: list[Path]) -> bool:
+    """Whether some process holds a lock on one of these files, asked without touching the locks."""
+    held = _locked_inodes()
+    return any(lock.stat().st_ino in held for lock in locks)
+
+
+def _locked_inodes() -> set[int]:
+    inodes = set()
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if "->" not in fields:
+            inodes.add(int(fields[5].rsplit(":", 1)[1]))
+    return inodes

@@ -1,0 +1,65 @@
+"""A few kills of the flights job, in CI; `make kill-test` does many. And what the test of the many is made of."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from pipelines.driver import Phase
+from tests.faults.flights_under_fire import _AT_ONCE, _SOMEWHERE_IN
+from tests.faults.kill_points import Point, Shot, shots
+from tests.faults.processes import in_session, kill
+
+
+def test_forty_kills_hit_each_phase_of_the_protocol_at_least_three_times():
+    planned = shots(40, random.Random(7))
+    by_point = Counter(shot.point for shot in planned)
+    assert set(by_point) == set(Point)
+    phases = Counter(dict.fromkeys(Phase, 0))
+    for phase, point in _AT_ONCE.items():
+        phases[phase] += by_point[point]
+    for point, phase in _SOMEWHERE_IN.items():
+        phases[phase] += by_point[point]
+    assert set(phases) == set(Phase)
+    assert min(phases.values()) >= 3
+    assert min(by_point[point] for point in (Point.JVM_START, Point.IDLE, Point.FEEDER)) >= 3
+    assert {shot.batches for shot in planned} == {1, 2, 3, 4, 5, 6}
+
+
+def test_a_seed_gives_the_same_shots_again():
+    assert shots(40, random.Random(3)) == shots(40, random.Random(3))
+    assert shots(40, random.Random(3)) != shots(40, random.Random(4))
+    assert [Shot.parse(shot.encode()) for shot in shots(40, random.Random(3))] == shots(40, random.Random(3))
+
+
+def test_the_processes_of_a_session_are_found_and_killed_by_their_ids():
+    command = "sleep 60 & setsid --fork sleep 0; exec sleep 60"
+    shell = subprocess.Popen(["sh", "-c", command], start_new_session=True)
+    try:
+        while len(in_session(shell.pid)) < 2:
+            assert shell.poll() is None
+    finally:
+        kill([process.id for process in in_session(shell.pid)])
+    assert shell.wait(20) < 0
+    while in_session(shell.pid):
+        pass
+    assert os.getpid() in [process.id for process in in_session(os.getsid(0))]
+
+
+@pytest.mark.spark
+def test_a_job_killed_where_it_hurts_most_ends_with_the_facts_and_the_state_of_pandas():
+    command = [sys.executable, "-m", "tests.faults.kill_test", "--small", "--seed", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1)
+    assert report["  together"] == "4"
+    assert report["  found in the sink on restart"] == "1"
+    assert report["  found done on restart"] == "1"
+    assert int(report["rows of state read by Spark, equal to pandas"]) > 1000
+    assert report["negative controls that turned red"] == "4"

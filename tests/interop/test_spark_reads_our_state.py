@@ -1,0 +1,151 @@
+"""What a stateful operator leaves in its root, read by Spark's own `statestore` source."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import os
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pipelines.driver import Host
+from pipelines.flights import departures as source
+from pipelines.flights import job
+from pipelines.operator import StatefulOperator, Update
+from pipelines.query import start
+from pipelines.sinks import AtLeastOnceSink
+from tests.interop.sparks_reader import read_state
+from tests.pipelines import flights_in_pandas
+
+pytestmark = pytest.mark.spark
+
+
+def run(session, folder, operator, batches):
+    """One batch for each table, to the end; the path of the state root."""
+    incoming = folder / "in"
+    incoming.mkdir()
+    for number, batch in enumerate(batches):
+        path = incoming / f"{number:03}.parquet"
+        pq.write_table(batch, path)
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes files in the order of their age
+    stream = (
+        session.readStream.schema(from_arrow_schema(batches[0].schema))
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(incoming))
+    )
+    query = start(
+        operator,
+        stream,
+        root=str(folder / "state"),
+        checkpoint=str(folder / "checkpoint"),
+        sink=AtLeastOnceSink(lambda rows, batch: rows.write.format("noop").mode("append").save()),
+        partitions=3,
+        host=Host(str(folder / "local")),
+        trigger={"availableNow": True},
+    )
+    query.await_termination()
+    return str(folder / "state")
+
+
+def test_spark_reads_the_state_of_the_flights_row_for_row_after_each_batch(tmp_path, delta_session):
+    days = source.days(source.departures())[:4]
+    root = run(delta_session, tmp_path, job.OPERATOR, days)
+    flights = flights_in_pandas.flights()
+    for batch in range(4):
+        expected = flights_in_pandas.state(flights.head(sum(day.num_rows for day in days[: batch + 1])))
+        state = read_state(delta_session, root, batch=batch)
+        flights_in_pandas.assert_state_equal(state, expected)
+    newest = read_state(delta_session, root)
+    assert sorted(newest["partition_id"].unique()) == [0, 1, 2]
+    pd.testing.assert_frame_equal(newest, state)
+    with pytest.raises(AssertionError):
+        flights_in_pandas.assert_state_equal(newest.drop(index=17), expected)
+
+
+VALUES = pa.schema(
+    [
+        pa.field("flag", pa.bool_()),
+        pa.field("small", pa.int16()),
+        pa.field("real", pa.float32()),
+        pa.field("text", pa.string()),
+        pa.field("raw", pa.binary()),
+        pa.field("day", pa.date32()),
+        pa.field("instant", pa.timestamp("us", tz="UTC")),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("wide", pa.decimal128(30, 5)),
+        pa.field("list", pa.list_(pa.int64())),
+        pa.field("pair", pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.string())])),
+    ]
+)
+
+
+def value_of(number):
+    """A row of VALUES; each third has nulls in every other column."""
+    row = {
+        "flag": number % 2 == 0,
+        "small": number - 50,
+        "real": number / 4,
+        "text": "ß" * (number % 11),
+        "raw": bytes(range(number % 13)),
+        "day": dt.date(1970, 1, 1) + dt.timedelta(days=number * 100 - 3000),
+        "instant": dt.datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC) + dt.timedelta(hours=number),
+        "price": decimal.Decimal(number * 100 - 5000) / 100,
+        "wide": decimal.Decimal(10) ** 20 + decimal.Decimal(number) / 100_000,
+        "list": list(range(number % 4)),
+        "pair": {"a": number, "b": None if number % 5 == 0 else str(number)},
+    }
+    return {name: None if number % 3 == 0 and at % 2 else value for at, (name, value) in enumerate(row.items())}
+
+
+def keep_two_stores(rows, state):
+    """Store `values`: the newest row of VALUES of each key; store `counts`: how often it was seen; 7s are forgotten."""
+    numbers = rows["number"].unique().sort()
+    keys = pa.table({"number": numbers})
+    counts = dict(zip(*(state["counts"][name].to_pylist() for name in ("number", "seen")), strict=True))
+    values = pa.Table.from_pylist([value_of(number) for number in numbers.to_pylist()], schema=VALUES)
+    seen = pa.array([counts.get(number, 0) + 1 for number in numbers.to_pylist()], pa.int64())
+    forgotten = pa.table({"number": pa.array([n for n in numbers.to_pylist() if n % 7 == 0], pa.int64())})
+    kept = pa.Table.from_arrays([numbers, *values.columns], names=["number", *VALUES.names])
+    kept = kept.filter(pa.array([n % 7 != 0 for n in numbers.to_pylist()]))
+    return Update(
+        keys, state={"values": kept, "counts": keys.append_column("seen", seen)}, deleted={"values": forgotten}
+    )
+
+
+TWO_STORES = StatefulOperator(
+    keys=["number"],
+    order_by=[],
+    state={"values": VALUES, "counts": pa.schema([pa.field("seen", pa.int64(), nullable=False)])},
+    output=pa.schema([pa.field("number", pa.int64())]),
+    update=keep_two_stores,
+)
+
+
+def test_spark_reads_named_stores_and_every_kind_of_value(tmp_path, delta_session):
+    batches = [pa.table({"number": pa.array(numbers, pa.int64())}) for numbers in (range(60), range(40, 100))]
+    root = run(delta_session, tmp_path, TWO_STORES, batches)
+
+    values = read_state(delta_session, root, operator=0).set_index("number").drop(columns="partition_id")
+    assert sorted(values.index) == [n for n in range(100) if n % 7]
+    for number, row in values.iterrows():
+        for name, expected in value_of(number).items():
+            found = row[name]
+            if expected is None:
+                assert found is None or pd.isna(found), (number, name, found)
+            elif name == "pair":
+                assert found.asDict() == expected
+            elif name == "list":
+                assert list(found) == expected
+            elif name == "instant":
+                assert pd.Timestamp(found).tz_localize("UTC") == expected
+            elif name == "raw":
+                assert bytes(found) == expected
+            else:
+                assert found == expected, (number, name)
+
+    counts = read_state(delta_session, root, operator=1).set_index("number")["seen"].to_dict()
+    assert counts == {n: 2 if 40 <= n < 60 else 1 for n in range(100)}
