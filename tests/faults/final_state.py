@@ -15,7 +15,7 @@ from pipelines.session import spark_session
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import StorageSpec, open_storage
-from tests.interop.sparks_reader import read_state
+from tests.interop.sparks_reader import state_frame
 from tests.pipelines import flights_in_pandas
 
 
@@ -39,7 +39,7 @@ def examine(places: Places, days: int) -> Findings:
     flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected))
     session = spark_session("kill-test", master="local[2]")
     try:
-        state = read_state(session, places.state)
+        state = state_frame(session, places.state)
     finally:
         session.stop()
     flights_in_pandas.assert_state_equal(state, flights_in_pandas.state(expected))

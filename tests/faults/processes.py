@@ -23,8 +23,10 @@ class Process:
     command: str
 
     @property
-    def is_jvm(self) -> bool:
-        return self.command.split("\0", 1)[0].rsplit("/", 1)[-1] == "java"
+    def is_spark(self) -> bool:
+        """Whether it is Spark's JVM, not the one that only says its version or makes Spark's command line."""
+        is_java = self.command.split("\0", 1)[0].rsplit("/", 1)[-1] == "java"
+        return is_java and "\0org.apache.spark." in self.command and "\0org.apache.spark.launcher." not in self.command
 
     @property
     def is_python_daemon(self) -> bool:
@@ -61,8 +63,8 @@ def kill_others_of_session(session: int) -> None:
 
 
 def jvms(processes: list[Process]) -> list[int]:
-    """The ids of the JVMs among them."""
-    return [process.id for process in processes if process.is_jvm]
+    """The ids of Spark's JVMs among them."""
+    return [process.id for process in processes if process.is_spark]
 
 
 def python_workers(processes: list[Process]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
 
@@ -11,19 +11,28 @@ _CONF = {
     PROVIDER: ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    "spark.sql.session.timeZone": "UTC",
 }
 
 
-def read_state(spark: SparkSession, root: str, *, operator: int = 0, batch: int | None = None) -> pd.DataFrame:
-    """One row per key of an operator's store, after the newest batch or `batch`: the columns of key and value, and
-    `partition_id`."""
+def state_rows(spark: SparkSession, root: str, *, operator: int = 0, batch: int | None = None) -> DataFrame:
+    """The state of an operator's store after the newest batch, or after `batch`: partition_id, key, value."""
     session = spark.newSession()
     for name, value in _CONF.items():
         session.conf.set(name, value)
-    session.conf.set("spark.sql.session.timeZone", "UTC")
     # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
     session._jsparkSession.sessionState().streamingQueryManager()
     reader = session.read.format("statestore").option("operatorId", operator)
     if batch is not None:
         reader = reader.option("batchId", batch)
-    return reader.load(root).select("partition_id", "key.*", "value.*").toPandas()
+    return reader.load(root).select("partition_id", "key", "value")
+
+
+def state_frame(spark: SparkSession, root: str, *, operator: int = 0, batch: int | None = None) -> pd.DataFrame:
+    """The same in pandas: partition_id, and the columns of key and value. Instants are in UTC."""
+    frame = (
+        state_rows(spark, root, operator=operator, batch=batch).select("partition_id", "key.*", "value.*").toPandas()
+    )
+    for name in frame.select_dtypes("datetime64").columns:
+        frame[name] = frame[name].dt.tz_localize("UTC")
+    return frame

@@ -15,6 +15,7 @@ from pipelines.driver import BatchReport, Host, Phase
 from pipelines.operator import StatefulOperator
 from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink, Sink
+from tests.interop import sparks_reader
 
 
 class Seen:
@@ -100,12 +101,8 @@ class Stream:
 
     def state_rows(self, operator: int = 0, batch: int | None = None) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The pairs of `state`, for keys that Python cannot hash."""
-        # The reader needs Spark's StateStoreCoordinator, which the first streaming query starts.
-        self.session._jsparkSession.sessionState().streamingQueryManager()
-        reader = self.session.read.format("statestore").option("operatorId", operator)
-        if batch is not None:
-            reader = reader.option("batchId", batch)
-        return [(tuple(row.key)[1:], tuple(row.value)) for row in reader.load(str(self.root)).collect()]
+        rows = sparks_reader.state_rows(self.session, str(self.root), operator=operator, batch=batch).collect()
+        return [(tuple(row.key)[1:], tuple(row.value)) for row in rows]
 
     def changelogs(self) -> list[str]:
         return sorted(str(path.relative_to(self.root)) for path in self.root.glob("state/*/*/*.changelog"))
