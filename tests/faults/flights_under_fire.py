@@ -36,7 +36,7 @@ _IDLE_SECONDS = 0.8
 _FIRST_GUESS_SECONDS = 0.5
 _FEED_SECONDS = 0.03
 
-_AT_ONCE = {
+AT_ONCE = {
     Phase.STARTED: Point.STARTED,
     Phase.OFFSETS_WRITTEN: Point.OFFSETS_WRITTEN,
     Phase.COMPUTED: Point.COMPUTED,
@@ -44,7 +44,7 @@ _AT_ONCE = {
     Phase.SINK_WRITTEN: Point.SINK_WRITTEN,
     Phase.COMMITTED: Point.COMMITTED,
 }
-_SOMEWHERE_IN = {
+SOMEWHERE_IN = {
     Point.COMPUTING: Phase.COMPUTING,
     Point.LOCAL_COPY: Phase.COMPUTING,
     Point.FIRST_CHANGELOG: Phase.COMPUTING,
@@ -78,10 +78,10 @@ class Gun:
 
     def phase(self, batch: int, phase: Phase) -> None:
         self._now = (batch, phase)
-        at_once = _AT_ONCE.get(phase)
+        at_once = AT_ONCE.get(phase)
         if at_once is not None and self.point_is(at_once):
             self.fire()
-        for point, inside in _SOMEWHERE_IN.items():
+        for point, inside in SOMEWHERE_IN.items():
             if phase is inside and self.point_is(point):
                 self._in_background(self._fire_inside, batch, point, inside, changelogs(self._places, batch + 1))
 

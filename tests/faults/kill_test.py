@@ -43,7 +43,7 @@ class Broken(Exception):
 
 @dataclass
 class Campaign:
-    """Runs of the job in one folder, and what was seen of them."""
+    """Runs of the job in one folder, over the first `days` of the year, and what was seen of them."""
 
     folder: Path
     days: int
@@ -173,7 +173,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         _shoot(campaign, planned, started)
-        findings = examine(campaign.places, days)
+        findings = examine(campaign.places, campaign.days)
     except (Broken, AssertionError) as error:
         print(f"BROKEN (seed {chosen.seed}, all is kept in {folder}): {error}")
         return 1
@@ -198,6 +198,7 @@ def _shoot(campaign: Campaign, planned: list[Shot], started: float) -> None:
         hit = campaign.run(shot)
         if not hit:
             left.append(shot)
+            campaign.days = min(_DAYS_OF_A_YEAR, campaign.days + shot.batches + _FED_AHEAD)
         seconds = time.monotonic() - started
         done = sum(campaign.kills.values())
         print(f"{seconds:6.0f} s  {done:3}/{len(planned)}  {shot.point.value}{'' if hit else '  (missed)'}")

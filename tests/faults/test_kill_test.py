@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
 
 from pipelines.driver import Phase
-from tests.faults.flights_under_fire import _AT_ONCE, _SOMEWHERE_IN
+from tests.faults.flights_under_fire import AT_ONCE, SOMEWHERE_IN
 from tests.faults.kill_points import Point, Shot, shots
 from tests.faults.processes import in_session, kill
 
@@ -21,9 +23,9 @@ def test_forty_kills_hit_each_phase_of_the_protocol_at_least_three_times():
     by_point = Counter(shot.point for shot in planned)
     assert set(by_point) == set(Point)
     phases = Counter(dict.fromkeys(Phase, 0))
-    for phase, point in _AT_ONCE.items():
+    for phase, point in AT_ONCE.items():
         phases[phase] += by_point[point]
-    for point, phase in _SOMEWHERE_IN.items():
+    for point, phase in SOMEWHERE_IN.items():
         phases[phase] += by_point[point]
     assert set(phases) == set(Phase)
     assert min(phases.values()) >= 3
@@ -38,17 +40,20 @@ def test_a_seed_gives_the_same_shots_again():
 
 
 def test_the_processes_of_a_session_are_found_and_killed_by_their_ids():
-    command = "sleep 60 & setsid --fork sleep 0; exec sleep 60"
-    shell = subprocess.Popen(["sh", "-c", command], start_new_session=True)
-    try:
-        while len(in_session(shell.pid)) < 2:
-            assert shell.poll() is None
-    finally:
-        kill([process.id for process in in_session(shell.pid)])
-    assert shell.wait(20) < 0
-    while in_session(shell.pid):
-        pass
-    assert os.getpid() in [process.id for process in in_session(os.getsid(0))]
+    # The second one in a process group of its own, as PySpark's workers are.
+    leaves = "import os, time; os.fork() or os.setpgid(0, 0); time.sleep(60)"
+    leader = subprocess.Popen([sys.executable, "-c", leaves], start_new_session=True)
+    end = time.monotonic() + 60
+    while len(in_session(leader.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    found = [process.id for process in in_session(leader.pid)]
+    kill(found)
+    assert len(found) == 2
+    assert os.getpid() not in found
+    assert leader.wait(20) == -signal.SIGKILL
+    while in_session(leader.pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert in_session(leader.pid) == []
 
 
 @pytest.mark.spark
