@@ -247,6 +247,11 @@ class BatchDriver:
                 try:
                     self._sink.write(output.rows_of([report.tag for report in reports]), attempt)
                 except Exception as error:
+                    # Losing schedule: two drivers write at once and the sink's own check stops this one, or the reply
+                    # to its commit is lost. What the sink holds now decides, not what the writer was told.
+                    if self._sink.held(query_id, batch) is not None:
+                        self._enter(batch, Phase.SINK_WRITTEN)
+                        return reports, pending, number
                     # Losing schedule: speculative twins leave a block each, and a read may take either; or the only
                     # block is lost with its executor. Nothing was committed to the sink: the batch is computed anew.
                     if not output_is_unreadable(error):
