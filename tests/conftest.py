@@ -42,7 +42,7 @@ def storage(storage_spec: StorageSpec) -> Storage:
 
 @pytest.fixture(scope="session")
 def delta_session() -> Iterator[SparkSession]:
-    """The one Spark session of all tests in this process, as the pipelines make it."""
-    session = spark_session("statekeeper-tests", master="local[2]", conf={"spark.sql.shuffle.partitions": "2"})
+    """The one Spark session of all tests in this process, as the pipelines make it. A task may fail twice."""
+    session = spark_session("statekeeper-tests", master="local[2,3]", conf={"spark.sql.shuffle.partitions": "2"})
     yield session
     session.stop()

@@ -1,0 +1,269 @@
+"""A small stateful job to put under stress: it counts and sums the rows of each key, and stamps what it writes.
+
+The stamp is fresh in each call of the update function. So rows of one attempt beside the state of another show,
+though counts and sums of both are the same.
+
+    <folder>/input  output      Delta
+    <folder>/checkpoint         of the streaming query
+    <folder>/root               the state
+    <folder>/local              the host's copies, unless a job takes another folder
+
+`python -m tests.pipelines.counting FOLDER ...` runs it in a process of its own, for another master or to be killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import signal
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pipelines.driver import BatchDriver, BatchReport, Host, Phase, SnapshotWatch
+from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.query import StatefulQuery
+from pipelines.session import spark_session
+from pipelines.sinks import DeltaSink, Sink
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_rows import decode_keys, decode_values
+from statestore.storage import StorageSpec, open_storage
+from statestore.store import StateStore, StoreAddress
+
+INPUT = pa.schema([("key", pa.int64()), ("number", pa.int64())])
+VALUES = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("stamp", pa.string())])
+OUTPUT = pa.schema([*INPUT, *VALUES])
+KEY_GROUPS = 32
+RIGHT = ["key", "number", "count", "total"]
+
+
+def count(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
+    """One output row for each row: how many its key had so far, this one included, and their sum."""
+    rows = rows.reset_index(drop=True)
+    before = rows[["key"]].merge(state, on="key", how="left")[["count", "total"]].fillna(0).astype("int64")
+    of_key = rows.groupby("key")
+    output = rows.assign(
+        count=before["count"] + of_key.cumcount() + 1,
+        total=before["total"] + of_key["number"].cumsum(),
+        stamp=str(uuid.uuid4()),
+    )
+    return Update(output, output.groupby("key", as_index=False).last().drop(columns="number"))
+
+
+OPERATOR = StatefulOperator(["key"], ["number"], VALUES, OUTPUT, count, Frames.PANDAS)
+
+
+def rows_of(batch: int, rows: int = 40, keys: int = 12) -> pd.DataFrame:
+    """The rows of a batch: the same whenever they are asked for; each number is in it once."""
+    random = np.random.default_rng(batch)
+    return pd.DataFrame({"key": random.integers(0, keys, rows), "number": batch * 1_000_000 + np.arange(rows)})
+
+
+class Watching:
+    """Keeps what batches report; `act` is called when a batch enters a phase."""
+
+    def __init__(self, act: Callable[[int, Phase], None] = lambda batch, phase: None) -> None:
+        self.reports: list[BatchReport] = []
+        self._act = act
+
+    def phase(self, batch: int, phase: Phase) -> None:
+        self._act(batch, phase)
+
+    def finished(self, report: BatchReport) -> None:
+        self.reports.append(report)
+
+
+def once(batch: int, phase: Phase, act: Callable[[], None]) -> Watching:
+    """Does `act` when `batch` enters `phase` for the first time."""
+    left = [act]
+    return Watching(lambda b, p: left.pop()() if (b, p) == (batch, phase) and left else None)
+
+
+@dataclass
+class Job:
+    """The counting job in a folder of its own, and what it should have made."""
+
+    folder: Path
+    partitions: int = 2
+    local_folder: str = ""
+    sink: Sink | None = None
+    driver: type[BatchDriver] = BatchDriver
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not DeltaTable.is_deltatable(str(self.input)):
+            write_deltalake(str(self.input), INPUT.empty_table())
+
+    @property
+    def input(self) -> Path:
+        return self.folder / "input"
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def query_id(self) -> str:
+        return logs.parse_metadata((self.checkpoint / "metadata").read_bytes(), "metadata")
+
+    @property
+    def fed(self) -> int:
+        """How many batches are in the input."""
+        return int(DeltaTable(str(self.input)).version())
+
+    def feed(self, batches: int, rows: Callable[[int], pd.DataFrame] = rows_of) -> Job:
+        """Append so many batches: a commit each, a file each."""
+        for _ in range(batches):
+            table = pa.Table.from_pandas(rows(self.fed), schema=INPUT, preserve_index=False)
+            write_deltalake(str(self.input), table, mode="append")
+        return self
+
+    def batch_driver(self, columns: pa.Schema, observer: Watching) -> BatchDriver:
+        return self.driver(
+            OPERATOR,
+            columns,
+            root=StorageSpec(str(self.root)),
+            checkpoint=open_storage(str(self.checkpoint)),
+            sink=self.sink or DeltaSink(str(self.folder / "output")),
+            host=Host(self.local_folder or str(self.folder / "local")),
+            partitions=self.partitions,
+            key_groups=KEY_GROUPS,
+            clock=SystemClock(),
+            ids=RandomIds(),
+            observer=observer,
+            warn=self.warnings.append,
+        )
+
+    def start(self, session: SparkSession, observer: Watching | None = None) -> StatefulQuery:
+        stream = (
+            session.readStream.format("delta")
+            .option("startingVersion", 1)
+            .option("maxFilesPerTrigger", 1)
+            .load(str(self.input))
+        )
+        driver = self.batch_driver(to_arrow_schema(stream.schema, timezone="UTC"), observer or Watching())
+        writer = stream.writeStream.foreachBatch(driver).option("checkpointLocation", str(self.checkpoint))
+        watch = SnapshotWatch(driver, 1000.0, self.warnings.append)
+        query = writer.trigger(availableNow=True).start()
+        watch.start()
+        return StatefulQuery(query, driver, watch)
+
+    def run(self, session: SparkSession, observer: Watching | None = None) -> list[BatchReport]:
+        """Run what is in the input to its end. Raises what ended the query."""
+        observer = observer or Watching()
+        self.start(session, observer).await_termination()
+        return observer.reports
+
+    def run_one(self, driver: BatchDriver, rows: DataFrame, batch: int, query_id: str) -> None:
+        """Hand one batch to a driver as Spark would, where two queries of one id cannot run in one context."""
+        rows.sparkSession.sparkContext.setLocalProperty("sql.streaming.queryId", query_id)
+        outer = logs.OffsetLog(0, 0, {}, (f'{{"batch":{batch}}}',))
+        open_storage(str(self.checkpoint)).create(names.offsets(batch), logs.encode_offsets(outer))
+        driver(rows, batch)
+
+    def ids(self, batch: int) -> tuple[str, ...]:
+        """The checkpoint ids of the partitions in the root's commit log."""
+        path = names.commits(batch)
+        ids = logs.parse_commit((self.root / path).read_bytes(), path).ids
+        assert ids is not None
+        return tuple(of_partition[0] for of_partition in ids[0])
+
+    def committed(self) -> int:
+        """How many batches the root has committed."""
+        return len([path for path in (self.root / "commits").iterdir() if path.name.isdecimal()])
+
+    def store(self, batch: int, partition: int, folder: Path) -> StateStore:
+        """The store of a partition as batch `batch` left it, loaded into `folder`."""
+        return StateStore.load(
+            StoreAddress(StorePath(0, partition), folder),
+            VersionId(batch + 1, self.ids(batch)[partition]),
+            storage=open_storage(str(self.root)),
+            clock=SystemClock(),
+            ids=RandomIds(),
+        )
+
+    def state(self) -> pd.DataFrame:
+        """The newest committed state, loaded from the root alone."""
+        batch = self.committed() - 1
+        found = []
+        for partition in range(self.partitions):
+            with self.store(batch, partition, self.folder / f"audit-{uuid.uuid4()}") as store:
+                pairs = list(store.scan())
+            keys = decode_keys(pa.array([key for key, _ in pairs], pa.large_binary()), pa.schema([INPUT.field("key")]))
+            values = decode_values(pa.array([value for _, value in pairs], pa.large_binary()), VALUES)
+            found.append(pd.concat([keys.to_pandas(), values.to_pandas()], axis=1))
+        return pd.concat(found).sort_values("key", ignore_index=True)
+
+    def state_by_spark(self, session: SparkSession) -> pd.DataFrame:
+        """The newest committed state, as Spark's own reader finds it."""
+        rows = session.read.format("statestore").load(str(self.root)).selectExpr("key.key", "value.*")
+        return rows.toPandas().sort_values("key", ignore_index=True)
+
+    def output(self) -> pd.DataFrame:
+        rows = DeltaTable(str(self.folder / "output")).to_pandas()
+        return rows.sort_values("number", ignore_index=True)
+
+    def expected(self, batches: int) -> pd.DataFrame:
+        rows = pd.concat([rows_of(batch) for batch in range(batches)], ignore_index=True)
+        of_key = rows.groupby("key")
+        rows = rows.assign(count=of_key.cumcount() + 1, total=of_key["number"].cumsum())
+        return rows.sort_values("number", ignore_index=True)
+
+    def assert_right(self, batches: int, session: SparkSession | None = None) -> None:
+        """Output and state are those of `batches` batches, each row once, and of the same attempts."""
+        expected = self.expected(batches)
+        output = self.output()
+        pd.testing.assert_frame_equal(output[RIGHT], expected[RIGHT], check_dtype=False)
+        state = self.state()
+        last = output.groupby("key", as_index=False).last()[["key", "count", "total", "stamp"]]
+        pd.testing.assert_frame_equal(state, last, check_dtype=False)
+        if session is not None:
+            pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
+
+
+def killed_at(batch: int, phase: Phase) -> Watching:
+    """Ends this very process when `batch` enters `phase`, as a power cut would."""
+    return once(batch, phase, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--conf", action="append", default=[])
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--local-folder", default="")
+    parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
+    parser.add_argument("--set-up", default="", help="module:function, which gets the job and may return an observer")
+    options = parser.parse_args(arguments)
+    conf = dict(pair.split("=", 1) for pair in options.conf)
+    session = spark_session("counting", master=options.master, conf=conf)
+    job = Job(options.folder, options.partitions, options.local_folder)
+    observer = killed_at(int(options.kill_at[0]), Phase[options.kill_at[1]]) if options.kill_at else Watching()
+    if options.set_up:
+        module, _, function = options.set_up.partition(":")
+        set_up: Any = getattr(__import__(module, fromlist=[function]), function)
+        observer = set_up(job, session) or observer
+    reports = job.run(session, observer)
+    (options.folder / "reports").write_bytes(pickle.dumps((reports, job.warnings)))
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()

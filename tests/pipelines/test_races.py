@@ -1,0 +1,368 @@
+"""Races that streaming jobs lose: attempts that die late, twins, zombies, second drivers, roots of another time.
+
+Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is refused is told by name what to do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql import SparkSession
+
+from pipelines.driver import BatchDriver, Outcome, Phase
+from pipelines.sinks import AtLeastOnceSink
+from pipelines.task import PartitionReport
+from statestore.errors import (
+    BaseIdMismatch,
+    BatchConflict,
+    ForeignBlock,
+    ForeignRoot,
+    PartitionMissing,
+    RootLost,
+    SinkConflict,
+)
+from statestore.format.names import VersionId
+from tests.pipelines import tasks
+from tests.pipelines.counting import INPUT, Job, Watching, once, rows_of
+
+pytestmark = pytest.mark.spark
+
+STRANGER = "00000000-0000-4000-8000-000000000000"
+SUBPROCESS_SECONDS = 240
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def session(delta_session: SparkSession) -> SparkSession:
+    return delta_session
+
+
+def changelogs(job: Job, version: int) -> list[Path]:
+    return list((job.root / "state" / "0").glob(f"*/{version}_*.changelog"))
+
+
+def lose_blocks(session: SparkSession) -> None:
+    """What the death of all executors does to what they had materialised."""
+    for rdd in session.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist(True)
+
+
+# -- attempts of tasks -------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_fails_after_its_commit_is_run_again_and_one_version_is_chosen(
+    job: Job, session: SparkSession
+) -> None:
+    job.driver = tasks.FailsAfterCommit
+    job.feed(3).run(session)
+    assert len(changelogs(job, 2)) == 3, "one attempt of batch 1 was to commit in vain"
+    job.assert_right(3, session)
+
+
+def test_a_report_on_another_base_than_was_sent_fails_the_batch(job: Job, session: SparkSession) -> None:
+    class BuildsElsewhere(BatchDriver):
+        def _checked(self, reports: Sequence[PartitionReport], *rest: object) -> list[PartitionReport]:
+            store = replace(reports[0].stores[0], base=VersionId(7, STRANGER))
+            return super()._checked([replace(reports[0], stores=(store,)), *reports[1:]], *rest)
+
+    job.driver = BuildsElsewhere
+    with pytest.raises(BaseIdMismatch, match=r"built on 7_"):
+        job.feed(1).run(session)
+    job.driver = BatchDriver
+    job.run(session)
+    job.assert_right(1)
+
+
+def test_a_partition_that_reports_no_commit_fails_the_batch(job: Job, session: SparkSession) -> None:
+    class Deaf(BatchDriver):
+        def _checked(self, reports: Sequence[PartitionReport], *rest: object) -> list[PartitionReport]:
+            return super()._checked(reports[1:], *rest)
+
+    job.driver = Deaf
+    with pytest.raises(PartitionMissing, match="1 of 2 partitions"):
+        job.feed(1).run(session)
+    job.driver = BatchDriver
+    job.run(session)
+    job.assert_right(1)
+
+
+def test_a_zombie_that_commits_after_its_successor_is_ignored(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    zombies = [job.store(1, partition, job.folder / "local-of-a-zombie") for partition in range(job.partitions)]
+    job.feed(1).run(session)
+    for zombie in zombies:
+        keys, _ = zip(*zombie.scan(), strict=True)
+        zombie.delete(pa.array(keys, pa.large_binary()))
+        zombie.commit()
+    assert len(changelogs(job, 3)) == 2 * job.partitions
+    job.assert_right(3, session)
+    job.feed(2).run(session)
+    job.assert_right(5, session)
+
+
+def test_a_zombie_on_a_workers_own_host_is_ignored_too(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    (of_root,) = (job.folder / "local").iterdir()
+    zombies = [job.store(1, partition, of_root / f"0-{partition}") for partition in range(job.partitions)]
+    job.feed(1).run(session)
+    for zombie in zombies:
+        keys, _ = zip(*zombie.scan(), strict=True)
+        zombie.delete(pa.array(keys, pa.large_binary()))
+        zombie.commit()
+    job.feed(1).run(session)
+    job.assert_right(4, session)
+
+
+# -- the materialised output -------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_is_lost_before_the_sink_starts_a_new_attempt_in_the_same_call(
+    job: Job, session: SparkSession
+) -> None:
+    observer = once(1, Phase.SINK_WRITING, lambda: lose_blocks(session))
+    reports = job.feed(3).run(session, observer)
+    assert [report.attempts for report in reports] == [1, 2, 1]
+    assert len(changelogs(job, 2)) == 2 * job.partitions
+    assert "computing it anew" in job.warnings[0]
+    job.assert_right(3, session)
+
+
+def test_rows_of_an_attempt_that_was_not_chosen_start_a_new_attempt(job: Job, session: SparkSession) -> None:
+    job.driver = tasks.choosing_others(1)
+    reports = job.feed(2).run(session)
+    assert [report.attempts for report in reports] == [2, 1]
+    job.assert_right(2, session)
+
+
+def test_after_three_attempts_whose_rows_are_foreign_the_batch_fails_by_name_and_runs_after_a_restart(
+    job: Job, session: SparkSession
+) -> None:
+    job.driver = tasks.choosing_others(3)
+    with pytest.raises(ForeignBlock, match=r"could not be read as chosen, 3 times -> .*runs again when the query"):
+        job.feed(2).run(session)
+    assert len(changelogs(job, 1)) == 3 * job.partitions
+    assert not DeltaTable.is_deltatable(str(job.folder / "output"))
+    job.driver = BatchDriver
+    job.run(session)
+    job.assert_right(2)
+
+
+# -- drivers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_killed_between_sink_and_commit_log_takes_the_ids_of_the_attempt_that_the_sink_holds(
+    job: Job, session: SparkSession
+) -> None:
+    job.feed(4)
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.counting", str(job.folder), "--kill-at", "2", "SINK_WRITTEN"],
+        timeout=SUBPROCESS_SECONDS,
+        check=False,
+    )
+    assert killed.returncode == -9
+    assert job.committed() == 2
+    computed = sorted(path.name for path in changelogs(job, 3))
+    (pending,) = (job.root / "_statekeeper" / "pending").glob("2-*.json")
+    first, *later = job.run(session)
+    assert (first.batch, first.outcome, first.attempts, first.partitions) == (2, Outcome.TAKEN_FROM_SINK, 0, ())
+    assert [report.outcome for report in later] == [Outcome.COMPUTED]
+    assert sorted(path.name for path in changelogs(job, 3)) == computed, "batch 2 was computed again"
+    assert set(job.ids(2)) == set(pd.read_json(pending, typ="series")["ids"]["0"])
+    job.assert_right(4, session)
+
+
+@dataclass
+class TwoDrivers:
+    """Two drivers that run the same batch of the same query over one root, side by side."""
+
+    job: Job
+    session: SparkSession
+    batch: int
+
+    def race(self, *meet_at: Phase) -> list[BaseException | Outcome]:
+        """What became of each. The first waits where it enters the first phase until the second enters the second."""
+        meeting = threading.Barrier(2)
+        for batch in range(self.batch):
+            self._run(batch, Watching())
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(lambda phase: self._raced(phase, meeting), meet_at))
+
+    def _raced(self, meet_at: Phase, meeting: threading.Barrier) -> BaseException | Outcome:
+        try:
+            return self._run(self.batch, Watching(lambda _, phase: meeting.wait(120) if phase is meet_at else None))
+        except Exception as error:
+            return error
+
+    def _run(self, batch: int, observer: Watching) -> Outcome:
+        rows = self.session.createDataFrame(rows_of(batch), "key long, number long")
+        self.job.run_one(self.job.batch_driver(INPUT, observer), rows, batch, query_id=STRANGER)
+        return observer.reports[-1].outcome
+
+
+@pytest.mark.parametrize(
+    ("batch", "first", "second"),
+    [
+        pytest.param(0, Phase.SINK_WRITING, Phase.SINK_WRITING, id="both make the table"),
+        pytest.param(1, Phase.SINK_WRITING, Phase.SINK_WRITING, id="both append at once"),
+        pytest.param(1, Phase.SINK_WRITTEN, Phase.SINK_WRITING, id="the second write is skipped"),
+        pytest.param(1, Phase.COMMITTED, Phase.SINK_WRITING, id="the second comes when all is done"),
+    ],
+)
+def test_of_two_drivers_one_is_in_the_sink_and_the_other_takes_its_ids_and_is_told(
+    job: Job, session: SparkSession, batch: int, first: Phase, second: Phase
+) -> None:
+    ended = TwoDrivers(job, session, batch).race(first, second)
+    assert ended == [Outcome.COMPUTED] * 2, ended
+    (warning,) = job.warnings
+    assert "another driver's attempt" in warning
+    assert "two drivers run this query, stop one" in warning
+    job.assert_right(batch + 1)
+
+
+def test_two_drivers_that_make_the_root_at_once_agree_on_it(job: Job, session: SparkSession) -> None:
+    ended = TwoDrivers(job, session, 0).race(Phase.STARTED, Phase.STARTED)
+    assert set(ended) <= set(Outcome), ended
+    job.assert_right(1)
+
+
+def test_of_two_drivers_of_a_sink_that_cannot_be_asked_one_is_refused(job: Job, session: SparkSession) -> None:
+    written: list[pd.DataFrame] = []
+    job.sink = AtLeastOnceSink(lambda rows, _: written.append(rows.toPandas()))
+    ended = TwoDrivers(job, session, 0).race(Phase.SINK_WRITTEN, Phase.SINK_WRITTEN)
+    assert ended.count(Outcome.COMPUTED) == 1
+    (refused,) = (error for error in ended if isinstance(error, BaseException))
+    assert isinstance(refused, BatchConflict)
+    assert "stop one of the two drivers" in str(refused)
+    stamps = set(job.state()["stamp"])
+    assert any(stamps <= set(rows["stamp"]) for rows in written)
+
+
+# -- roots, checkpoints and sinks of another time ----------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_was_deleted_leaves_a_foreign_root(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    shutil.rmtree(job.checkpoint)
+    with pytest.raises(ForeignRoot, match="was the query's checkpoint deleted"):
+        job.feed(1).run(session)
+    assert len(job.output()) == len(job.expected(2))
+
+
+def test_a_root_that_was_deleted_is_lost(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    shutil.rmtree(job.root)
+    with pytest.raises(RootLost, match=r"at batch 2, and there is no state root -> restore the root"):
+        job.feed(1).run(session)
+    assert not job.root.exists()
+    assert len(job.output()) == len(job.expected(2))
+
+
+def test_a_root_whose_commit_log_was_emptied_is_lost(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    shutil.rmtree(job.root / "commits")
+    with pytest.raises(RootLost, match=r"commits/1: batch 2 needs the state of batch 1.* -> restore"):
+        job.feed(1).run(session)
+
+
+def test_a_root_restored_from_an_older_copy_is_lost(job: Job, session: SparkSession) -> None:
+    job.feed(2).run(session)
+    shutil.copytree(job.root, job.folder / "older")
+    job.feed(2).run(session)
+    shutil.rmtree(job.root)
+    shutil.move(job.folder / "older", job.root)
+    with pytest.raises(RootLost, match=r"batch 4 needs the state of batch 3"):
+        job.feed(1).run(session)
+    assert len(job.output()) == len(job.expected(4))
+
+
+def test_a_root_restored_with_a_gap_is_lost(job: Job, session: SparkSession) -> None:
+    job.feed(3).run(session)
+    (job.root / "commits" / "1").unlink()
+    for batch in (1, 2):
+        (job.checkpoint / "commits" / str(batch)).unlink()
+        (job.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+    (job.checkpoint / "offsets" / "2").unlink()
+    (job.checkpoint / "offsets" / ".2.crc").unlink(missing_ok=True)
+    with pytest.raises(RootLost, match=r"batch 1 is not in the commit log, but batch 2 is -> restore the commit log"):
+        job.run(session)
+
+
+def test_a_checkpoint_restored_from_an_older_copy_runs_what_is_done_once_only(job: Job, session: SparkSession) -> None:
+    job.feed(1).run(session)
+    shutil.copytree(job.checkpoint, job.folder / "older")
+    job.feed(2).run(session)
+    shutil.rmtree(job.checkpoint)
+    shutil.move(job.folder / "older", job.checkpoint)
+    reports = job.feed(1).run(session)
+    assert [(report.batch, report.outcome) for report in reports] == [
+        (1, Outcome.DONE_BEFORE),
+        (2, Outcome.DONE_BEFORE),
+        (3, Outcome.COMPUTED),
+    ]
+    job.assert_right(4)
+
+
+def test_a_batch_with_other_offsets_is_refused(job: Job, session: SparkSession) -> None:
+    job.feed(1).run(session)
+    path = job.root / "offsets" / "1"
+    path.write_bytes(
+        (job.root / "offsets" / "0").read_bytes().replace(b'"reservoirVersion":1', b'"reservoirVersion":9')
+    )
+    with pytest.raises(BatchConflict, match="offsets/1: batch 1 stands here with other source offsets"):
+        job.feed(1).run(session)
+    assert len(job.output()) == len(job.expected(1))
+
+
+def in_sink(job: Job, batch: int, metadata: dict[str, str]) -> None:
+    """Puts a batch of no rows into the sink, as somebody else's."""
+    properties = CommitProperties(
+        custom_metadata=metadata, app_transactions=[Transaction(f"statekeeper-{job.query_id}", batch)]
+    )
+    table = DeltaTable(str(job.folder / "output"))
+    empty = pa.schema(table.schema().to_arrow()).empty_table()
+    write_deltalake(table, empty, mode="append", commit_properties=properties)
+
+
+def test_a_sink_that_holds_the_batch_from_an_attempt_that_nobody_knows_is_refused(
+    job: Job, session: SparkSession
+) -> None:
+    job.feed(1).run(session)
+    body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
+    in_sink(job, 1, {"userMetadata": body})
+    with pytest.raises(SinkConflict, match=f"from attempt {STRANGER}, which this root does not know -> .*restore both"):
+        job.feed(1).run(session)
+    assert job.committed() == 1
+
+
+def test_a_sink_that_holds_the_batch_and_cannot_say_from_whom_is_refused(job: Job, session: SparkSession) -> None:
+    job.feed(1).run(session)
+    in_sink(job, 1, {})
+    with pytest.raises(SinkConflict, match=r"no commit says which attempt made batch 1 -> .*compare table and state"):
+        job.feed(1).run(session)
+    assert job.committed() == 1
+
+
+def test_a_sink_that_holds_the_attempt_of_other_offsets_is_refused(job: Job, session: SparkSession) -> None:
+    job.feed(2)
+    with pytest.raises(ZeroDivisionError):
+        job.run(session, once(1, Phase.SINK_WRITTEN, lambda: 1 // 0))
+    for path in (job.root / "_statekeeper" / "pending").glob("1-*.json"):
+        path.write_text(path.read_text().replace("reservoirVersion", "reservoirVersjon"))
+    with pytest.raises(SinkConflict, match="which this root knows with other source offsets"):
+        job.run(session)
+    assert job.committed() == 1
