@@ -70,11 +70,19 @@ class Bound:
         """Record that the state has the wanted columns from `batch` on; unchanged when it has them already.
 
         Only for a batch that is about to be computed: one that the sink holds was computed with the older schema.
+        Raises `SchemaMismatch` when the batch was begun with another change.
         """
         if self.binding.stores == self.wanted_stores:
             return self
         values = {store.name: store.value_json for store in self.wanted_stores}
-        storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
+        try:
+            storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
+        except AlreadyExists as error:
+            raise SchemaMismatch(
+                f"batch {batch} changes the schema already, to another one than the job declares",
+                path=names.later_schema(batch),
+                hint="run that batch with the schema it was started with, then add the next column",
+            ) from error
         binding, older = _evolved(self.binding, {batch: values})
         return Bound(binding, {**self.older, **older}, self.wanted_stores)
 

@@ -1,0 +1,460 @@
+"""A root through its life, with the death of its driver at every storage request; and what a root refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from threading import Barrier
+
+import pyarrow as pa
+import pytest
+
+from statestore import catalog
+from statestore.binding import Binding, StoreSchema
+from statestore.clock import RandomIds
+from statestore.errors import (
+    BatchConflict,
+    CorruptFile,
+    ForeignRoot,
+    RootLost,
+    SchemaMismatch,
+    StorageError,
+    UnknownFormatVersion,
+)
+from statestore.format import logs, names, operators
+from statestore.format.names import EMPTY, VersionId
+from statestore.format.state_rows import key_schema
+from statestore.format.types import spark_schema_json
+from statestore.root import Done, Pending, Ready, StateRoot
+from statestore.storage import Kind, Storage, StorageSpec, open_storage
+from tests.faults.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
+
+QUERY = "11111111-0000-4000-8000-000000000000"
+OTHER_QUERY = "22222222-0000-4000-8000-000000000000"
+PARTITIONS = 3
+IDS = RandomIds()
+
+KEYS = pa.schema([("tail", pa.string())])
+VALUES = pa.schema([("legs", pa.int64()), pa.field("mean", pa.float64(), nullable=False)])
+GROWN = VALUES.append(pa.field("worst", pa.float64()))
+
+
+def store(values: pa.Schema = VALUES, keys: pa.Schema = KEYS, name: str = "default") -> StoreSchema:
+    return StoreSchema(name, spark_schema_json(key_schema(keys)), spark_schema_json(values))
+
+
+def wanted(*stores: StoreSchema, query: str = QUERY, partitions: int = PARTITIONS, key_groups: int = 64) -> Binding:
+    return Binding("", query, partitions, key_groups, stores or (store(),))
+
+
+def outer(batch: int, source: str = "flights") -> logs.OffsetLog:
+    """The streaming query's own log of a batch."""
+    return logs.OffsetLog(
+        0, 1_700_000_000_000 + batch, {"spark.sql.shuffle.partitions": "200"}, (f'"{source} {batch}"',)
+    )
+
+
+def opened(storage: Storage, binding: Binding | None = None, batch: int = 0) -> StateRoot:
+    return StateRoot.open(storage, binding or wanted(), batch=batch, ids=IDS)
+
+
+def fresh_ids(root: StateRoot) -> dict[int, tuple[str, ...]]:
+    binding = root.binding
+    return {operator: tuple(IDS.fresh() for _ in range(binding.partitions)) for operator in range(len(binding.stores))}
+
+
+@dataclass
+class World:
+    """What outlives a driver, but for the root: the sink, which holds one attempt of a batch; and each batch's job."""
+
+    sink: dict[int, str] = field(default_factory=dict)
+
+    def run(self, storage: Storage, batch: int) -> StateRoot:
+        """A batch as a fresh driver runs it, in the protocol's order. From batch 1 on the state has a column more."""
+        root = opened(storage, wanted(store(GROWN if batch else VALUES)), batch)
+        if isinstance(root.begin(batch, outer(batch)), Done):
+            return root
+        if batch in self.sink:
+            pending = root.pending(batch, self.sink[batch])
+            assert pending is not None, "the sink holds an attempt that nobody wrote down"
+        else:
+            attempt = IDS.fresh()
+            root.rewrites(batch)
+            pending = Pending(
+                batch, attempt, root.binding.root_id, QUERY, outer(batch).sources, root.schema(), fresh_ids(root)
+            )
+            root.write_pending(pending)
+            self.sink[batch] = attempt
+        root.commit(batch, pending.ids)
+        return root
+
+    def assert_allowed(self, storage: Storage) -> None:
+        """What is there can be read whole, and the commit log holds the ids of what the sink holds."""
+        for entry in storage.list(""):
+            read_whole(entry.path, storage.read(entry.path))
+        head = catalog.newest_batch(storage)
+        for batch in range(0 if head is None else head + 1):
+            committed = ids_of(storage, batch)
+            of_sink = json.loads(storage.read(names.pending(batch, self.sink[batch])))["ids"]
+            assert committed == {int(operator): tuple(ids) for operator, ids in of_sink.items()}
+
+
+def ids_of(storage: Storage, batch: int) -> dict[int, tuple[str, ...]]:
+    path = names.commits(batch)
+    ids = logs.parse_commit(storage.read(path), path).ids
+    assert ids is not None
+    return {operator: tuple(of_partition[0] for of_partition in partitions) for operator, partitions in ids.items()}
+
+
+def read_whole(path: str, data: bytes) -> None:
+    """Raises for a file that is not what its name says."""
+    match path.split("/"):
+        case ["offsets", _]:
+            logs.parse_offsets(data, path)
+        case ["commits", _]:
+            logs.parse_commit(data, path)
+        case [*_, "schema"]:
+            operators.parse_schema(data, path)
+        case ["state", _, "_metadata", "metadata"]:
+            operators.parse_operator(data, path)
+        case ["metadata"]:
+            logs.parse_metadata(data, path)
+        case _:
+            assert path.startswith("_statekeeper/"), path
+            json.loads(data)
+
+
+def kind_and_folder(request: Request) -> tuple[Kind, str]:
+    """What a request is, whichever fresh names it has."""
+    return request.kind, request.path.rpartition("/")[0]
+
+
+# -- the crash matrix --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected_cases"),
+    [
+        pytest.param(0, 43, id="the first batch, which makes the root"),
+        pytest.param(1, 49, id="a batch that adds a column"),
+        pytest.param(2, 41, id="any later batch"),
+    ],
+)
+def test_whatever_request_of_a_batch_the_driver_dies_at_the_next_one_goes_on(
+    storage_spec: StorageSpec, batch: int, expected_cases: int
+) -> None:
+    def grown(number: object) -> tuple[Storage, World]:
+        storage, world = open_storage(replace(storage_spec, url=f"{storage_spec.url}-{number}")), World()
+        for earlier in range(batch):
+            world.run(storage, earlier)
+        return storage, world
+
+    storage, world = grown("whole")
+    whole = FaultyStorage(storage)
+    world.run(whole, batch)
+    world.assert_allowed(storage)
+    cases = crash_matrix(whole.trace)
+    for number, (request, fault) in enumerate(cases):
+        storage, world = grown(number)
+        before = {b: ids_of(storage, b) for b in range(batch)}
+        faulty = FaultyStorage(storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            world.run(faulty, batch)
+        assert kind_and_folder(faulty.trace[request.number]) == kind_and_folder(request)
+        world.assert_allowed(storage)
+        if catalog.newest_batch(storage) == batch:
+            before[batch] = ids_of(storage, batch)
+        for again in (batch, batch + 1):
+            world.run(storage, again)
+            world.assert_allowed(storage)
+        assert {b: ids_of(storage, b) for b in before} == before, f"{request}, {fault}: a committed batch has changed"
+        key_json, value_json = operators.parse_schema(storage.read(names.state_schema(0)), "schema")
+        assert (key_json, value_json) == (store().key_json, store(GROWN).value_json)
+    print(f"{storage.url}: {len(whole.trace)} requests, {len(cases)} cases")
+    assert len(cases) == expected_cases
+
+
+def test_the_driver_may_die_again_while_it_recovers(storage_spec: StorageSpec) -> None:
+    if not storage_spec.url.startswith("/"):
+        pytest.skip("the same requests as on disk, a hundred times slower")
+    whole = FaultyStorage(open_storage(replace(storage_spec, url=f"{storage_spec.url}-whole")))
+    World().run(whole, 0)
+    cases = crash_matrix(whole.trace)
+    died_twice = 0
+    for number, ((first, fault), (second, again)) in enumerate(itertools.product(cases[::4], cases[::4])):
+        storage, world = open_storage(replace(storage_spec, url=f"{storage_spec.url}-{number}")), World()
+        for request, kind in ((first, fault), (second, again)):
+            faulty = FaultyStorage(storage, {request.number: kind})
+            with suppress(SimulatedCrash, StorageError):
+                world.run(faulty, 0)
+            world.assert_allowed(storage)
+        died_twice += len(faulty.trace) > second.number
+        world.run(storage, 0)
+        world.run(storage, 1)
+        world.assert_allowed(storage)
+    print(f"{died_twice} cases in which the second driver died too")
+    assert died_twice > 100
+
+
+# -- several drivers ---------------------------------------------------------------------------------------------------
+
+
+def at_once(*acts: Callable[[], object]) -> list[object]:
+    """What each returns or raises, started together."""
+    start = Barrier(len(acts))
+
+    def run(act: Callable[[], object]) -> object:
+        start.wait()
+        try:
+            return act()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(run, acts))
+
+
+def test_drivers_that_make_a_root_at_once_get_the_same_one(storage_spec: StorageSpec) -> None:
+    for number in range(3):
+        spec = replace(storage_spec, url=f"{storage_spec.url}-{number}")
+        roots = at_once(*[lambda spec=spec: opened(open_storage(spec))] * 4)
+        bindings = {root.binding for root in roots if isinstance(root, StateRoot)}
+        assert len(bindings) == 1, roots
+        assert all(isinstance(root, StateRoot) for root in roots), roots
+
+
+def test_of_two_queries_that_make_a_root_at_once_one_is_refused(storage_spec: StorageSpec) -> None:
+    for number in range(3):
+        spec = replace(storage_spec, url=f"{storage_spec.url}-{number}")
+        made = at_once(
+            lambda spec=spec: opened(open_storage(spec), wanted()),
+            lambda spec=spec: opened(open_storage(spec), wanted(query=OTHER_QUERY)),
+        )
+        (refused,) = (one for one in made if not isinstance(one, StateRoot))
+        assert isinstance(refused, ForeignRoot)
+
+
+def test_of_two_drivers_that_commit_other_ids_one_is_refused_and_told(storage: Storage) -> None:
+    roots = [opened(storage), opened(storage)]
+    for root in roots:
+        assert isinstance(root.begin(0, outer(0)), Ready)
+    ids = [fresh_ids(root) for root in roots]
+    ended = at_once(lambda: roots[0].commit(0, ids[0]), lambda: roots[1].commit(0, ids[1]))
+    winner = ended.index(None)
+    refused = ended[1 - winner]
+    assert isinstance(refused, BatchConflict)
+    assert "commits/0: batch 0 was committed by another driver" in str(refused)
+    assert "stop one of the two drivers" in str(refused)
+    assert ids_of(storage, 0) == ids[winner]
+
+
+def test_two_drivers_that_commit_the_same_ids_both_succeed(storage: Storage) -> None:
+    roots = [opened(storage), opened(storage)]
+    ids = fresh_ids(roots[0])
+    for root in roots:
+        root.begin(0, outer(0))
+        root.commit(0, ids)
+    assert ids_of(storage, 0) == ids
+
+
+# -- what belongs together ---------------------------------------------------------------------------------------------
+
+
+def test_a_batch_builds_on_the_ids_of_the_one_before(storage: Storage) -> None:
+    root = opened(storage)
+    first = root.begin(0, outer(0))
+    assert first == Ready({0: (EMPTY,) * PARTITIONS})
+    ids = fresh_ids(root)
+    root.commit(0, ids)
+    assert root.begin(1, outer(1)) == Ready({0: tuple(VersionId(1, i) for i in ids[0])})
+    assert root.head == 0
+
+
+def test_a_root_says_what_spark_needs_to_read_its_state(storage: Storage) -> None:
+    root = World().run(storage, 0)
+    assert logs.parse_metadata(storage.read(names.QUERY_METADATA), "metadata") == root.binding.root_id
+    conf = logs.parse_offsets(storage.read(names.offsets(0)), "offsets/0").conf
+    assert conf == {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(PARTITIONS)}
+    described = operators.parse_operator(storage.read(names.operator_metadata(0)), "metadata")
+    assert [(s.name, s.partitions) for s in described.stores] == [("default", PARTITIONS)]
+
+
+def test_a_batch_that_is_committed_with_the_same_offsets_is_done(storage: Storage) -> None:
+    World().run(storage, 0)
+    assert isinstance(opened(storage).begin(0, outer(0)), Done)
+
+
+def test_the_same_offsets_planned_at_another_time_are_the_same_offsets(storage: Storage) -> None:
+    World().run(storage, 0)
+    later = replace(outer(0), timestamp_ms=1_800_000_000_000, conf={})
+    assert isinstance(opened(storage).begin(0, later), Done)
+    opened(storage).begin(1, outer(1))
+    later = replace(outer(1), timestamp_ms=1_800_000_000_000)
+    assert isinstance(opened(storage, batch=1).begin(1, later), Ready)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_other_offsets_for_the_same_batch_are_refused(storage: Storage, committed: bool) -> None:
+    root = opened(storage)
+    root.begin(0, outer(0))
+    if committed:
+        root.commit(0, fresh_ids(root))
+    with pytest.raises(
+        BatchConflict, match=r"offsets/0: batch 0 stands here with other source offsets -> .*time lines"
+    ):
+        opened(storage).begin(0, outer(0, source="trains"))
+
+
+def test_the_root_of_another_query_is_foreign(storage: Storage) -> None:
+    World().run(storage, 0)
+    with pytest.raises(ForeignRoot, match=rf"belongs to query {QUERY}, not to {OTHER_QUERY} -> .*root of its own"):
+        opened(storage, wanted(query=OTHER_QUERY))
+
+
+def test_a_query_with_a_past_makes_no_new_root(storage: Storage) -> None:
+    with pytest.raises(RootLost, match=r"at batch 5, and there is no state root -> restore the root"):
+        opened(storage, batch=5)
+    assert storage.list("") == []
+
+
+def test_a_batch_without_its_predecessor_is_refused(storage: Storage) -> None:
+    World().run(storage, 0)
+    with pytest.raises(RootLost, match=r"commits/1: batch 2 needs the state of batch 1"):
+        opened(storage, batch=2).begin(2, outer(2))
+    assert [entry.path for entry in storage.list("offsets")] == ["offsets/0"]
+
+
+def test_a_gap_below_the_head_is_refused(storage: Storage) -> None:
+    world = World()
+    for batch in range(3):
+        world.run(storage, batch)
+    storage.delete([names.commits(1)])
+    with pytest.raises(RootLost, match="batch 1 is not in the commit log, but batch 2 is"):
+        opened(storage, wanted(store(GROWN)), batch=1).begin(1, outer(1))
+
+
+def test_a_committed_batch_without_its_offsets_is_refused(storage: Storage) -> None:
+    World().run(storage, 0)
+    storage.delete([names.offsets(0)])
+    with pytest.raises(RootLost, match="the offsets of a committed batch are gone"):
+        opened(storage).begin(0, outer(0))
+
+
+def test_a_commit_that_names_too_few_partitions_is_refused(storage: Storage) -> None:
+    root = opened(storage)
+    root.begin(0, outer(0))
+    root.commit(0, {0: (IDS.fresh(),)})
+    with pytest.raises(CorruptFile, match="does not name 3 partitions of operator 0"):
+        root.begin(1, outer(1))
+
+
+def test_the_partitions_of_the_root_win(storage: Storage) -> None:
+    World().run(storage, 0)
+    root = opened(storage, wanted(partitions=8, key_groups=128))
+    assert (root.binding.partitions, root.binding.key_groups) == (PARTITIONS, 64)
+    ready = root.begin(1, outer(1))
+    assert isinstance(ready, Ready)
+    assert len(ready.bases[0]) == PARTITIONS
+    assert logs.parse_offsets(storage.read("offsets/1"), "").conf[logs.SHUFFLE_PARTITIONS] == str(PARTITIONS)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}', b'{"format": 1, "stores": 7}'])
+def test_a_binding_that_is_none_is_refused_by_name(storage: Storage, body: bytes) -> None:
+    storage.create(names.BINDING, body)
+    with pytest.raises((CorruptFile, UnknownFormatVersion), match="binding"):
+        opened(storage)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"batch": "x"}'])
+def test_a_pending_attempt_that_is_none_is_refused_by_name(storage: Storage, body: bytes) -> None:
+    attempt = IDS.fresh()
+    storage.create(names.pending(0, attempt), body)
+    with pytest.raises(CorruptFile, match="pending"):
+        opened(storage).pending(0, attempt)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+LEGS, MEAN = VALUES
+DIFFERENCES = {
+    "another type": (store(pa.schema([("legs", pa.int32()), MEAN])), "value column 0.*legs: long.*legs: integer"),
+    "another name": (store(pa.schema([("hops", pa.int64()), MEAN])), "value column 0.*legs: long.*hops: long"),
+    "nullable": (
+        store(pa.schema([LEGS, ("mean", pa.float64())])),
+        "value column 1.*mean: double not null.*declares mean: double ",
+    ),
+    "one less": (store(pa.schema([LEGS])), "value column 1.*mean: double not null.*declares none"),
+    "another order": (store(pa.schema([MEAN, LEGS])), "value column 0.*legs: long.*mean: double"),
+    "added in front": (store(pa.schema([GROWN.field(2), LEGS, MEAN])), "value column 0.*legs: long.*worst: double"),
+    "added not null": (
+        store(VALUES.append(pa.field("worst", pa.float64(), nullable=False))),
+        "value column 2.*has none.*worst: double not null",
+    ),
+    "another key": (store(keys=pa.schema([("tail", pa.int64())])), "key column 1.*tail: string.*tail: long"),
+    "a key more": (store(keys=KEYS.append(pa.field("leg", pa.int64()))), "key column 2.*has none.*leg: long"),
+}
+
+
+@pytest.mark.parametrize(("declared", "difference"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
+def test_a_schema_that_differs_is_refused_with_the_difference(
+    storage: Storage, declared: StoreSchema, difference: str
+) -> None:
+    World().run(storage, 0)
+    before = [entry.path for entry in storage.list("")]
+    with pytest.raises(SchemaMismatch, match=f"store 'default', {difference}.*-> declare it as the root has it"):
+        opened(storage, wanted(declared), batch=1)
+    assert [entry.path for entry in storage.list("")] == before
+
+
+def test_other_stores_are_refused(storage: Storage) -> None:
+    World().run(storage, 0)
+    with pytest.raises(SchemaMismatch, match=r"has the stores \['default'\], the job declares \['default', 'more'\]"):
+        opened(storage, wanted(store(), store(name="more")))
+
+
+def schema_for_spark(storage: Storage) -> str:
+    return operators.parse_schema(storage.read(names.state_schema(0)), "schema")[1]
+
+
+def test_an_added_nullable_column_is_recorded_and_spark_is_told_when_the_rows_have_it(storage: Storage) -> None:
+    World().run(storage, 0)
+    root = opened(storage, wanted(store(GROWN)), batch=1)
+    root.begin(1, outer(1))
+    assert root.binding.stores == (store(),)
+    assert root.rewrites(1) == {0: store().value_json}
+    assert root.binding.stores == (store(GROWN),)
+    assert json.loads(storage.read(names.later_schema(1))) == {"default": store(GROWN).value_json}
+    assert schema_for_spark(storage) == store().value_json
+    root.commit(1, fresh_ids(root))
+    assert schema_for_spark(storage) == store(GROWN).value_json
+    later = opened(storage, wanted(store(GROWN)), batch=2)
+    later.begin(2, outer(2))
+    assert later.rewrites(2) == {}
+    with pytest.raises(SchemaMismatch, match="value column 2: the root has worst: double, the job declares none"):
+        opened(storage, wanted(), batch=2)
+
+
+def test_columns_may_be_added_again_and_again(storage: Storage) -> None:
+    values = VALUES
+    for batch in range(4):
+        root = opened(storage, wanted(store(values)), batch)
+        root.begin(batch, outer(batch))
+        assert set(root.rewrites(batch)) == ({0} if batch else set())
+        root.commit(batch, fresh_ids(root))
+        assert schema_for_spark(storage) == store(values).value_json
+        values = values.append(pa.field(f"column_{batch}", pa.string()))
+
+
+def test_another_column_before_the_batch_of_the_first_is_committed_is_refused_by_name(storage: Storage) -> None:
+    World().run(storage, 0)
+    opened(storage, wanted(store(GROWN)), batch=1).rewrites(1)
+    more = opened(storage, wanted(store(GROWN.append(pa.field("best", pa.float64())))), batch=1)
+    with pytest.raises(
+        SchemaMismatch, match=r"schemas/1\.json: batch 1 changes the schema already.* -> run that batch"
+    ):
+        more.rewrites(1)
+    assert opened(storage, wanted(store(GROWN)), batch=1).rewrites(1) == {0: store().value_json}
