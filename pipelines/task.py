@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -63,9 +64,13 @@ class StoreReport:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes."""
+    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes.
+
+    `host` is where the partition's local copies are: the machine's name and the operator's folder on it.
+    """
 
     partition: int
+    host: str
     rows_in: int
     rows_out: int
     stores: tuple[StoreReport, ...]
@@ -269,6 +274,7 @@ class _Partition:
     def _report(self, stores: Mapping[str, StateStore]) -> PartitionReport:
         return PartitionReport(
             self._partition,
+            f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
             self._rows_in,
             self._rows_out,
             tuple(
