@@ -19,8 +19,9 @@ from pipelines.driver import BatchDriver, BatchReport, Host, Observer, Phase, Sn
 from pipelines.operator import StatefulOperator
 from pipelines.session import require_classic
 from pipelines.sinks import Sink
+from pipelines.spark_errors import is_active
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import SchemaMismatch, UnsupportedEnvironment, UnsupportedType
+from statestore.errors import SchemaMismatch, SparkDied, UnsupportedEnvironment, UnsupportedType
 from statestore.storage import StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
@@ -56,6 +57,11 @@ class StatefulQuery:
             )
         except Exception as error:
             self._watch.stop()
+            if is_active(self.streaming_query) is None:
+                raise SparkDied(
+                    "Spark's JVM ended while the query ran",
+                    hint="see what it said last; started again, the query goes on where it stopped",
+                ) from error
             if self.driver.failure is not None:
                 raise self.driver.failure from error
             raise
@@ -67,7 +73,7 @@ class StatefulQuery:
     def stop(self) -> None:
         """Stop after the batch that runs; returns when the query has ended."""
         self.driver.refuse_further_batches()
-        while self.streaming_query.isActive:
+        while is_active(self.streaming_query):
             if not self.driver.is_in_batch and not self._ends_within(_IDLE_SECONDS) and not self.driver.is_in_batch:
                 self.streaming_query.stop()
         self._watch.stop()

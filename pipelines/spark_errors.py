@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming.query import StreamingQuery
+
 from statestore import errors
 from statestore.errors import StatekeeperError
 
@@ -28,3 +31,11 @@ def output_is_unreadable(error: BaseException) -> bool:
     """Whether the operator's materialised output cannot be read as chosen: a block lost, or of another attempt."""
     text = str(error)
     return FOREIGN_BLOCK in text or _LOST_BLOCK in text
+
+
+def is_active(query: StreamingQuery) -> bool | None:
+    """Whether a query runs; None when there is no JVM any more that could say so."""
+    try:
+        return bool(query.isActive)
+    except (Py4JError, OSError):
+        return None

@@ -28,6 +28,7 @@
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
+    ├── SparkDied                          1  spark_died              start the job again
     └── UnsupportedEnvironment             2  unsupported_environment use classic Spark, Java 17 or 21
 
 `code` is stable: logs, JSON and dashboards may rely on it. A message says what is wrong, with the file where there is
@@ -233,6 +234,13 @@ class WrongResult(StatekeeperError):
     """The update function returned something else than its declaration says."""
 
     code = "wrong_result"
+
+
+class SparkDied(StatekeeperError):
+    """The JVM ended under a running query: killed, or out of memory. State and sink are as the last commit left them,
+    or one batch ahead; the next start finds out."""
+
+    code = "spark_died"
 
 
 class UnsupportedEnvironment(StatekeeperError):

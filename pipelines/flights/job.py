@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.logging import RichHandler
@@ -163,7 +164,9 @@ def run(
             status.stopping()
             query.stop()
             feeding.join()
-            session.stop()
+            # Where the JVM has died there is nothing left to stop, and what killed it is on its way up already.
+            with contextlib.suppress(Py4JError, OSError):
+                session.stop()
     status.print_summary(
         lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
     )

@@ -113,7 +113,8 @@ class Gun:
         batch, phase = self._now or (None, None)
         about |= {"kill": self._shot.point.name, "batch": batch, "phase": phase and phase.name}
         if victims is not None:
-            chosen = victims(members)[:1]
+            running = victims(members)
+            chosen = running[int(self._shot.fraction * len(running)) :][:1]
             self._write(**about, victims=chosen)
             kill(chosen)
             return

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from pipelines.driver import Outcome
 from pipelines.flights.job import Places
+from statestore.errors import SparkDied
 from tests.faults.final_state import Findings, examine
 from tests.faults.flights_under_fire import changelogs
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
@@ -118,6 +119,8 @@ class Campaign:
         if may_end_by_itself and not fired["victims"]:
             self.missed += 1
             return False
+        if shot.point is Point.JVM and (code != SparkDied.exit_code or SparkDied.code not in log.read_text()):
+            raise self._broken(f"run {self.runs} lost its JVM and did not say so, it ended with {code}", log)
         if shot.point is Point.FIRST_CHANGELOG:
             after = changelogs(self.places, int(str(fired["batch"])) + 1)
             written = sum(now > then for now, then in zip(after, fired["before"], strict=True))  # type: ignore[call-overload]

@@ -68,9 +68,11 @@ def jvms(processes: list[Process]) -> list[int]:
 
 
 def python_workers(processes: list[Process]) -> list[int]:
-    """The ids of the Python workers among them, without the daemon that forks them."""
+    """The ids of the Python workers among them, without the daemon that forks them; only busy ones if some are."""
     daemons = {process.id for process in processes if process.is_python_daemon}
-    return [process.id for process in processes if process.is_python_daemon and process.parent in daemons]
+    workers = [process for process in processes if process.is_python_daemon and process.parent in daemons]
+    busy = [worker.id for worker in workers if worker.state in "RD"]
+    return busy or [worker.id for worker in workers]
 
 
 def any_lock_is_held(locks: list[Path]) -> bool:
