@@ -33,6 +33,7 @@ from statestore.storage import Storage
 
 _FETCHES_AT_ONCE = 8
 _WINDOW_KEYS = 250_000
+_WINDOW_BYTES = 64 * 1024 * 1024
 _MAP_FROM_BYTES = 16 * 1024 * 1024
 
 Item = TypeVar("Item")
@@ -323,13 +324,15 @@ class Loader:
 
     def _windows(self, replay: Lineage) -> Iterator[dict[bytes, bytes | None]]:
         window: dict[bytes, bytes | None] = {}
+        window_bytes = 0
         for version in replay:
             _, pieces = read_changelog(self._changelog(version), self._store.changelog(version))
             for changes in pieces:
                 window.update(changes.pairs())
-                if len(window) >= _WINDOW_KEYS:
+                window_bytes += len(changes.buffer)
+                if len(window) >= _WINDOW_KEYS or window_bytes >= _WINDOW_BYTES:
                     yield window
-                    window = {}
+                    window, window_bytes = {}, 0
         if window:
             yield window
 

@@ -14,17 +14,18 @@ keys = st.binary(max_size=2)
 batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=12)
 
 
-@given(st.lists(batches, max_size=6), st.integers(0, 8), st.lists(keys, max_size=6), keys)
+@given(st.lists(batches, max_size=6), st.integers(0, 8), st.integers(0, 30), st.lists(keys, max_size=6), keys)
 @settings(max_examples=25)
 def test_it_is_a_dict_whether_it_spilled_or_not(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[list[tuple[bytes, bytes | None]]],
     spill_keys: int,
+    spill_bytes: int,
     wanted: list[bytes],
     prefix: bytes,
 ) -> None:
     scratch = tmp_path_factory.mktemp("pending") / "scratch"
-    pending = PendingChanges(scratch, spill_keys=spill_keys)
+    pending = PendingChanges(scratch, spill_keys=spill_keys, spill_bytes=spill_bytes)
     model: dict[bytes, bytes | None] = {}
     assert not pending
     for step in steps:
@@ -50,4 +51,15 @@ def test_who_iterates_sees_what_was_there_when_he_began(tmp_path: Path, spill_ke
         seen.append((key, value))
         pending.put_many([b"%d" % number for number in range(10)], [b"x"] * 10)
     assert seen == [(b"a", b"1"), (b"b", None)]
+    pending.close()
+
+
+def test_few_keys_with_large_values_go_to_disk_too(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    pending = PendingChanges(scratch, spill_bytes=1_000)
+    pending.put_many([b"a", b"b"], [b"x" * 499, b"y" * 499])
+    assert not scratch.exists()
+    pending.put_many([b"c"], [None])
+    assert scratch.exists()
+    assert pending.split([b"a", b"c", b"d"]) == ({b"a": b"x" * 499, b"c": None}, [b"d"])
     pending.close()
