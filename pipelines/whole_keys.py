@@ -42,7 +42,7 @@ def whole_keys(
 ) -> Iterator[Piece]:
     """The rows of `tables`, sorted by key, as pieces of whole keys of about `limits.rows` rows or `limits.size_bytes`.
 
-    At most twice that is held, but for a single key, of which `hot_key_rows` rows or `hot_key_bytes` may be. Raises
+    At most twice that is held, or that and what a single key may have: `hot_key_rows` rows, `hot_key_bytes`. Raises
     `HotKey` for a key beyond these, naming it by `key_columns`, unless hot keys may be split.
     """
     held: list[Piece] = []

@@ -87,10 +87,11 @@ def test_a_key_with_more_rows_than_allowed_is_refused_wherever_the_batches_are_c
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=60), CUTS, st.integers(1, 60))
-def test_no_piece_is_larger_than_two_limits_however_large_the_batches(counts, cuts, rows):
-    limits = Pieces(rows, NO_LIMIT, hot_key_rows=5)
+def test_no_piece_is_larger_than_a_limit_and_a_slice_however_large_the_batches(counts, cuts, rows):
+    hot_key_rows = 5
+    limits = Pieces(rows, NO_LIMIT, hot_key_rows)
     for piece in whole_keys(cut(table(keys_of(counts)), cuts), encode, limits, key_columns=["key"]):
-        assert len(piece) < 2 * rows or len(set(piece.keys.to_pylist())) == 1
+        assert len(piece) <= max(rows, hot_key_rows) + rows
 
 
 def test_wide_rows_make_short_pieces():
