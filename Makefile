@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run test lint lock kill-test benchmarks
+.PHONY: env run test slow-test lint lock kill-test benchmarks
 
 env: .venv/.made
 
@@ -29,6 +29,10 @@ lint: env
 
 test: env
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# What takes minutes: five million rows in one partition.
+slow-test: env
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # Minutes of SIGKILL: make kill-test KILLS=40 SEED=7
 KILLS ?= 40
