@@ -158,7 +158,10 @@ def test_whatever_request_of_a_batch_the_driver_dies_at_the_next_one_goes_on(
     world.run(whole, batch)
     world.assert_allowed(storage)
     cases = crash_matrix(whole.trace)
-    for number, (request, fault) in enumerate(cases):
+    assert len(cases) == expected_cases
+    # The requests are the same on S3, where each takes a hundred times as long: there one case in eight is tried.
+    tried = cases if storage.url.startswith("file:") else cases[::8]
+    for number, (request, fault) in enumerate(tried):
         storage, world = grown(number)
         before = {b: ids_of(storage, b) for b in range(batch)}
         faulty = FaultyStorage(storage, {request.number: fault})
@@ -174,8 +177,7 @@ def test_whatever_request_of_a_batch_the_driver_dies_at_the_next_one_goes_on(
         assert {b: ids_of(storage, b) for b in before} == before, f"{request}, {fault}: a committed batch has changed"
         key_json, value_json = operators.parse_schema(storage.read(names.state_schema(0)), "schema")
         assert (key_json, value_json) == (store().key_json, store(GROWN).value_json)
-    print(f"{storage.url}: {len(whole.trace)} requests, {len(cases)} cases")
-    assert len(cases) == expected_cases
+    print(f"{storage.url}: {len(whole.trace)} requests, {len(tried)} of {len(cases)} cases")
 
 
 def test_the_driver_may_die_again_while_it_recovers(storage_spec: StorageSpec) -> None:

@@ -17,15 +17,17 @@ import argparse
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -34,13 +36,14 @@ from pipelines.driver import BatchDriver, BatchReport, Host, Phase, SnapshotWatc
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.query import StatefulQuery
 from pipelines.session import spark_session
-from pipelines.sinks import DeltaSink, Sink
+from pipelines.sinks import Attempt, DeltaSink, Sink
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import decode_keys, decode_values
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress
+from tests.pipelines import tasks
 
 INPUT = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 VALUES = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("stamp", pa.string())])
@@ -237,9 +240,38 @@ class Job:
             pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
 
 
-def killed_at(batch: int, phase: Phase) -> Watching:
-    """Ends this very process when `batch` enters `phase`, as a power cut would."""
-    return once(batch, phase, lambda: os.kill(os.getpid(), signal.SIGKILL))
+@dataclass(frozen=True)
+class ReadsTwice(DeltaSink):
+    """Reads the operator's output twice before it writes it: each time the same, or nothing may be written."""
+
+    def write(self, rows: DataFrame, attempt: Attempt) -> None:
+        first, again = (sorted(tuple(row) for row in rows.collect()) for _ in range(2))
+        assert first == again, "two readings of the operator's output differ"
+        super().write(rows, attempt)
+
+
+def killing(batch: str, phase: str, process: Callable[[], int]) -> Watching:
+    """Ends a process when the batch enters the phase, as a power cut would."""
+    return once(int(batch), Phase[phase], lambda: os.kill(process(), signal.SIGKILL))
+
+
+def in_a_process(
+    job: Job, *options: str, timeout_seconds: float = 400, code: int = 0
+) -> tuple[list[BatchReport], list[str]]:
+    """Run what is in the input in a process of its own: its reports and warnings, when it ends by itself."""
+    # Executors do not get the path of the driver by themselves.
+    options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
+    command = [sys.executable, "-m", "tests.pipelines.counting", str(job.folder), "--partitions", str(job.partitions)]
+    ended = subprocess.run([*command, *options], timeout=400, check=False, capture_output=True, text=True)
+    if ended.returncode != code:
+        # Executors that are stopped fill the end of it with their own complaints.
+        pytest.fail(f"exit code {ended.returncode}: {ended.stderr[ended.stderr.find('Traceback') :][:6000]}")
+    return pickle.loads((job.folder / "reports").read_bytes()) if code == 0 else ([], [])
+
+
+def conf(**values: str) -> list[str]:
+    """Options that set confs: underscores stand for dots."""
+    return [text for name, value in values.items() for text in ("--conf", f"spark.{name.replace('_', '.')}={value}")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -250,18 +282,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--local-folder", default="")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
-    parser.add_argument("--set-up", default="", help="module:function, which gets the job and may return an observer")
+    parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
+    parser.add_argument("--driver", default="BatchDriver", help="a class of tests.pipelines.tasks")
+    parser.add_argument("--read-twice", action="store_true")
     options = parser.parse_args(arguments)
-    conf = dict(pair.split("=", 1) for pair in options.conf)
-    session = spark_session("counting", master=options.master, conf=conf)
-    job = Job(options.folder, options.partitions, options.local_folder)
-    observer = killed_at(int(options.kill_at[0]), Phase[options.kill_at[1]]) if options.kill_at else Watching()
-    if options.set_up:
-        module, _, function = options.set_up.partition(":")
-        set_up: Any = getattr(__import__(module, fromlist=[function]), function)
-        observer = set_up(job, session) or observer
+    session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
+    job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
+    if options.read_twice:
+        job.sink = ReadsTwice(str(job.folder / "output"))
+    observer = Watching()
+    if options.kill_at:
+        observer = killing(*options.kill_at, lambda: os.getpid())
+    if options.kill_an_executor_at:
+        executors = Path(tasks.executors_folder(str(job.root)))
+        observer = killing(*options.kill_an_executor_at, lambda: int(min(executors.iterdir()).name))
     reports = job.run(session, observer)
-    (options.folder / "reports").write_bytes(pickle.dumps((reports, job.warnings)))
+    (job.folder / "reports").write_bytes(pickle.dumps((reports, job.warnings)))
     session.stop()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,63 @@ class FailsAfterCommit(BatchDriver):
 
     def _plan(self, *rest: Any) -> TaskPlan:
         return rearmed(super()._plan(*rest), _FailsOnceAfterCommit, flag=f"{self._host.local_folder}.failed")
+
+
+@dataclass(frozen=True)
+class _TellsItsExecutor(TaskPlan):
+    folder: str = ""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # The worker's parent is the daemon that forked it, whose parent is the executor.
+        daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        Path(self.folder).mkdir(exist_ok=True)
+        Path(self.folder, daemon[1]).touch()
+        yield from super().__call__(batches)
+
+
+class KnowsItsExecutors(BatchDriver):
+    """Its tasks leave the process ids of their executors in `<root>.executors`."""
+
+    def _plan(self, *rest: Any) -> TaskPlan:
+        return rearmed(super()._plan(*rest), _TellsItsExecutor, folder=executors_folder(self._root_spec.url))
+
+
+def executors_folder(root: str) -> str:
+    return f"{root}.executors"
+
+
+@dataclass(frozen=True)
+class _Twins(TaskPlan):
+    folder: str = ""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        yield from super().__call__(batches)
+        context = TaskContext.get()
+        assert context is not None
+        base = next(iter(self.bases.values()))[0].version
+        meeting = Path(self.folder, str(base))
+        # Only the first attempt at a batch has twins; which one is the first, the first of its tasks says.
+        meeting.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            Path(meeting, "attempt").symlink_to(str(self.reports.aid))
+        if context.partitionId() or os.readlink(Path(meeting, "attempt")) != str(self.reports.aid):
+            return
+        Path(meeting, f"committed-{os.getpid()}").touch()
+        until = time.monotonic() + TWIN_SECONDS
+        while len(list(meeting.glob("committed-*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+
+
+TWIN_SECONDS = 20
+
+
+class HasTwins(BatchDriver):
+    """Partition 0 of each batch waits after its commit until a speculative twin has committed too."""
+
+    def _plan(self, *rest: Any) -> TaskPlan:
+        return rearmed(super()._plan(*rest), _Twins, folder=f"{self._root_spec.url}.twins")
 
 
 def choosing_others(times: int) -> type[BatchDriver]:

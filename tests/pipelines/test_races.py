@@ -5,17 +5,19 @@ Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyspark
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
@@ -34,12 +36,11 @@ from statestore.errors import (
 )
 from statestore.format.names import VersionId
 from tests.pipelines import tasks
-from tests.pipelines.counting import INPUT, Job, Watching, once, rows_of
+from tests.pipelines.counting import INPUT, Job, Watching, conf, in_a_process, once, rows_of
 
 pytestmark = pytest.mark.spark
 
 STRANGER = "00000000-0000-4000-8000-000000000000"
-SUBPROCESS_SECONDS = 240
 
 
 @pytest.fixture
@@ -128,6 +129,57 @@ def test_a_zombie_on_a_workers_own_host_is_ignored_too(job: Job, session: SparkS
     job.assert_right(4, session)
 
 
+# -- speculation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[str]:
+    """A standalone cluster of two workers on two loopback addresses: twins are started on another host only."""
+    port = 7177
+    master = f"spark://127.0.0.1:{port}"
+    spark_class = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
+    deploy = "org.apache.spark.deploy"
+    worker = [f"{deploy}.worker.Worker", "--cores", "2", "--memory", "1g", "--webui-port", "0"]
+    commands = [
+        [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        *([*worker, "--host", host, "--work-dir", str(tmp_path / host), master] for host in ("127.0.0.2", "127.0.0.3")),
+    ]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    log = (tmp_path / "cluster.log").open("w")
+    started = [
+        subprocess.Popen([*spark_class, *command], stdout=log, stderr=log, env=environment) for command in commands
+    ]
+    yield master
+    for process in reversed(started):
+        process.terminate()
+        process.wait(30)
+    log.close()
+
+
+def test_of_speculative_twins_that_both_commit_one_is_in_state_and_output(job: Job, two_hosts: str) -> None:
+    job.feed(4)
+    speculation = conf(
+        speculation="true",
+        speculation_efficiency_enabled="false",
+        speculation_multiplier="1.01",
+        speculation_quantile="0.1",
+        speculation_interval="50ms",
+        executor_memory="1g",
+        executor_cores="2",
+    )
+    options = ["--master", two_hosts, "--driver", "HasTwins", "--read-twice", "--local-folder", "local", *speculation]
+    reports, warnings = in_a_process(job, *options)
+    twins = [len(list(job.folder.glob(f"root.twins/{batch}/committed-*"))) for batch in range(4)]
+    again = sum(report.attempts - 1 for report in reports)
+    print(f"twins that committed, by batch: {twins}; batches computed anew for a foreign block: {again}")
+    assert sum(count == 2 for count in twins) >= 2, twins
+    for batch, count in enumerate(twins):
+        written = list((job.root / "state" / "0" / "0").glob(f"{batch + 1}_*.changelog"))
+        assert len(written) >= count
+    assert len(warnings) == again
+    job.assert_right(4)
+
+
 # -- the materialised output -------------------------------------------------------------------------------------------
 
 
@@ -169,12 +221,7 @@ def test_a_driver_killed_between_sink_and_commit_log_takes_the_ids_of_the_attemp
     job: Job, session: SparkSession
 ) -> None:
     job.feed(4)
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.counting", str(job.folder), "--kill-at", "2", "SINK_WRITTEN"],
-        timeout=SUBPROCESS_SECONDS,
-        check=False,
-    )
-    assert killed.returncode == -9
+    in_a_process(job, "--kill-at", "2", "SINK_WRITTEN", code=-signal.SIGKILL)
     assert job.committed() == 2
     computed = sorted(path.name for path in changelogs(job, 3))
     (pending,) = (job.root / "_statekeeper" / "pending").glob("2-*.json")
