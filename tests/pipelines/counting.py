@@ -262,7 +262,7 @@ def in_a_process(
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     command = [sys.executable, "-m", "tests.pipelines.counting", str(job.folder), "--partitions", str(job.partitions)]
-    ended = subprocess.run([*command, *options], timeout=400, check=False, capture_output=True, text=True)
+    ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
         # Executors that are stopped fill the end of it with their own complaints.
         pytest.fail(f"exit code {ended.returncode}: {ended.stderr[ended.stderr.find('Traceback') :][:6000]}")

@@ -156,6 +156,7 @@ def two_hosts(tmp_path: Path) -> Iterator[str]:
     log.close()
 
 
+@pytest.mark.slow
 def test_of_speculative_twins_that_both_commit_one_is_in_state_and_output(job: Job, two_hosts: str) -> None:
     job.feed(4)
     speculation = conf(

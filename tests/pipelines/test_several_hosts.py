@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipelines.counting import Job, conf, in_a_process
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 BATCHES = 10
 LOST_IN_BATCH = 5
