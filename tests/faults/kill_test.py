@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="a folder that is not there yet, kept at the end")
     parser.add_argument("--days", type=int, help="how many days are fed (default: enough for all kills)")
     parser.add_argument("--all", action="store_true", help="go on to the end of the year")
-    parser.add_argument("--small", action="store_true", help="four kills over about ten batches")
+    parser.add_argument("--small", action="store_true", help="five kills over about ten batches")
     chosen = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     chance = random.Random(chosen.seed)
