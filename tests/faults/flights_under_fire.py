@@ -115,6 +115,9 @@ class Gun:
         if victims is not None:
             running = victims(members)
             chosen = running[int(self._shot.fraction * len(running)) :][:1]
+            if not chosen:
+                self._once.release()  # no worker yet: the next batch is the next chance
+                return
             self._write(**about, victims=chosen)
             kill(chosen)
             return
