@@ -85,7 +85,9 @@ def run_in_one_partition(stream: Stream, tables: list[pa.Table], **limits: int |
     ("count", "keys", "bound_bytes"),
     [
         pytest.param(1_000_000, 600_000, 400 * MIB, id="1 million rows"),
-        pytest.param(5_000_000, 3_000_000, 512 * MIB, id="5 million rows", marks=pytest.mark.slow),
+        pytest.param(
+            5_000_000, 3_000_000, 512 * MIB, id="5 million rows", marks=[pytest.mark.slow, pytest.mark.timeout(2400)]
+        ),
     ],
 )
 def test_a_partition_of_millions_of_rows_and_keys_is_worked_on_in_bounded_memory(
