@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from pipelines.driver import Host, Observer
+from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
+from pipelines.progress import Observer
 from pipelines.query import start
 from pipelines.sinks import AtLeastOnceSink
 

@@ -1,7 +1,8 @@
 """PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and how to start it."""
 
-from pipelines.driver import BatchReport, Host, Observer, Outcome, Phase
+from pipelines.host import Host
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import spark_session
 from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, Sink

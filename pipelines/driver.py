@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.accumulators import AccumulatorParam
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql import DataFrame, SparkSession
 
+from pipelines.host import Host
+from pipelines.materialised import Materialised, Reports
 from pipelines.operator import StatefulOperator
+from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.sinks import Attempt, Sink
-from pipelines.spark_errors import FOREIGN_BLOCK, named, output_is_unreadable
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, PartitionReport, TaskPlan
+from pipelines.spark_errors import named, output_is_unreadable
+from pipelines.task import PartitionReport, TaskPlan
 from statestore import catalog
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
@@ -32,82 +30,12 @@ from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.root import Done, Pending, Ready, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import StoreLimits
 
 _ATTEMPTS = 3
 
 
-class Phase(Enum):
-    """Where a batch is, in the order of the protocol."""
-
-    STARTED = "started"
-    OFFSETS_WRITTEN = "offsets written"
-    COMPUTING = "computing"
-    COMPUTED = "computed"
-    PENDING_WRITTEN = "pending attempt written"
-    SINK_WRITING = "writing to the sink"
-    SINK_WRITTEN = "sink written"
-    COMMITTED = "committed"
-
-
-class Outcome(Enum):
-    """How a batch ended."""
-
-    COMPUTED = "computed"
-    TAKEN_FROM_SINK = "the sink held it already"
-    DONE_BEFORE = "committed before"
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """What a batch did. `milliseconds` by phase: the time until the next one."""
-
-    batch: int
-    outcome: Outcome
-    attempts: int
-    partitions: tuple[PartitionReport, ...]
-    milliseconds: Mapping[Phase, float]
-    driver_requests: int
-    notes: tuple[str, ...] = ()
-
-
-class Observer(Protocol):
-    """Is told what happens, on the driver."""
-
-    def phase(self, batch: int, phase: Phase) -> None:
-        """The batch has come this far."""
-
-    def finished(self, report: BatchReport) -> None:
-        """The batch is committed."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the operator may use on each host. A relative folder is taken from the worker's own directory.
-
-    quota_bytes      what the copies of all queries in the folder may take together; the least recently used go first
-    unused_seconds   how long a copy stays that nobody asks for
-    """
-
-    local_folder: str
-    limits: StoreLimits = field(default_factory=StoreLimits)
-    quota_bytes: int = SweepLimits.quota_bytes
-    unused_seconds: float = SweepLimits.unused_seconds
-
-
 class StopWanted(Exception):
     """Ends a query between two batches."""
-
-
-class _Reports(AccumulatorParam[list[PartitionReport]]):
-    def zero(self, value: list[PartitionReport]) -> list[PartitionReport]:
-        del value
-        return []
-
-    def addInPlace(  # noqa: N802 - Spark's name
-        self, value1: list[PartitionReport], value2: list[PartitionReport]
-    ) -> list[PartitionReport]:
-        return value1 + value2
 
 
 class BatchDriver:
@@ -228,7 +156,7 @@ class BatchDriver:
         rewrites = root.rewrites(batch)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
-            with _Materialised(self._plan(root, rows.sparkSession, ready, rewrites), root.binding, rows) as output:
+            with Materialised(self._plan(root, rows.sparkSession, ready, rewrites), root.binding, rows) as output:
                 reports = self._checked(output.reports, ready, root.binding.partitions)
                 self._enter(batch, Phase.COMPUTED)
                 attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
@@ -279,7 +207,7 @@ class BatchDriver:
             snapshots=self._snapshots,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
-            reports=session.sparkContext.accumulator([], _Reports()),
+            reports=session.sparkContext.accumulator([], Reports()),
         )
 
     def _checked(self, reports: Sequence[PartitionReport], ready: Ready, partitions: int) -> list[PartitionReport]:
@@ -342,79 +270,3 @@ class BatchDriver:
 
 def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[int, tuple[str, ...]]:
     return {operator: tuple(str(report.stores[operator].new.id) for report in reports) for operator in ready.bases}
-
-
-def _column(name: str) -> Column:
-    """The column of just this name; unquoted, Spark takes a dot for a field of a struct."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
-class _Materialised:
-    """The operator's output of one attempt, computed once, its lineage cut; freed on leaving.
-
-    With the lineage cut a lost block is an error when it is read; it never makes Spark run the operator a second time.
-    """
-
-    def __init__(self, plan: TaskPlan, binding: Binding, rows: DataFrame) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        session = rows.sparkSession
-        # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
-        session.conf.set("spark.sql.adaptive.enabled", "false")
-        keys = [_column(name) for name in plan.operator.keys]
-        order = [_column(name) for name in plan.operator.order_by]
-        group = F.pmod(F.hash(*keys), F.lit(binding.key_groups))
-        partition = F.floor(F.col(GROUP_COLUMN) * F.lit(binding.partitions) / F.lit(binding.key_groups)).cast("int")
-        routed = (
-            rows.withColumn(GROUP_COLUMN, group)
-            .repartitionById(binding.partitions, partition)
-            .sortWithinPartitions(GROUP_COLUMN, *keys, *order)
-        )
-        # PySpark looks columns up unquoted on this way. The tasks know them by their places.
-        routed = routed.toDF(*(f"_{place}" for place in range(len(routed.columns))))
-        output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
-        self._frame = output.localCheckpoint(eager=True)
-        self._nullable = plan.operator.output
-        self.reports: Sequence[PartitionReport] = plan.reports.value
-
-    def rows_of(self, tags: Sequence[int]) -> DataFrame:
-        """The output without markers; reading a row of an attempt that is not among `tags` fails."""
-        chosen = F.col(TAG_COLUMN).isin(list(tags))
-        foreign = F.raise_error(F.lit(FOREIGN_BLOCK)).cast("boolean")
-        return self._frame.where(F.when(chosen, ~F.col(MARKER_COLUMN)).otherwise(foreign)).drop(
-            TAG_COLUMN, MARKER_COLUMN
-        )
-
-    def __enter__(self) -> _Materialised:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        plan: Any = self._frame._jdf.queryExecution().logical()  # noqa: SLF001 - Spark frees it only when Java's GC runs
-        plan.rdd().unpersist(False)
-
-
-class SnapshotWatch:
-    """Looks for new snapshots every so often, in a thread of its own."""
-
-    def __init__(self, driver: BatchDriver, every_seconds: float, warn: Callable[[str], None]) -> None:
-        self._driver = driver
-        self._every_seconds = every_seconds
-        self._warn = warn
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="snapshot-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more; returns when the thread has ended."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(self._every_seconds):
-            try:
-                self._driver.look_for_snapshots()
-            except Exception as error:  # noqa: BLE001 - the batches do not depend on it
-                self._warn(f"could not look for snapshots: {error}")

@@ -15,10 +15,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType, VariantType
 
-from pipelines.driver import BatchDriver, BatchReport, Host, Observer, Phase, SnapshotWatch, StopWanted
+from pipelines.driver import BatchDriver, StopWanted
+from pipelines.host import Host
 from pipelines.operator import StatefulOperator
+from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
 from pipelines.sinks import Sink
+from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import SchemaMismatch, SparkDied, UnsupportedEnvironment, UnsupportedType
@@ -146,7 +149,7 @@ def start(
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)
-    watch = SnapshotWatch(driver, _WATCH_SECONDS, _LOG.warning)
+    watch = SnapshotWatch(driver.look_for_snapshots, _WATCH_SECONDS, _LOG.warning)
     query = writer.start()
     watch.start()
     return StatefulQuery(query, driver, watch)

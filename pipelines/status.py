@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.driver import BatchReport, Outcome, Phase
+from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.clock import Clock
 from statestore.store import LINEAGE_WARN_BYTES
 

@@ -27,10 +27,11 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.logging import RichHandler
 
-from pipelines.driver import BatchReport, Host, Observer, Phase
 from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
+from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
+from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
 from pipelines.sinks import DeltaSink

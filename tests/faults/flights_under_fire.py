@@ -21,10 +21,10 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 
-from pipelines.driver import BatchReport, Outcome, Phase
 from pipelines.flights import departures
 from pipelines.flights.feeder import Feeder
 from pipelines.flights.job import Places, run
+from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.errors import StatekeeperError
 from tests.faults.kill_points import Point, Shot
 from tests.faults.processes import any_lock_is_held, in_session, jvms, kill, kill_others_of_session, python_workers

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from pipelines.driver import Outcome
+from pipelines.progress import Outcome
 
 
 class Point(Enum):

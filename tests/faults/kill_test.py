@@ -23,8 +23,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.driver import Outcome
 from pipelines.flights.job import Places
+from pipelines.progress import Outcome
 from statestore.errors import SparkDied
 from tests.faults.final_state import Findings, examine
 from tests.faults.flights_under_fire import changelogs

@@ -32,11 +32,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipelines.driver import BatchDriver, BatchReport, Host, Phase, SnapshotWatch
+from pipelines.driver import BatchDriver
+from pipelines.host import Host
 from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery
 from pipelines.session import spark_session
 from pipelines.sinks import Attempt, DeltaSink, Sink
+from pipelines.snapshot_watch import SnapshotWatch
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
@@ -162,7 +165,7 @@ class Job:
         )
         driver = self.batch_driver(to_arrow_schema(stream.schema, timezone="UTC"), observer or Watching())
         writer = stream.writeStream.foreachBatch(driver).option("checkpointLocation", str(self.checkpoint))
-        watch = SnapshotWatch(driver, 1000.0, self.warnings.append)
+        watch = SnapshotWatch(driver.look_for_snapshots, 1000.0, self.warnings.append)
         query = writer.trigger(availableNow=True).start()
         watch.start()
         return StatefulQuery(query, driver, watch)

@@ -11,8 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.driver import BatchReport, Host, Phase
+from pipelines.host import Host
 from pipelines.operator import StatefulOperator
+from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink, Sink
 from tests.interop import sparks_reader

@@ -12,8 +12,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines.driver import BatchReport
 from pipelines.operator import Pieces, StatefulOperator, Update
+from pipelines.progress import BatchReport
 from pipelines.sinks import AtLeastOnceSink
 from statestore.errors import HotKey
 from statestore.format.names import VersionId

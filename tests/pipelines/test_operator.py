@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StringType, StructType
 
-from pipelines.driver import Phase
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from pipelines.progress import Phase
 from pipelines.query import start
 from pipelines.sinks import DeltaSink
 from statestore.clock import RandomIds

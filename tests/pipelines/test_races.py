@@ -22,7 +22,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from pipelines.driver import BatchDriver, Outcome, Phase
+from pipelines.driver import BatchDriver
+from pipelines.progress import Outcome, Phase
 from pipelines.sinks import AtLeastOnceSink
 from pipelines.task import PartitionReport
 from statestore.errors import (
