@@ -69,9 +69,7 @@ def record(key: bytes, value: bytes | None) -> bytes:
     return body + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
 
 
-@given(
-    st.integers(0, 5), st.integers(0, 5), st.integers(1, 30), records, st.randoms(use_true_random=False)
-)
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 30), records, st.randoms(use_true_random=False))
 def test_records_of_one_length_are_read_as_any_others(
     key_bytes: int, value_bytes: int, count: int, others: Records, chance: Random
 ) -> None:
