@@ -35,7 +35,7 @@ _FETCHES_AT_ONCE = 8
 _WINDOW_KEYS = 250_000
 _WINDOW_BYTES = 64 * 1024 * 1024
 _AHEAD_CHANGELOGS = 32
-_AHEAD_BYTES = 8 * 1024 * 1024
+_AHEAD_BYTES = 4 * 1024 * 1024
 """So many changelogs, and so many compressed bytes of them, are read into memory instead of the local copy."""
 
 _MAP_FROM_BYTES = 16 * 1024 * 1024
