@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,10 +34,6 @@ from statestore.storage import Storage
 _FETCHES_AT_ONCE = 8
 _WINDOW_KEYS = 250_000
 _WINDOW_BYTES = 64 * 1024 * 1024
-_AHEAD_CHANGELOGS = 32
-_AHEAD_BYTES = 4 * 1024 * 1024
-"""So many changelogs, and so many compressed bytes of them, are read into memory instead of the local copy."""
-
 _MAP_FROM_BYTES = 16 * 1024 * 1024
 
 Item = TypeVar("Item")
@@ -61,14 +57,10 @@ class LoadMetrics:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version, open for reading: a database, and over it the changes of the versions that are not in it yet.
-
-    `lineage` is what a successor carries; `private` is removed when it is closed.
-    """
+    """A version, open for reading. `lineage` is what a successor carries; `private` is removed when it is closed."""
 
     database: Database
     lineage: Lineage
-    ahead: Mapping[bytes, bytes | None] = field(default_factory=dict)
     private: Path | None = None
 
     def close(self) -> None:
@@ -119,8 +111,7 @@ class Loader:
         self._lock_timeout_seconds = lock_timeout_seconds
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadMetrics]:
-        """The version, open for reading. A copy that is a little behind is served with the missing changes in memory;
-        one that is far behind, or on another branch, is moved to the version first.
+        """The version, open for reading; the local copy is moved to it when it holds another one.
 
         Raises `VersionNotLoadable` with what is missing and what still loads, `StorageError`, `LocalDiskFull`.
         """
@@ -140,64 +131,26 @@ class Loader:
         attempt.metrics.milliseconds = (self._clock.monotonic_seconds() - started) * 1000
         return loaded, attempt.metrics
 
-    def settle(self, target: VersionId) -> bool:
-        """Move the local copy forward to a committed version, and merge its tables when many have gathered.
-
-        Off the batch's path: what `load` holds in memory is written down here, several versions in one go. Returns
-        whether the copy holds the version then; not when another process is at it, or the copy is on another branch.
-        """
-        with self._folder.locked(timeout_seconds=0) as held:
-            loaded = self._catch_up(_Attempt(target, set())) if held else None
-            if loaded is None:
-                return False
-            with loaded.database as database:
-                tables_have_gathered = database.wants_settling()
-            if tables_have_gathered:
-                with Database.open_for_writing(database.path, self._limits) as database:
-                    database.settle()
-            self._folder.forget_changelogs(target.version)
-            return True
-
     def _serve(self, attempt: _Attempt) -> Loaded | None:
-        """The local copy, when it holds what is asked for, or all but a few changes that this host has at hand."""
+        """The local copy, when it holds just what is asked for."""
         database = self._folder.open_current()
         if database is None:
             return None
         try:
             holds = database.holds()
-            loaded = None if holds is None else self._with_changes_ahead(attempt, database, holds)
         except BaseException:
             database.close()
             raise
-        if loaded is None:
+        if holds is None or holds.version != attempt.target:
             database.close()
             return None
         self._folder.touch()
-        return loaded
-
-    def _with_changes_ahead(self, attempt: _Attempt, database: Database, holds: LocalCopy) -> Loaded | None:
-        if holds.version != attempt.target and not self._folder.cached_changelog(attempt.target).exists():
-            return None
-        plan = self._plan(attempt, holds)
-        if plan.base_kind is not BaseKind.LOCAL or len(plan.replay) > _AHEAD_CHANGELOGS:
-            return None
-        ahead: dict[bytes, bytes | None] = {}
-        # Losing schedule: another process moves the copy after this one has opened it, and removes the changelogs that
-        # are in it then. Whatever cannot be read here is looked at again under the lock.
-        with contextlib.suppress(FileNotFoundError, CorruptFile):
-            if sum(self._folder.cached_changelog(version).stat().st_size for version in plan.replay) > _AHEAD_BYTES:
-                return None
-            for window in self._windows(plan.replay):
-                ahead.update(window)
-            attempt.metrics.replayed_changelogs = len(plan.replay)
-            attempt.metrics.replayed_keys = len(ahead)
-            return Loaded(database, plan.lineage, ahead)
-        return None
+        return Loaded(database, self._plan(attempt, holds).lineage)
 
     def _move_shared_copy(self, attempt: _Attempt) -> Loaded:
         """Called under the lock."""
         try:
-            loaded = self._catch_up(attempt)
+            loaded = self._serve(attempt) or self._catch_up(attempt)
         except LocalStateDamaged:
             attempt.metrics.replaced_damaged_copy = True
             loaded = None
@@ -225,14 +178,13 @@ class Loader:
             return None
         with database:
             holds = database.holds()
-        if holds is None or holds.version.version > attempt.target.version:
+        if holds is None:
             return None
         plan = self._plan(attempt, holds)
         if plan.base_kind is not BaseKind.LOCAL:
             return None
-        if plan.replay:
-            with Database.open_for_writing(path, self._limits) as database:
-                self._replay(attempt, plan, database)
+        with Database.open_for_writing(path, self._limits) as database:
+            self._replay(attempt, plan, database)
         self._folder.touch()
         return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
 

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import textwrap
-from random import Random
 
 import pyarrow as pa
 import pytest
@@ -67,15 +66,6 @@ def packed(plain: bytes) -> bytes:
 def record(key: bytes, value: bytes | None) -> bytes:
     body = struct.pack(">i", len(key)) + key
     return body + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
-
-
-@given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 30), records, st.randoms(use_true_random=False))
-def test_records_of_one_length_are_read_as_any_others(
-    key_bytes: int, value_bytes: int, count: int, others: Records, chance: Random
-) -> None:
-    alike: Records = [(chance.randbytes(key_bytes), chance.randbytes(value_bytes)) for _ in range(count)]
-    for changes in (alike + others, others + alike, alike + others + alike):
-        assert read(written(changes, Header(None)))[1] == changes
 
 
 @given(records, st.sampled_from([None, (), LINEAGE]), st.integers(1, 5))
