@@ -9,6 +9,7 @@ key wins. Versions 2 and 4 (column families) carry typed records and are refused
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import struct
@@ -223,16 +224,73 @@ def _sniff_version(reader: Reader) -> int:
         return 1
 
 
+_Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Of records, as `Changes` has them: where keys start, their lengths, where values start, their lengths."""
+
+_ONE_BY_ONE = 256
+_FIRST_RUN = 64
+
+
 def _parse_records(reader: Reader, *, whole: bool) -> tuple[Changes, int]:
-    """The records from the reader's position on, and where the last whole one ends. `whole`: the end mark comes too."""
+    """The records from the reader's position on, and where the last whole one ends. `whole`: the end mark comes too.
+
+    Rows of fixed-width columns are all of one length: long runs of such records are found at once, others in a loop.
+    """
     plain, position = reader.data, reader.position
+    found: list[_Columns] = []
+    more = True
+    while more:
+        alike, position = _alike_records(plain, position)
+        others, position, more = _records_one_by_one(reader, position)
+        found += [alike, others]
+    # 0 where not even a length is left.
+    key_size = int(_INT.unpack_from(plain, position)[0]) if position + 4 <= len(plain) else 0
+    if whole and (key_size != -1 or position + 4 != len(plain)):
+        raise CorruptFile(f"no end of records at byte {position:,} of {len(plain):,}", path=reader.path, hint=_HINT)
+    if not whole and key_size < -1:
+        raise CorruptFile(f"impossible key length {key_size:,} at byte {position:,}", path=reader.path, hint=_HINT)
+    return Changes(plain, *(np.concatenate(column) for column in zip(*found, strict=True))), position
+
+
+def _alike_records(plain: bytes, start: int) -> tuple[_Columns, int]:
+    """The records from `start` on that have both lengths of the first, and where they end. None if that one deletes."""
+    try:
+        (key_size,) = _INT.unpack_from(plain, start)
+        (value_size,) = _INT.unpack_from(plain, start + 4 + max(key_size, 0))
+    except struct.error:
+        key_size = value_size = -1
+    width = 8 + key_size + value_size
+    count = 0
+    if key_size >= 0 and value_size >= 0:
+        available = (len(plain) - start) // width
+        lengths_at = np.r_[0:4, 4 + key_size : 8 + key_size]
+        step = _FIRST_RUN
+        # Twice as many each time: what is looked at in vain is never more than what was found.
+        while count < available:
+            step = min(step, available - count)
+            records = np.frombuffer(plain, np.uint8, step * width, start + count * width).reshape(step, width)
+            first = np.frombuffer(plain, np.uint8, width, start)
+            other = (records[:, lengths_at] != first[lengths_at]).any(axis=1)
+            if other.any():
+                count += int(other.argmax())
+                break
+            count += step
+            step *= 2
+    starts = start + width * np.arange(count, dtype=np.int64)
+    key_lengths, value_lengths = (np.full(count, size, np.int64) for size in (key_size, value_size))
+    return (starts + 4, key_lengths, starts + 8 + key_size, value_lengths), start + width * count
+
+
+def _records_one_by_one(reader: Reader, position: int) -> tuple[_Columns, int, bool]:
+    """A few records from `position` on, where they end, and whether more may follow: no end mark, no torn record."""
+    plain = reader.data
+    limit = len(plain)
     int_at = _INT.unpack_from
     columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
     key_start, key_length, value_start, value_length = (c.append for c in columns)
-    limit = len(plain)
-    key_size = 0
-    try:
-        while True:
+    more = False
+    with contextlib.suppress(struct.error):
+        for _ in range(_ONE_BY_ONE):
             (key_size,) = int_at(plain, position)
             if key_size < 0:
                 break
@@ -249,10 +307,7 @@ def _parse_records(reader: Reader, *, whole: bool) -> tuple[Changes, int]:
             key_length(key_size)
             value_start(value_at)
             value_length(value_size)
-    except struct.error:
-        key_size = 0
-    if whole and (key_size != -1 or position + 4 != limit):
-        raise CorruptFile(f"no end of records at byte {position:,} of {limit:,}", path=reader.path, hint=_HINT)
-    if not whole and key_size < -1:
-        raise CorruptFile(f"impossible key length {key_size:,} at byte {position:,}", path=reader.path, hint=_HINT)
-    return Changes(plain, *(np.array(c, dtype=np.int64) for c in columns)), position
+        else:
+            more = True
+    key_starts, key_lengths, value_starts, value_lengths = (np.array(c, dtype=np.int64) for c in columns)
+    return (key_starts, key_lengths, value_starts, value_lengths), position, more

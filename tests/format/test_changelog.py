@@ -68,6 +68,23 @@ def record(key: bytes, value: bytes | None) -> bytes:
     return body + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
 
 
+runs_of_one_length = st.builds(
+    lambda key_bytes, value_bytes, numbers: [
+        (bytes([n % 256]) * key_bytes, None if value_bytes is None else bytes([n // 256]) * value_bytes)
+        for n in range(numbers)
+    ],
+    st.integers(0, 5),
+    st.none() | st.integers(0, 5),
+    st.sampled_from([1, 2, 63, 64, 65, 255, 256, 257, 700]),
+)
+
+
+@given(st.lists(records | runs_of_one_length, max_size=5))
+def test_runs_of_records_of_one_length_are_read_like_any_others(runs: list[Records]) -> None:
+    changes = [change for run in runs for change in run]
+    assert read(written(changes, Header(None)))[1] == changes
+
+
 @given(records, st.sampled_from([None, (), LINEAGE]), st.integers(1, 5))
 def test_what_was_written_is_read(changes: Records, lineage: tuple[VersionId, ...] | None, pieces: int) -> None:
     data = written(changes, Header(lineage), pieces=pieces)
