@@ -89,7 +89,8 @@ class Subject:
             self.samples.upload_ratios.append(metrics.uploaded_bytes / metrics.changed_bytes)
         if store.wants_settling and (self._settling is None or not self._settling.is_alive()):
             # As a task does: after the batch, beside whatever comes next.
-            self._settling = threading.Thread(target=settle, args=(self._address,), kwargs={"ids": RandomIds()})
+            known = {"storage": self._storage, "clock": SystemClock(), "ids": RandomIds()}
+            self._settling = threading.Thread(target=settle, args=(self._address, store.base), kwargs=known)
             self._settling.start()
         return sum(phases.values())
 

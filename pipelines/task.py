@@ -11,7 +11,7 @@ import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.whole_keys import Piece, whole_keys
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits, sweep_when_due
-from statestore.errors import WrongResult
+from statestore.errors import StatekeeperError, WrongResult
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
     bare_keys,
@@ -287,14 +287,27 @@ class _Partition:
 
     def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
         """After the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
-        wanting = [self._address(operator) for operator, store in enumerate(stores.values()) if store.wants_settling]
+        wanting = [self._settled(operator) for operator, store in enumerate(stores.values()) if store.wants_settling]
         threading.Thread(target=_keep_house, args=(wanting, self._plan), daemon=True).start()
 
+    def _settled(self, operator: int) -> Callable[[], object]:
+        return functools.partial(
+            settle,
+            self._address(operator),
+            self._plan.bases[operator][self._partition],
+            storage=self._storage,
+            clock=self._clock,
+            ids=self._ids,
+            limits=self._plan.limits,
+        )
 
-def _keep_house(wanting: list[StoreAddress], plan: TaskPlan) -> None:
-    """Merge tables that have gathered, and now and then remove what nobody on this host uses any more."""
-    for address in wanting:
-        settle(address, ids=RandomIds(), limits=plan.limits)
+
+def _keep_house(wanting: Iterable[Callable[[], object]], plan: TaskPlan) -> None:
+    """Move the host's copies forward, and now and then remove what nobody on this host uses any more."""
+    for settled in wanting:
+        # Whatever is wrong with a copy, the next load finds it, and can do something about it.
+        with contextlib.suppress(StatekeeperError):
+            settled()
     folder = Path(plan.local_folder).absolute()
     sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 

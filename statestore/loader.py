@@ -7,14 +7,12 @@ how the local folder is shared is `engine.local_copy`'s.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
+from statestore.changelogs import Changelogs
 from statestore.clock import Clock
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits, translated
@@ -25,18 +23,15 @@ from statestore.errors import (
     UnknownFormatVersion,
     VersionNotLoadable,
 )
-from statestore.format.changelog import Readable, read_changelog, read_header
 from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
 from statestore.format.snapshot import Snapshot, TableFile, read_snapshot
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
-from statestore.storage import Storage
+from statestore.storage import Storage, at_once
 
-_FETCHES_AT_ONCE = 8
-_WINDOW_KEYS = 250_000
-_WINDOW_BYTES = 64 * 1024 * 1024
-_MAP_FROM_BYTES = 16 * 1024 * 1024
-
-Item = TypeVar("Item")
+_AHEAD_CHANGELOGS = 32
+_AHEAD_BYTES = 4 * 1024 * 1024
+_AHEAD_KEYS = 50_000
+"""So many changelogs, compressed bytes and keys of them are read into memory instead of the local copy, at most."""
 
 
 @dataclass
@@ -57,10 +52,14 @@ class LoadMetrics:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version, open for reading. `lineage` is what a successor carries; `private` is removed when it is closed."""
+    """A version, open for reading: a database, and over it the changes of the versions that are not in it yet.
+
+    `lineage` is what a successor carries; `private` is removed when it is closed.
+    """
 
     database: Database
     lineage: Lineage
+    ahead: dict[bytes, bytes | None] = field(default_factory=dict)
     private: Path | None = None
 
     def close(self) -> None:
@@ -80,10 +79,10 @@ class _Attempt:
 
     target: VersionId
     snapshots: set[VersionId]
+    changelogs: Changelogs
     metrics: LoadMetrics = field(default_factory=LoadMetrics)
     listed: bool = False
     headers: dict[VersionId, Lineage] = field(default_factory=dict)
-    fetched: set[VersionId] = field(default_factory=set)
 
     @property
     def wanted(self) -> str:
@@ -111,46 +110,92 @@ class Loader:
         self._lock_timeout_seconds = lock_timeout_seconds
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadMetrics]:
-        """The version, open for reading; the local copy is moved to it when it holds another one.
+        """The version, open for reading. A copy that is a little behind is served with the missing changes in memory;
+        one that is far behind, or on another branch, is moved to the version first.
 
         Raises `VersionNotLoadable` with what is missing and what still loads, `StorageError`, `LocalDiskFull`.
         """
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        attempt = _Attempt(target, set(known_snapshots))
+        attempt = self._attempt(target, known_snapshots)
         loaded: Loaded | None = None
-        with contextlib.suppress(LocalStateDamaged):
-            # Without the lock damage proves nothing: another process may be in the middle of a change.
+        with contextlib.suppress(LocalStateDamaged, VersionNotLoadable):
+            # Without the lock neither proves anything: another process may be in the middle of a change.
             loaded = self._serve(attempt)
         if loaded is None:
             with self._folder.locked(self._lock_timeout_seconds) as held:
                 loaded = self._move_shared_copy(attempt) if held else self._build_private_copy(attempt)
         spent = self._storage.requests.since(before)
+        attempt.metrics.fetched_files += attempt.changelogs.fetched_files
         attempt.metrics.requests = spent.total
         attempt.metrics.fetched_bytes = spent.bytes_read
         attempt.metrics.milliseconds = (self._clock.monotonic_seconds() - started) * 1000
         return loaded, attempt.metrics
 
+    def settle(self, target: VersionId) -> bool:
+        """Move the local copy forward to a committed version, and merge its tables when many have gathered.
+
+        Off the batch's path: what `load` holds in memory is written down here, several versions in one go. Returns
+        whether the copy holds the version then; not when another process is at it, or the copy is on another branch.
+        """
+        with self._folder.locked(timeout_seconds=0) as held:
+            loaded = self._catch_up(self._attempt(target, ())) if held else None
+            if loaded is None:
+                return False
+            with loaded.database as database:
+                tables_have_gathered = database.wants_settling()
+            if tables_have_gathered:
+                with Database.open_for_writing(database.path, self._limits) as database:
+                    database.settle()
+            self._folder.forget_changelogs(target.version)
+            return True
+
+    def _attempt(self, target: VersionId, known_snapshots: Collection[VersionId]) -> _Attempt:
+        return _Attempt(target, set(known_snapshots), Changelogs(self._store, self._storage, self._folder))
+
     def _serve(self, attempt: _Attempt) -> Loaded | None:
-        """The local copy, when it holds just what is asked for."""
+        """The local copy, when it holds what is asked for, or all but a few changes that this host has at hand."""
         database = self._folder.open_current()
         if database is None:
             return None
         try:
             holds = database.holds()
+            loaded = None if holds is None else self._with_changes_ahead(attempt, database, holds)
         except BaseException:
             database.close()
             raise
-        if holds is None or holds.version != attempt.target:
+        if loaded is None:
             database.close()
             return None
         self._folder.touch()
-        return Loaded(database, self._plan(attempt, holds).lineage)
+        return loaded
+
+    def _with_changes_ahead(self, attempt: _Attempt, database: Database, holds: LocalCopy) -> Loaded | None:
+        if holds.version != attempt.target and attempt.changelogs.size_bytes([attempt.target]) is None:
+            return None
+        plan = self._plan(attempt, holds)
+        if plan.base_kind is not BaseKind.LOCAL or len(plan.replay) > _AHEAD_CHANGELOGS:
+            return None
+        size_bytes = attempt.changelogs.size_bytes(plan.replay)
+        if size_bytes is None or size_bytes > _AHEAD_BYTES:
+            return None
+        ahead: dict[bytes, bytes | None] = {}
+        # Losing schedule: another process moves the copy after this one has opened it, and removes the changelogs that
+        # are in it then. Whatever cannot be read here is looked at again under the lock.
+        with contextlib.suppress(CorruptFile):
+            for window in attempt.changelogs.windows(plan.replay):
+                ahead.update(window)
+                if len(ahead) > _AHEAD_KEYS:
+                    return None
+            attempt.metrics.replayed_changelogs = len(plan.replay)
+            attempt.metrics.replayed_keys = len(ahead)
+            return Loaded(database, plan.lineage, ahead)
+        return None
 
     def _move_shared_copy(self, attempt: _Attempt) -> Loaded:
         """Called under the lock."""
         try:
-            loaded = self._serve(attempt) or self._catch_up(attempt)
+            loaded = self._catch_up(attempt)
         except LocalStateDamaged:
             attempt.metrics.replaced_damaged_copy = True
             loaded = None
@@ -178,13 +223,14 @@ class Loader:
             return None
         with database:
             holds = database.holds()
-        if holds is None:
+        if holds is None or holds.version.version > attempt.target.version:
             return None
         plan = self._plan(attempt, holds)
         if plan.base_kind is not BaseKind.LOCAL:
             return None
-        with Database.open_for_writing(path, self._limits) as database:
-            self._replay(attempt, plan, database)
+        if plan.replay:
+            with Database.open_for_writing(path, self._limits) as database:
+                self._replay(attempt, plan, database)
         self._folder.touch()
         return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
 
@@ -236,12 +282,7 @@ class Loader:
     def _read_header(self, attempt: _Attempt, version: VersionId) -> None:
         path = self._store.changelog(version)
         try:
-            self._fetch(attempt, [version])
-            try:
-                header = read_header(self._changelog(version), path)
-            except CorruptFile:
-                self._fetch_again(attempt, [version])
-                header = read_header(self._changelog(version), path)
+            header = attempt.changelogs.header(version)
         except (ObjectMissing, CorruptFile) as error:
             if not attempt.listed:
                 # A snapshot of just this version makes its changelog superfluous: retention may have removed it.
@@ -286,19 +327,19 @@ class Loader:
             if size != table.size_bytes:
                 raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
 
-        self._at_once(fetch, snapshot.metadata.tables)
+        at_once(fetch, snapshot.metadata.tables)
         attempt.metrics.fetched_files += 1 + len(snapshot.metadata.tables)
 
     def _replay(self, attempt: _Attempt, plan: LoadPlan, database: Database) -> None:
         """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read."""
         holds = LocalCopy(attempt.target, plan.lineage)
         try:
-            self._fetch(attempt, plan.replay)
+            attempt.changelogs.fetch(plan.replay)
             try:
-                written = database.apply(self._windows(plan.replay), holds)
+                written = database.apply(attempt.changelogs.windows(plan.replay), holds)
             except CorruptFile:
-                self._fetch_again(attempt, plan.replay)
-                written = database.apply(self._windows(plan.replay), holds)
+                attempt.changelogs.fetch_again(plan.replay)
+                written = database.apply(attempt.changelogs.windows(plan.replay), holds)
         except (ObjectMissing, CorruptFile) as error:
             broken, what = self._oldest_broken(attempt, plan.replay, error)
             raise VersionNotLoadable(
@@ -315,73 +356,12 @@ class Loader:
         """What was noticed first need not be the oldest, and all below the oldest still loads."""
         for version in replay:
             try:
-                self._fetch(attempt, [version])
-                for _ in self._windows((version,)):
+                attempt.changelogs.fetch([version])
+                for _ in attempt.changelogs.windows([version]):
                     pass
             except (ObjectMissing, CorruptFile) as error:
                 return version, error.what
         return next((v for v in replay if self._store.changelog(v) == seen.path), replay[0]), seen.what
-
-    def _windows(self, replay: Lineage) -> Iterator[dict[bytes, bytes | None]]:
-        window: dict[bytes, bytes | None] = {}
-        window_bytes = 0
-        for version in replay:
-            _, pieces = read_changelog(self._changelog(version), self._store.changelog(version))
-            for changes in pieces:
-                window.update(changes.pairs())
-                window_bytes += len(changes.buffer)
-                if len(window) >= _WINDOW_KEYS or window_bytes >= _WINDOW_BYTES:
-                    yield window
-                    window, window_bytes = {}, 0
-        if window:
-            yield window
-
-    def _changelog(self, version: VersionId) -> Readable:
-        path = self._folder.cached_changelog(version)
-        try:
-            if path.stat().st_size < _MAP_FROM_BYTES:
-                return path.read_bytes()
-            with path.open("rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError as error:
-            # A private copy is built without the lock, while its holder forgets what is behind it.
-            raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
-
-    def _fetch(self, attempt: _Attempt, versions: Iterable[VersionId]) -> None:
-        """Have these changelogs in the host's cache."""
-
-        def fetch(version: VersionId) -> None:
-            unfinished = self._folder.unfinished_file()
-            path = self._store.changelog(version)
-            try:
-                with translated(unfinished):
-                    self._storage.download(path, unfinished)
-                    unfinished.replace(self._folder.cached_changelog(version))
-            except ObjectMissing as error:
-                raise ObjectMissing(error.what, path=path) from error
-            finally:
-                unfinished.unlink(missing_ok=True)
-
-        absent = [version for version in versions if not self._folder.cached_changelog(version).exists()]
-        self._at_once(fetch, absent)
-        attempt.fetched.update(absent)
-        attempt.metrics.fetched_files += len(absent)
-
-    def _fetch_again(self, attempt: _Attempt, versions: Iterable[VersionId]) -> None:
-        """A cached changelog cannot be read: storage decides. What was fetched just now is not asked for again."""
-        for version in versions:
-            if version not in attempt.fetched:
-                self._folder.cached_changelog(version).unlink(missing_ok=True)
-        self._fetch(attempt, versions)
-
-    def _at_once(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
-        if len(items) < 2:
-            for item in items:
-                work(item)
-            return
-        with ThreadPoolExecutor(_FETCHES_AT_ONCE) as pool:
-            for _ in pool.map(work, items):
-                pass
 
 
 def _named(version: VersionId, *, less: int = 0) -> str:

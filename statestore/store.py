@@ -33,6 +33,10 @@ LINEAGE_STOP_BYTES = 62_000
 LINEAGE_WARN_BYTES = 50_000
 """From here on a job should say that snapshots are missing."""
 
+_SETTLED_VERSIONS = 4
+_SETTLED_KEYS = 20_000
+"""With so much in memory at a load, the host's copy is moved forward after the batch."""
+
 
 @dataclass(frozen=True)
 class StoreLimits:
@@ -96,7 +100,9 @@ class StateStore:
         self.next = VersionId(base.version + 1, ids.fresh())
         self.load_metrics = load_metrics
         self.commit_metrics = CommitMetrics(lineage_versions=len(loaded.lineage))
-        self.wants_settling = loaded.database.wants_settling()
+        self.wants_settling = (
+            len(loaded.ahead) >= _SETTLED_KEYS or load_metrics.replayed_changelogs >= _SETTLED_VERSIONS
+        )
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
@@ -105,7 +111,8 @@ class StateStore:
         self._changelog: _Changelog | None = None
         self._failure: LocalStateError | None = None
         self._released = False
-        self._pending = PendingChanges(folder.unfinished_file())
+        # Reads see what the local copy lacks as they see the changes of the batch: over the database.
+        self._pending = PendingChanges(folder.unfinished_file(), loaded.ahead)
 
     @classmethod
     def load(
@@ -297,19 +304,19 @@ def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
         )
 
 
-def settle(address: StoreAddress, *, ids: Ids, limits: StoreLimits | None = None) -> bool:
-    """Merge the tables of a host's copy when many have gathered; off the batch's path, under the folder's lock.
+def settle(
+    address: StoreAddress,
+    base: VersionId,
+    *,
+    storage: Storage,
+    clock: Clock,
+    ids: Ids,
+    limits: StoreLimits | None = None,
+) -> bool:
+    """Write down on this host what loads of `base`, a committed version, hold in memory; merge tables that gathered.
 
-    Returns whether there was something to do and nobody else was at it.
+    For a time when no batch waits for it. Returns whether the host's copy holds `base` then.
     """
     engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
     folder = LocalCopyFolder(address.local_folder, engine, ids)
-    with folder.locked(timeout_seconds=0) as held:
-        path = folder.current() if held else None
-        if path is None or not path.is_dir():
-            return False
-        with Database.open_for_writing(path, engine) as database:
-            if not database.wants_settling():
-                return False
-            database.settle()
-            return True
+    return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).settle(base)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress, StoreLimits
+from statestore.store import StateStore, StoreAddress, StoreLimits, settle
 
 STORE = StorePath(0, 3)
 
@@ -59,6 +59,10 @@ class Host:
         with self.load(base, snapshots=snapshots) as store:
             store.put(column(list(changes)), column(list(changes.values())))
             return store.commit()
+
+    def settle(self, version: VersionId) -> bool:
+        """What a task does in the background after a batch."""
+        return settle(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
 
     def read(self, version: VersionId) -> State:
         """All that a version holds."""

@@ -230,11 +230,24 @@ def test_a_warm_load_makes_no_request(host: Host) -> None:
     history.grow(host, 3)
     with host.load(history.head) as store:
         metrics = store.load_metrics
-        assert (metrics.base, metrics.replayed_changelogs, metrics.replayed_keys) == (BaseKind.LOCAL, 1, 3)
+        assert (metrics.base, metrics.replayed_changelogs, metrics.replayed_keys) == (BaseKind.LOCAL, 2, 5)
         assert (metrics.requests, metrics.fetched_bytes, metrics.fetched_files) == (0, 0, 0)
+    assert host.settle(history.head)
     with host.load(history.head) as store:
         metrics = store.load_metrics
         assert (metrics.base, metrics.replayed_changelogs, metrics.requests) == (BaseKind.LOCAL, 0, 0)
+        assert dict(store.scan()) == history.states[-1]
+
+
+def test_a_copy_on_another_branch_or_further_on_is_not_settled(host: Host) -> None:
+    history = History()
+    history.grow(host, 3)
+    twin = host.commit(history.versions[2], {b"twin": b"1"})
+    assert host.settle(history.head)
+    assert not host.settle(twin)
+    assert not host.settle(history.versions[1])
+    assert host.read(history.head) == history.states[-1]
+    assert host.read(twin) == {**history.states[2], b"twin": b"1"}
 
 
 def test_a_cold_load_fetches_each_changelog_once_after_one_listing(host: Host, other: Host, storage: Storage) -> None:
@@ -366,7 +379,7 @@ def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, ba
     """`back` 1: the copy is to be caught up; else it holds just the wanted version."""
     history = History()
     history.grow(host, 3)
-    host.read(history.versions[3 - back])
+    assert host.settle(history.versions[3 - back])
     DAMAGES[damage](current(host))
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
@@ -421,20 +434,32 @@ def lock_held_by_another_process(folder: Path) -> Iterator[None]:
 def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: Host) -> None:
     history = History()
     history.grow(host, 4)
-    host.read(history.versions[2])
+    assert host.settle(history.head)
     served = current(host)
     with lock_held_by_another_process(host.folder):
-        with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
+        # An older version than the copy holds: what is a little behind is served without the lock.
+        with host.load(history.versions[2], limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
             assert store.load_metrics.used_private_copy
-            assert dict(store.scan()) == history.states[-1]
+            assert dict(store.scan()) == history.states[2]
             assert len(list(host.folder.glob("private-*"))) == 1
             store.put(column([b"x"]), column([b"y"]))
-            head = store.commit()
+            twin = store.commit()
         assert current(host) == served
         assert not list(host.folder.glob("private-*"))
-        with host.load(history.versions[2], limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
+        with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
             assert not store.load_metrics.used_private_copy
-    assert host.read(head) == {**history.states[-1], b"x": b"y"}
+    assert host.read(twin) == {**history.states[2], b"x": b"y"}
+
+
+def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
+    history = History()
+    history.grow(host, 2)
+    with lock_held_by_another_process(host.folder):
+        assert not host.settle(history.head)
+        history.grow(host, 3)
+        with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
+            assert not store.load_metrics.used_private_copy
+            assert dict(store.scan()) == history.states[-1]
 
 
 # --- changelogs missing and damaged -------------------------------------------------------------------------------

@@ -32,15 +32,23 @@ _PRESENT = b"\1"
 class PendingChanges:
     """A map from key to value, None for a deleted key, that moves to disk when it grows.
 
-    `scratch` is the folder for that; it is made when needed and removed by `close`.
+    `scratch` is the folder for that; it is made when needed and removed by `close`. `earlier` are changes that come
+    before all others; the map is kept and changed here.
     """
 
-    def __init__(self, scratch: Path, *, spill_keys: int = SPILL_KEYS, spill_bytes: int = SPILL_BYTES) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        earlier: dict[bytes, bytes | None] | None = None,
+        *,
+        spill_keys: int = SPILL_KEYS,
+        spill_bytes: int = SPILL_BYTES,
+    ) -> None:
         self._scratch = scratch
         self._spill_keys = spill_keys
         self._spill_bytes = spill_bytes
-        self._bytes = 0
-        self._memory: dict[bytes, bytes | None] = {}
+        self._memory: dict[bytes, bytes | None] = earlier or {}
+        self._bytes = sum(map(len, self._memory)) + sum(map(len, filter(None, self._memory.values())))
         self._spilled: Rdict | None = None
 
     def __bool__(self) -> bool:
@@ -49,7 +57,7 @@ class PendingChanges:
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Remember the newest value of each key."""
         self._memory.update(zip(keys, values, strict=True))
-        self._bytes += sum(map(len, keys)) + sum(len(value) for value in values if value is not None)
+        self._bytes += sum(map(len, keys)) + sum(map(len, filter(None, values)))
         if len(self._memory) > self._spill_keys or self._bytes > self._spill_bytes:
             self._spill()
 

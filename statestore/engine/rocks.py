@@ -44,6 +44,8 @@ FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 
 _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
+_BLOCK_BYTES = 1024
+_KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 
 
@@ -83,8 +85,11 @@ class Database:
 
         All of its tables are opened at once, so that a compaction in another process, which unlinks them, is not felt.
         """
+        options = _options(limits)
         with translated(path):
-            return cls(Rdict(str(path), _options(limits), access_type=AccessType.read_only()), path)
+            # For reading rocksdict takes the table options (filters, cache) of column families it is told of by name only.
+            families = {"default": options}
+            return cls(Rdict(str(path), options, families, AccessType.read_only()), path)
 
     def holds(self) -> LocalCopy | None:
         """Which version this is; None when no load ever ended here. Raises `LocalStateDamaged`."""
@@ -209,6 +214,10 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(2)
     tables = BlockBasedOptions()
+    # A batch reads single keys from all over the state, each from a block that it has to unpack.
+    tables.set_block_size(_BLOCK_BYTES)
+    # The index of so many blocks is read at each opening: neighbouring keys share their beginnings in it.
+    tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
     tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     tables.set_block_cache(Cache(limits.block_cache_bytes))
     options.set_block_based_table_factory(tables)

@@ -27,6 +27,7 @@ from statestore.storage.base import (
     read_or_none,
 )
 from statestore.storage.local import LocalStorage
+from statestore.storage.parallel import at_once
 
 __all__ = [
     "DELETE_BATCH",
@@ -38,6 +39,7 @@ __all__ = [
     "Requests",
     "Storage",
     "StorageSpec",
+    "at_once",
     "open_storage",
     "read_or_none",
 ]

@@ -50,6 +50,19 @@ def test_a_new_database_holds_nothing(tmp_path: Path) -> None:
         assert rows(database) == {}
 
 
+def test_who_reads_has_the_cache_and_the_filters_that_were_asked_for(tmp_path: Path) -> None:
+    """Opened for reading, rocksdict falls back to RocksDB's defaults without a word: no filters, another cache."""
+    present = {b"%06d" % number: b"" for number in range(0, 20_000, 2)}
+    path = made(tmp_path / "db", present)
+    absent = [b"%06d" % number for number in range(1, 20_000, 200)]
+    with Database.open_read_only(path, LIMITS) as database:
+        assert database._rdict.property_int_value("rocksdb.block-cache-capacity") == LIMITS.block_cache_bytes
+        assert database.get_many(absent) == [None] * len(absent)
+        read_for_absent_keys = database._rdict.property_int_value("rocksdb.block-cache-usage")
+        assert database.get_many(sorted(present)) == [b""] * len(present)
+        assert read_for_absent_keys < database._rdict.property_int_value("rocksdb.block-cache-usage") / 4
+
+
 @pytest.mark.parametrize("holds", [LocalCopy(EMPTY, ()), copy_of(1), copy_of(3)])
 def test_the_marker_is_read_as_it_was_written_and_is_no_row(tmp_path: Path, holds: LocalCopy) -> None:
     with Database.create(tmp_path / "db", LIMITS) as database:

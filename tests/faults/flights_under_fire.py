@@ -46,7 +46,6 @@ AT_ONCE = {
 }
 SOMEWHERE_IN = {
     Point.COMPUTING: Phase.COMPUTING,
-    Point.LOCAL_COPY: Phase.COMPUTING,
     Point.FIRST_CHANGELOG: Phase.COMPUTING,
     Point.ONE_WORKER: Phase.COMPUTING,
     Point.JVM: Phase.COMPUTING,
@@ -70,6 +69,7 @@ class Gun:
         self._once = threading.Lock()
         self._now: tuple[int, Phase] | None = None
         self._seconds: dict[Phase, float] = {}
+        self._watches_copies = False
         self.finished_batches = 0
 
     def point_is(self, point: Point) -> bool:
@@ -92,6 +92,9 @@ class Gun:
         self._write(batch=report.batch, outcome=report.outcome.name)
         if self.point_is(Point.IDLE):
             self._in_background(self._fire_when_idle, report.batch)
+        if self.point_is(Point.LOCAL_COPY) and not self._watches_copies:
+            self._watches_copies = True
+            self._in_background(self._fire_while_a_copy_is_changed)
 
     def arm_for_jvm_start(self) -> None:
         """Fire some time after the JVM is seen; for the shot that needs no batch."""
@@ -130,9 +133,6 @@ class Gun:
         assert self._shot is not None
         if point is Point.FIRST_CHANGELOG:
             reached: Callable[[], bool] = lambda: sum(changelogs(self._places, batch + 1)) > sum(before)  # noqa: E731
-        elif point is Point.LOCAL_COPY:
-            locks = list(Path(self._places.local).glob("*/*/lock"))
-            reached = lambda: any_lock_is_held(locks)  # noqa: E731
         else:
             end = time.monotonic() + self._shot.fraction * self._seconds.get(phase, _FIRST_GUESS_SECONDS)
             reached = lambda: time.monotonic() >= end  # noqa: E731
@@ -151,6 +151,13 @@ class Gun:
         time.sleep(self._shot.fraction * _IDLE_SECONDS)
         if self._now == (batch, Phase.COMMITTED):
             self.fire()
+
+    def _fire_while_a_copy_is_changed(self) -> None:
+        """Whatever the batch does meanwhile: copies move forward in the background."""
+        locks = list(Path(self._places.local).glob("*/*/lock"))
+        while not any_lock_is_held(locks):
+            time.sleep(_LOOK_SECONDS)
+        self.fire()
 
     def _fire_while_jvm_starts(self) -> None:
         while not jvms(in_session(os.getsid(0))):

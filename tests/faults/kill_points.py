@@ -21,7 +21,6 @@ class Point(Enum):
     STARTED = "started"
     OFFSETS_WRITTEN = "offsets written"
     COMPUTING = "computing, somewhere"
-    LOCAL_COPY = "computing, a local copy is being changed"
     FIRST_CHANGELOG = "computing, some changelogs are there"
     COMPUTED = "computed"
     PENDING_WRITTEN = "pending attempt written"
@@ -29,6 +28,7 @@ class Point(Enum):
     SINK_WRITTEN = "sink written, not committed"
     COMMITTED = "committed, before Spark's own commit"
     IDLE = "idle between batches"
+    LOCAL_COPY = "a local copy is being changed"
     FEEDER = "feeder appends a day"
     ONE_WORKER = "computing, one Python worker only"
     JVM = "computing, the JVM only"
@@ -51,7 +51,7 @@ _BY_RESTART = {
     # The kill came while Delta wrote: its commit is there or not.
     Point.SINK_WRITING: (Outcome.COMPUTED, Outcome.TAKEN_FROM_SINK),
 }
-_AT_ANY_MOMENT = {Point.JVM_START, Point.FEEDER, Point.ONE_WORKER, Point.JVM}
+_AT_ANY_MOMENT = {Point.JVM_START, Point.LOCAL_COPY, Point.FEEDER, Point.ONE_WORKER, Point.JVM}
 
 
 @dataclass(frozen=True)

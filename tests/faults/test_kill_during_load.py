@@ -10,10 +10,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from statestore.clock import RandomIds
 from statestore.format.names import EMPTY, VersionId
 from statestore.storage import open_storage
-from statestore.store import settle
 from tests.hosts import Host, State, changed
 
 KILLS = 30
@@ -41,7 +39,7 @@ def victim(root: Path, folder: Path, say: Connection) -> None:
         say.send("committed")
         # Now and then an older version, and a merge of tables: both replace what the folder holds.
         if head.version % 7 == 0:
-            settle(host.address, ids=RandomIds())
+            host.settle(head)
         if head.version % 11 == 0:
             host.read(earlier(log, head.version - 3))
 

@@ -1,0 +1,103 @@
+"""The changelogs of one store as one load sees them: fetched once onto this host, read in windows.
+
+Which of them give a version is `lineage`'s decision; when they are read, and what a bad one means, `loader`'s.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterable, Iterator
+
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import translated
+from statestore.errors import CorruptFile, ObjectMissing
+from statestore.format.changelog import Header, Readable, read_changelog, read_header
+from statestore.format.names import StorePath, VersionId
+from statestore.storage import Storage, at_once
+
+_WINDOW_KEYS = 250_000
+_WINDOW_BYTES = 64 * 1024 * 1024
+_MAP_FROM_BYTES = 16 * 1024 * 1024
+
+
+class Changelogs:
+    """Of one store, for one load. `fetched_files` counts what storage was asked for."""
+
+    def __init__(self, store: StorePath, storage: Storage, folder: LocalCopyFolder) -> None:
+        self.fetched_files = 0
+        self._store = store
+        self._storage = storage
+        self._folder = folder
+        self._fetched: set[VersionId] = set()
+
+    def size_bytes(self, versions: Collection[VersionId]) -> int | None:
+        """What the files take on this host, compressed; None when not all of them are here."""
+        try:
+            return sum(self._folder.cached_changelog(version).stat().st_size for version in versions)
+        except FileNotFoundError:
+            return None
+
+    def header(self, version: VersionId) -> Header:
+        """The head of a changelog. Raises `ObjectMissing`, or `CorruptFile` when storage has no better one."""
+        self.fetch([version])
+        path = self._store.changelog(version)
+        try:
+            return read_header(self._content(version), path)
+        except CorruptFile:
+            self.fetch_again([version])
+            return read_header(self._content(version), path)
+
+    def windows(self, versions: Iterable[VersionId]) -> Iterator[dict[bytes, bytes | None]]:
+        """The changes of these versions, in order, as maps of bounded size: the last record of a key wins.
+
+        The files have to be on this host. Raises `CorruptFile` as late as the damage comes.
+        """
+        window: dict[bytes, bytes | None] = {}
+        window_bytes = 0
+        for version in versions:
+            _, pieces = read_changelog(self._content(version), self._store.changelog(version))
+            for changes in pieces:
+                window.update(changes.pairs())
+                window_bytes += len(changes.buffer)
+                if len(window) >= _WINDOW_KEYS or window_bytes >= _WINDOW_BYTES:
+                    yield window
+                    window, window_bytes = {}, 0
+        if window:
+            yield window
+
+    def fetch(self, versions: Iterable[VersionId]) -> None:
+        """Have these changelogs on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`."""
+        absent = [version for version in versions if not self._folder.cached_changelog(version).exists()]
+        at_once(self._fetch_one, absent)
+        self._fetched.update(absent)
+        self.fetched_files += len(absent)
+
+    def fetch_again(self, versions: Iterable[VersionId]) -> None:
+        """A cached changelog cannot be read: storage decides. What was fetched just now is not asked for again."""
+        for version in versions:
+            if version not in self._fetched:
+                self._folder.cached_changelog(version).unlink(missing_ok=True)
+        self.fetch(versions)
+
+    def _fetch_one(self, version: VersionId) -> None:
+        unfinished = self._folder.unfinished_file()
+        path = self._store.changelog(version)
+        try:
+            with translated(unfinished):
+                self._storage.download(path, unfinished)
+                unfinished.replace(self._folder.cached_changelog(version))
+        except ObjectMissing as error:
+            raise ObjectMissing(error.what, path=path) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _content(self, version: VersionId) -> Readable:
+        path = self._folder.cached_changelog(version)
+        try:
+            if path.stat().st_size < _MAP_FROM_BYTES:
+                return path.read_bytes()
+            with path.open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            # Who reads without the lock may find what its holder has just forgotten.
+            raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
