@@ -1,23 +1,28 @@
-"""What a batch costs a store as its state grows: load with the last changelog's replay, get, put, commit.
+"""What a commit costs as the state grows: catch-up, put and commit of 5,000 changes; Spark's own store beside ours.
 
-5,000 changes of different keys a batch. The work of a batch must follow its changes and not the size of the state.
+The work of a commit must follow its changes and not the size of the state.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from benchmarks.spark_rocksdb import SparkRocksDB
+from pipelines.session import spark_session
 from statestore.clock import RandomIds, SystemClock
-from statestore.format.names import EMPTY, StorePath
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.state_rows import encode_keys, encode_values
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress, settle
@@ -29,48 +34,79 @@ BATCHES_A_ROUND = 10
 WARM_UP_BATCHES = 3
 GROUPS = 128
 _PIECE_KEYS = 200_000
+_STORE = StorePath(0, 0)
 
 
 @dataclass
 class Samples:
-    """What the batches of one store took, in milliseconds, a list for each round."""
+    """What the batches of one store took, in milliseconds, a list for each round.
 
-    whole: list[list[float]] = field(default_factory=list)
+    `commit`: all that is not reading the state of the changed keys. `phases`: the parts, over all rounds.
+    """
+
+    commit: list[list[float]] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=dict)
     upload_ratios: list[float] = field(default_factory=list)
 
+    def add_round(self, batches: Sequence[dict[str, float]]) -> None:
+        """The phases of some batches."""
+        self.commit.append([sum(took for phase, took in batch.items() if phase != "get") for batch in batches])
+        for batch in batches:
+            for phase, took in batch.items():
+                self.phases.setdefault(phase, []).append(took)
 
-class Subject:
+
+class Changes:
+    """Random changes to a state of so many keys."""
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+        self._random = np.random.default_rng(keys)
+
+    def next(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
+        """Keys that all have a state, in their own order, and new values."""
+        numbers = np.sort(self._random.choice(self._keys, CHANGES, replace=False))
+        return _keys(numbers), self.values(CHANGES)
+
+    def values(self, count: int) -> pa.LargeBinaryArray:
+        """So many random values."""
+        return encode_values(
+            pa.table({"count": self._random.integers(0, 1_000_000, count), "mean": self._random.random(count)})
+        )
+
+
+class Ours:
     """A store of so many keys that gets one batch after the other, as a Spark task gives them."""
 
-    def __init__(self, folder: Path, keys: int, seed: int) -> None:
+    name = "Statekeeper"
+
+    def __init__(self, folder: Path, keys: int) -> None:
         self.keys = keys
         self.samples = Samples()
-        self._storage: Storage = open_storage(StorageSpec(str(folder / "root")))
-        self._address = StoreAddress(StorePath(0, 0), folder / "local")
-        self._random = np.random.default_rng(seed)
-        self._head = EMPTY
+        self.root = folder / "root"
+        self._storage: Storage = open_storage(StorageSpec(str(self.root)))
+        self._address = StoreAddress(_STORE, folder / "local")
+        self._changes = Changes(keys)
+        self.head = EMPTY
         self._settling: threading.Thread | None = None
         with self._load() as store:
             for first in range(0, keys, _PIECE_KEYS):
                 numbers = np.arange(first, min(first + _PIECE_KEYS, keys))
-                store.put(_keys(numbers), self._values(len(numbers)))
-            self._head = store.commit()
+                store.put(_keys(numbers), self._changes.values(len(numbers)))
+            self.head = store.commit()
 
-    def run(self, batches: int, *, measured: bool = True) -> None:
+    def run(self, batches: int) -> list[dict[str, float]]:
         """So many batches; what they leave for the background is done when this returns."""
-        took = [self._batch(measured) for _ in range(batches)]
-        if measured:
-            self.samples.whole.append(took)
+        took = [self._batch() for _ in range(batches)]
         if self._settling is not None:
             self._settling.join()
+        return took
 
     def _load(self) -> StateStore:
-        return StateStore.load(self._address, self._head, storage=self._storage, clock=SystemClock(), ids=RandomIds())
+        return StateStore.load(self._address, self.head, storage=self._storage, clock=SystemClock(), ids=RandomIds())
 
-    def _batch(self, measured: bool) -> float:
-        keys = _keys(np.sort(self._random.choice(self.keys, CHANGES, replace=False)))
-        values = self._values(CHANGES)
+    def _batch(self) -> dict[str, float]:
+        keys, values = self._changes.next()
         phases: dict[str, float] = {}
         with _timed(phases, "load"):
             store = self._load()
@@ -81,23 +117,45 @@ class Subject:
             with _timed(phases, "put"):
                 store.put(keys, values)
             with _timed(phases, "commit"):
-                self._head = store.commit()
-        if measured:
-            for phase, milliseconds in phases.items():
-                self.samples.phases.setdefault(phase, []).append(milliseconds)
-            metrics = store.commit_metrics
-            self.samples.upload_ratios.append(metrics.uploaded_bytes / metrics.changed_bytes)
+                self.head = store.commit()
+        metrics = store.commit_metrics
+        self.samples.upload_ratios.append(metrics.uploaded_bytes / metrics.changed_bytes)
         if store.wants_settling and (self._settling is None or not self._settling.is_alive()):
             # As a task does: after the batch, beside whatever comes next.
             known = {"storage": self._storage, "clock": SystemClock(), "ids": RandomIds()}
             self._settling = threading.Thread(target=settle, args=(self._address, store.base), kwargs=known)
             self._settling.start()
-        return sum(phases.values())
+        return phases
 
-    def _values(self, count: int) -> pa.LargeBinaryArray:
-        return encode_values(
-            pa.table({"count": self._random.integers(0, 1_000_000, count), "mean": self._random.random(count)})
-        )
+
+class Sparks:
+    """The same store in the hands of Spark's own class, from the same first changelog on."""
+
+    name = "Spark"
+
+    def __init__(self, session: SparkSession, folder: Path, ours: Ours) -> None:
+        self.keys = ours.keys
+        self.samples = Samples()
+        self._changes = Changes(ours.keys)
+        store = folder / "store"
+        shutil.copytree(ours.root / _STORE.folder, store)
+        self._rocksdb = SparkRocksDB(session, store, folder / "local-spark")
+        self._head: VersionId = ours.head
+
+    def run(self, batches: int) -> list[dict[str, float]]:
+        """So many batches. Its puts go through a gateway one by one: that is not Spark's doing and does not count."""
+        return [self._batch() for _ in range(batches)]
+
+    def _batch(self) -> dict[str, float]:
+        keys, values = self._changes.next()
+        phases: dict[str, float] = {}
+        with _timed(phases, "load"):
+            self._rocksdb.load(self._head)
+        for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
+            self._rocksdb.put(key, value)
+        with _timed(phases, "commit"):
+            self._head = self._rocksdb.commit()
+        return phases
 
 
 class _timed:  # noqa: N801 - reads as a word of the `with` statement
@@ -121,53 +179,63 @@ def _keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
 def run(options: argparse.Namespace) -> list[Table]:
     """The benchmark; `options.large` adds the largest state, `options.rounds` says how often each has its turn."""
     sizes = (*SIZES, LARGE_SIZE) if options.large else SIZES
-    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as folder:
-        subjects = [Subject(Path(folder) / str(size), size, seed=size) for size in sizes]
-        for subject in subjects:
-            subject.run(WARM_UP_BATCHES, measured=False)
-        for _ in range(options.rounds):
-            for subject in subjects:
-                subject.run(BATCHES_A_ROUND)
-    return [_table(subjects)]
+    session = spark_session("benchmark", master="local[2]")
+    try:
+        with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+            folders = [Path(name) / str(size) for size in sizes]
+            ours = [Ours(folder, size) for folder, size in zip(folders, sizes, strict=True)]
+            sparks = [Sparks(session, folder, of_ours) for folder, of_ours in zip(folders, ours, strict=True)]
+            turns: list[Ours | Sparks] = [*ours, *sparks]
+            for contender in turns:
+                contender.run(WARM_UP_BATCHES)
+            for _ in range(options.rounds):
+                for contender in turns:
+                    contender.samples.add_round(contender.run(BATCHES_A_ROUND))
+    finally:
+        session.stop()
+    return [_table(ours, sparks)]
 
 
-def _table(subjects: list[Subject]) -> Table:
-    smallest = subjects[0].samples
+def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
+    smallest = ours[0].keys
     rows = []
     targets = []
-    for subject in subjects:
-        samples = subject.samples
-        growth = ratio(samples.whole, smallest.whole)
-        every = flat(samples.whole)
-        p50, p99 = np.percentile(every, [50, 99])
-        phases = [f"{np.median(samples.phases[phase]):.1f}" for phase in ("load", "get", "put", "commit")]
-        rows.append(
-            [
-                f"{subject.keys:,}",
-                f"{len(every)}",
-                f"{p50:.1f}",
-                f"{p99:.1f}",
-                *phases,
-                growth.shown(2, "x"),
-                f"{np.median(samples.upload_ratios):.3f}",
+    for contenders in (ours, sparks):
+        for contender in contenders:
+            samples = contender.samples
+            growth = ratio(samples.commit, contenders[0].samples.commit)
+            every = flat(samples.commit)
+            p50, p99 = np.percentile(every, [50, 99])
+            phases = [
+                f"{np.median(samples.phases[phase]):.1f}" if phase in samples.phases else "-"
+                for phase in ("load", "put", "commit", "get")
             ]
-        )
-        if subject.keys > subjects[0].keys:
-            targets.append(
-                verdict(f"p50 at {subject.keys:,} keys to that at {subjects[0].keys:,}", growth, at_most=1.3)
-            )
-    uploads = Spread.of([value for subject in subjects for value in subject.samples.upload_ratios])
+            size = f"{contender.name}, {contender.keys:,}"
+            rows.append([size, f"{len(every)}", f"{p50:.1f}", f"{p99:.1f}", growth.shown(2, "x"), *phases])
+            if contenders is ours and contender.keys > smallest:
+                targets.append(verdict(f"p50 at {contender.keys:,} keys to that at {smallest:,}", growth, at_most=1.3))
+    uploads = Spread.of([value for contender in ours for value in contender.samples.upload_ratios])
     targets.append(verdict("bytes uploaded to bytes of the encoded changes", uploads, at_most=1.1))
+    beside = zip(ours, sparks, strict=True)
+    targets += [
+        f"Spark's commit to ours at {mine.keys:,} keys: {ratio(its.samples.commit, mine.samples.commit).shown(1, 'x')}"
+        for mine, its in beside
+    ]
     return Table(
         f"Commit of {CHANGES:,} changes by size of the state",
-        ["keys", "batches", "p50 ms", "p99 ms", "load", "get", "put", "commit", "p50 to the smallest", "upload"],
+        ["store, keys", "batches", "p50 ms", "p99 ms", "p50 to the smallest", "load", "put", "commit", "get"],
         rows,
         targets,
         [
-            "A batch: load of the newest version with the replay of the changelog before it, get, put and commit of "
-            f"{CHANGES:,} random keys that all have a state. Medians of the phases in milliseconds.",
-            f"Rounds of {BATCHES_A_ROUND} batches alternate over the sizes; within a round batches follow each other "
-            "at once, with the merging of local tables in its background thread, as in a Spark worker.",
-            "Root and local copies on the local disk, each commit flushed to it.",
+            "p50, p99 and their ratios are of load + put + commit: load of the newest version with its catch-up by the "
+            f"changelogs before it, then put and commit of {CHANGES:,} random keys that all have a state. Medians of the "
+            "phases in milliseconds.",
+            "get reads the state of the changed keys before they are put. It is no part of a commit and not in p50; it "
+            "grows with the state, as rows lie in more blocks than a cache holds.",
+            f"Rounds of {BATCHES_A_ROUND} batches alternate over the sizes, ours, then Spark's; within a round batches "
+            "follow each other at once, with the moving on of local copies in a background thread, as in a Spark worker.",
+            "Spark: its `RocksDB` class of structure V2 with changelogs, called through py4j, from the same first "
+            "changelog on. Its puts are not timed, as a gateway stands between them.",
+            "Root and local copies on the local disk; each of our commits is flushed to it.",
         ],
     )
