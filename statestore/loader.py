@@ -30,7 +30,7 @@ from statestore.storage import Storage, at_once
 
 _AHEAD_CHANGELOGS = 32
 _AHEAD_BYTES = 4 * 1024 * 1024
-_AHEAD_KEYS = 50_000
+_AHEAD_KEYS = 100_000
 """So many changelogs, compressed bytes and keys of them are read into memory instead of the local copy, at most."""
 
 
