@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.accumulators import AccumulatorParam
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pipelines.spark_errors import FOREIGN_BLOCK
@@ -25,11 +25,6 @@ class Reports(AccumulatorParam[list[PartitionReport]]):
         return value1 + value2
 
 
-def _column(name: str) -> Column:
-    """The column of just this name; unquoted, Spark takes a dot for a field of a struct."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
 class Materialised:
     """The operator's output of one attempt, computed once, its lineage cut; freed on leaving.
 
@@ -42,17 +37,19 @@ class Materialised:
         session = rows.sparkSession
         # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
         session.conf.set("spark.sql.adaptive.enabled", "false")
-        keys = [_column(name) for name in plan.operator.keys]
-        order = [_column(name) for name in plan.operator.order_by]
-        group = F.pmod(F.hash(*keys), F.lit(binding.key_groups))
-        partition = F.floor(F.col(GROUP_COLUMN) * F.lit(binding.partitions) / F.lit(binding.key_groups)).cast("int")
+        # Columns go by their places: PySpark looks names up unquoted on this way, and the tasks know the places, too. And
+        # as SQL text, since each call of a function of `pyspark.sql.functions` is some round trips to the JVM.
+        place = {name: f"_{number}" for number, name in enumerate((*rows.columns, GROUP_COLUMN))}
+        keys = [place[name] for name in plan.operator.keys]
+        order = [place[name] for name in plan.operator.order_by]
+        group = f"pmod(hash({', '.join(keys)}), {binding.key_groups})"
+        partition = f"CAST(floor({place[GROUP_COLUMN]} * {binding.partitions} / {binding.key_groups}) AS INT)"
         routed = (
-            rows.withColumn(GROUP_COLUMN, group)
-            .repartitionById(binding.partitions, partition)
-            .sortWithinPartitions(GROUP_COLUMN, *keys, *order)
+            rows.toDF(*(place[name] for name in rows.columns))
+            .selectExpr("*", f"{group} AS {place[GROUP_COLUMN]}")
+            .repartitionById(binding.partitions, F.expr(partition))
+            .sortWithinPartitions(place[GROUP_COLUMN], *keys, *order)
         )
-        # PySpark looks columns up unquoted on this way. The tasks know them by their places.
-        routed = routed.toDF(*(f"_{place}" for place in range(len(routed.columns))))
         output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
         self._frame = output.localCheckpoint(eager=True)
         self._nullable = plan.operator.output
@@ -61,9 +58,9 @@ class Materialised:
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
         """The output without markers; reading a row of another attempt than its partition's one of `tags` fails."""
         # The tags stand in an array, since Spark compiles single numbers into its code, anew for each batch (0.15 s).
-        chosen = F.element_at(F.lit(list(tags)), F.spark_partition_id() + 1) == F.col(TAG_COLUMN)
-        foreign = F.raise_error(F.lit(FOREIGN_BLOCK)).cast("boolean")
-        return self._frame.where(F.when(chosen, ~F.col(MARKER_COLUMN)).otherwise(foreign)).drop(
+        chosen = f"element_at(array({', '.join(f'{tag}L' for tag in tags)}), spark_partition_id() + 1) = {TAG_COLUMN}"
+        foreign = f"CAST(raise_error('{FOREIGN_BLOCK}') AS BOOLEAN)"
+        return self._frame.where(f"CASE WHEN {chosen} THEN NOT {MARKER_COLUMN} ELSE {foreign} END").drop(
             TAG_COLUMN, MARKER_COLUMN
         )
 

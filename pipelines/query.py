@@ -122,6 +122,8 @@ def start(
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
     if missing:
         raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
+    if len(set(stream.columns)) < len(stream.columns):
+        raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.columns}")
     row_columns = _arrow_columns(operator, stream)
     # Here and not with the first batch: what cannot work is said by `start`.
     operator.store_schemas(row_columns)

@@ -497,6 +497,16 @@ def test_input_columns_of_types_that_cannot_be_held_are_refused_before_the_first
 
 
 @pytest.mark.spark
+def test_two_columns_of_one_name_are_refused_and_names_that_differ_by_case_are_not(stream):
+    stream.append(rows_of((1, 10), (1, 5)))
+    with pytest.raises(SchemaMismatch, match="two columns of one name -> it has"):
+        stream.start(adding(), rows=stream.rows().selectExpr("key", "at", "value", "at AS value"))
+    [report] = stream.run(adding(), rows=stream.rows().selectExpr("key", "at", "value", "-value AS VALUE"))
+    assert sum(partition.rows_in for partition in report.partitions) == 2
+    assert stream.state() == {(1,): (2, 15)}
+
+
+@pytest.mark.spark
 def test_a_column_that_the_stream_does_not_have_is_named(delta_session, tmp_path, stream):
     with pytest.raises(SchemaMismatch, match=r"the stream has no columns \['zone'\] .*it has \['key', 'at', 'value'\]"):
         stream.start(adding(order_by=["zone"]))
