@@ -36,8 +36,10 @@ from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
 from pipelines.sinks import DeltaSink
 from pipelines.status import Status
+from statestore import catalog
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError
+from statestore.storage import open_storage
 
 _PARTITIONS = 4
 _FED_AHEAD = 8
@@ -110,11 +112,11 @@ def start_query(session: SparkSession, places: Places, observer: Observer) -> St
 
 
 class _Consumed:
-    """Passes what happens on, and remembers how many days the query has read."""
+    """Passes what happens on, and remembers how many days the query has read, `days` of them in earlier runs."""
 
-    def __init__(self, *inner: Observer) -> None:
+    def __init__(self, days: int, *inner: Observer) -> None:
         self._inner = inner
-        self.days = 0
+        self.days = days
 
     def phase(self, batch: int, phase: Phase) -> None:
         for observer in self._inner:
@@ -143,7 +145,10 @@ def run(
     _stop_on_signals(stop)
     clock = SystemClock()
     status = Status(console, clock, stop_after=batches)
-    consumed = _Consumed(status, *observers)
+    # Losing schedule: a run ends when all that was fed is read. To the next one nothing would be consumed, so that its
+    # feeder waits for the query, and the query, which has no batch to run again, for the feeder.
+    newest = catalog.newest_batch(open_storage(places.checkpoint))
+    consumed = _Consumed(0 if newest is None else newest + 1, status, *observers)
     with status:
         feeder = make_feeder(places.departures)
         feeder.feed(1)
