@@ -11,7 +11,7 @@ import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from statestore.format.state_rows import (
 from statestore.format.types import arrow_schema
 from statestore.loader import LoadMetrics
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, settle
+from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, keep_house
 
 GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
@@ -287,27 +287,23 @@ class _Partition:
 
     def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
         """After the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
-        wanting = [self._settled(operator) for operator, store in enumerate(stores.values()) if store.wants_settling]
+        wanting = [
+            (self._address(operator), self._plan.bases[operator][self._partition])
+            for operator, store in enumerate(stores.values())
+            if store.wants_housekeeping
+        ]
         threading.Thread(target=_keep_house, args=(wanting, self._plan), daemon=True).start()
 
-    def _settled(self, operator: int) -> Callable[[], object]:
-        return functools.partial(
-            settle,
-            self._address(operator),
-            self._plan.bases[operator][self._partition],
-            storage=self._storage,
-            clock=self._clock,
-            ids=self._ids,
-            limits=self._plan.limits,
-        )
 
-
-def _keep_house(wanting: Iterable[Callable[[], object]], plan: TaskPlan) -> None:
-    """Move the host's copies forward, and now and then remove what nobody on this host uses any more."""
-    for settled in wanting:
-        # Whatever is wrong with a copy, the next load finds it, and can do something about it.
+def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:
+    """Move the host's copies forward to the versions that were this batch's bases, which are committed, and now and then
+    remove what nobody on this host uses any more."""
+    # A client of its own: what the next task counts as its requests is its own.
+    storage = open_storage(plan.root)
+    for address, base in wanting:
+        # What is wrong with a copy is known by then: it is served no longer, and the next load builds it anew.
         with contextlib.suppress(StatekeeperError):
-            settled()
+            keep_house(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
     folder = Path(plan.local_folder).absolute()
     sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 

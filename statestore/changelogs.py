@@ -6,7 +6,7 @@ Which of them give a version is `lineage`'s decision; when they are read, and wh
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
@@ -30,12 +30,9 @@ class Changelogs:
         self._folder = folder
         self._fetched: set[VersionId] = set()
 
-    def size_bytes(self, versions: Collection[VersionId]) -> int | None:
-        """What the files take on this host, compressed; None when not all of them are here."""
-        try:
-            return sum(self._folder.cached_changelog(version).stat().st_size for version in versions)
-        except FileNotFoundError:
-            return None
+    def are_here(self, versions: Iterable[VersionId]) -> bool:
+        """Whether this host has all of these files."""
+        return all(self._folder.cached_changelog(version).exists() for version in versions)
 
     def header(self, version: VersionId) -> Header:
         """The head of a changelog. Raises `ObjectMissing`, or `CorruptFile` when storage has no better one."""
@@ -64,6 +61,25 @@ class Changelogs:
                     window, window_bytes = {}, 0
         if window:
             yield window
+
+    def small(
+        self, versions: Iterable[VersionId], *, most_records: int, most_bytes: int
+    ) -> dict[bytes, bytes | None] | None:
+        """The changes of these versions as one map; None as soon as they are more than that, plain bytes counted.
+
+        At most that and one piece of a changelog is held. Raises as `windows`.
+        """
+        changes: dict[bytes, bytes | None] = {}
+        records = plain_bytes = 0
+        for version in versions:
+            _, pieces = read_changelog(self._content(version), self._store.changelog(version))
+            for piece in pieces:
+                records += len(piece)
+                plain_bytes += len(piece.buffer)
+                if records > most_records or plain_bytes > most_bytes:
+                    return None
+                changes.update(piece.pairs())
+        return changes
 
     def fetch(self, versions: Iterable[VersionId]) -> None:
         """Have these changelogs on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`."""

@@ -28,10 +28,10 @@ from statestore.format.snapshot import Snapshot, TableFile, read_snapshot
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
 from statestore.storage import Storage, at_once
 
-_AHEAD_CHANGELOGS = 32
-_AHEAD_BYTES = 4 * 1024 * 1024
-_AHEAD_KEYS = 100_000
-"""So many changelogs, compressed bytes and keys of them are read into memory instead of the local copy, at most."""
+AHEAD_CHANGELOGS = 32
+AHEAD_RECORDS = 100_000
+AHEAD_BYTES = 16 * 1024 * 1024
+"""So many changelogs, records and plain bytes of them are read into memory over the local copy, at most."""
 
 
 @dataclass
@@ -132,22 +132,29 @@ class Loader:
         attempt.metrics.milliseconds = (self._clock.monotonic_seconds() - started) * 1000
         return loaded, attempt.metrics
 
-    def settle(self, target: VersionId) -> bool:
+    def keep_house(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version, and merge its tables when many have gathered.
 
         Off the batch's path: what `load` holds in memory is written down here, several versions in one go. Returns
         whether the copy holds the version then; not when another process is at it, or the copy is on another branch.
+        A copy that turns out to be damaged is served no longer. Raises as `load`.
         """
         with self._folder.locked(timeout_seconds=0) as held:
-            loaded = self._catch_up(self._attempt(target, ())) if held else None
-            if loaded is None:
-                return False
-            with loaded.database as database:
-                tables_have_gathered = database.wants_settling()
-            if tables_have_gathered:
-                with Database.open_for_writing(database.path, self._limits) as database:
-                    database.settle()
-            self._folder.forget_changelogs(target.version)
+            attempt = self._attempt(target, ())
+            try:
+                step = self._step_forward(attempt) if held else None
+                if step is None:
+                    return False
+                path, plan = step
+                with Database.open_for_writing(path, self._limits) as database:
+                    if plan.replay:
+                        self._replay(attempt, plan, database)
+                    self._folder.forget_changelogs(target.version)
+                    if database.wants_merge():
+                        database.merge_tables()
+            except LocalStateDamaged:
+                self._folder.abandon()
+                raise
             return True
 
     def _attempt(self, target: VersionId, known_snapshots: Collection[VersionId]) -> _Attempt:
@@ -171,25 +178,19 @@ class Loader:
         return loaded
 
     def _with_changes_ahead(self, attempt: _Attempt, database: Database, holds: LocalCopy) -> Loaded | None:
-        if holds.version != attempt.target and attempt.changelogs.size_bytes([attempt.target]) is None:
+        if holds.version != attempt.target and not attempt.changelogs.are_here([attempt.target]):
             return None
         plan = self._plan(attempt, holds)
-        if plan.base_kind is not BaseKind.LOCAL or len(plan.replay) > _AHEAD_CHANGELOGS:
+        if plan.base_kind is not BaseKind.LOCAL or len(plan.replay) > AHEAD_CHANGELOGS:
             return None
-        size_bytes = attempt.changelogs.size_bytes(plan.replay)
-        if size_bytes is None or size_bytes > _AHEAD_BYTES:
-            return None
-        ahead: dict[bytes, bytes | None] = {}
         # Losing schedule: another process moves the copy after this one has opened it, and removes the changelogs that
         # are in it then. Whatever cannot be read here is looked at again under the lock.
         with contextlib.suppress(CorruptFile):
-            for window in attempt.changelogs.windows(plan.replay):
-                ahead.update(window)
-                if len(ahead) > _AHEAD_KEYS:
-                    return None
-            attempt.metrics.replayed_changelogs = len(plan.replay)
-            attempt.metrics.replayed_keys = len(ahead)
-            return Loaded(database, plan.lineage, ahead)
+            ahead = attempt.changelogs.small(plan.replay, most_records=AHEAD_RECORDS, most_bytes=AHEAD_BYTES)
+            if ahead is not None:
+                attempt.metrics.replayed_changelogs = len(plan.replay)
+                attempt.metrics.replayed_keys = len(ahead)
+                return Loaded(database, plan.lineage, ahead)
         return None
 
     def _move_shared_copy(self, attempt: _Attempt) -> Loaded:
@@ -217,6 +218,18 @@ class Loader:
 
     def _catch_up(self, attempt: _Attempt) -> Loaded | None:
         """Apply what is missing to the local copy; None when it is not an ancestor of the target."""
+        step = self._step_forward(attempt)
+        if step is None:
+            return None
+        path, plan = step
+        if plan.replay:
+            with Database.open_for_writing(path, self._limits) as database:
+                self._replay(attempt, plan, database)
+        self._folder.touch()
+        return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
+
+    def _step_forward(self, attempt: _Attempt) -> tuple[Path, LoadPlan] | None:
+        """The local copy's directory and what it lacks; None when it is not an ancestor of the target."""
         path = self._folder.current()
         database = self._folder.open_current()
         if path is None or database is None:
@@ -226,13 +239,7 @@ class Loader:
         if holds is None or holds.version.version > attempt.target.version:
             return None
         plan = self._plan(attempt, holds)
-        if plan.base_kind is not BaseKind.LOCAL:
-            return None
-        if plan.replay:
-            with Database.open_for_writing(path, self._limits) as database:
-                self._replay(attempt, plan, database)
-        self._folder.touch()
-        return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
+        return (path, plan) if plan.base_kind is BaseKind.LOCAL else None
 
     def _build(self, attempt: _Attempt, path: Path) -> Loaded:
         """Build the version in a directory of its own, which nobody else knows yet."""

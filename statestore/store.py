@@ -1,8 +1,9 @@
 """What a streaming task holds: one version of one store, open for reading, and the changes that make the next one.
 
 *Guarantee.* A commit is one object, created if absent under a name that was never used; it never touches the local
-database, which moves on only when the driver has confirmed the new id and the next load asks for it. So an abort, a
-twin or a zombie leaves everything as it was (SPARK-43421, SPARK-49374).
+database, which moves on only to versions that the driver has confirmed: later loads see the new one over it, and
+housekeeping after a batch writes it down. So an abort, a twin or a zombie leaves everything as it was (SPARK-43421,
+SPARK-49374).
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ LINEAGE_STOP_BYTES = 62_000
 LINEAGE_WARN_BYTES = 50_000
 """From here on a job should say that snapshots are missing."""
 
-_SETTLED_VERSIONS = 4
-_SETTLED_KEYS = 20_000
-"""With so much in memory at a load, the host's copy is moved forward after the batch."""
+_AHEAD_VERSIONS = 4
+_AHEAD_KEYS = 20_000
+_AHEAD_BYTES = 4 * 1024 * 1024
+"""With so much in memory at a load, the host's copy should be moved forward after the batch."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,6 @@ class StateStore:
         self.next = VersionId(base.version + 1, ids.fresh())
         self.load_metrics = load_metrics
         self.commit_metrics = CommitMetrics(lineage_versions=len(loaded.lineage))
-        self.wants_settling = (
-            len(loaded.ahead) >= _SETTLED_KEYS or load_metrics.replayed_changelogs >= _SETTLED_VERSIONS
-        )
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
@@ -111,8 +110,17 @@ class StateStore:
         self._changelog: _Changelog | None = None
         self._failure: LocalStateError | None = None
         self._released = False
+        ahead_keys = len(loaded.ahead)
         # Reads see what the local copy lacks as they see the changes of the batch: over the database.
         self._pending = PendingChanges(folder.unfinished_file(), loaded.ahead)
+        self.wants_housekeeping = loaded.database.wants_merge() or (
+            ahead_keys > 0
+            and (
+                load_metrics.replayed_changelogs >= _AHEAD_VERSIONS
+                or ahead_keys >= _AHEAD_KEYS
+                or self._pending.held_bytes >= _AHEAD_BYTES
+            )
+        )
 
     @classmethod
     def load(
@@ -304,7 +312,7 @@ def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
         )
 
 
-def settle(
+def keep_house(
     address: StoreAddress,
     base: VersionId,
     *,
@@ -315,8 +323,9 @@ def settle(
 ) -> bool:
     """Write down on this host what loads of `base`, a committed version, hold in memory; merge tables that gathered.
 
-    For a time when no batch waits for it. Returns whether the host's copy holds `base` then.
+    For a time when no batch waits for it. Returns whether the host's copy holds `base` then. Raises as
+    `StateStore.load`.
     """
     engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
     folder = LocalCopyFolder(address.local_folder, engine, ids)
-    return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).settle(base)
+    return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).keep_house(base)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress, StoreLimits, settle
+from statestore.store import StateStore, StoreAddress, StoreLimits, keep_house
 
 STORE = StorePath(0, 3)
 
@@ -60,9 +62,31 @@ class Host:
             store.put(column(list(changes)), column(list(changes.values())))
             return store.commit()
 
-    def settle(self, version: VersionId) -> bool:
+    def keep_house(self, version: VersionId) -> bool:
         """What a task does in the background after a batch."""
-        return settle(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
+        return keep_house(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
+
+    def batch(self, base: VersionId, changes: Changes) -> VersionId:
+        """One batch as a task has it: with housekeeping when the store asks for it."""
+        with self.load(base) as store:
+            store.put(column(list(changes)), column(list(changes.values())))
+            version = store.commit()
+        if store.wants_housekeeping:
+            self.keep_house(base)
+        return version
+
+    def copy(self) -> Database:
+        """The database that is served, for reading."""
+        database = LocalCopyFolder(self.folder, EngineLimits(), RandomIds()).open_current()
+        assert database is not None
+        return database
+
+    def holds(self) -> VersionId:
+        """The version that the host's copy holds."""
+        with self.copy() as database:
+            held = database.holds()
+        assert held is not None
+        return held.version
 
     def read(self, version: VersionId) -> State:
         """All that a version holds."""

@@ -179,15 +179,23 @@ keys = st.binary(max_size=3).filter(lambda key: not key.startswith(b"\xff\xff\xf
 batches = st.dictionaries(keys, st.none() | st.binary(max_size=5), max_size=8)
 
 
-@given(st.lists(st.tuples(batches, st.booleans(), st.booleans()), min_size=1, max_size=8), st.binary(max_size=2))
+@given(
+    st.lists(st.tuples(batches, st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=8),
+    st.binary(max_size=2),
+)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_hosts_that_take_turns_hold_what_a_dict_holds(
-    storage: Storage, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Changes, bool, bool]], prefix: bytes
+    storage: Storage,
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[Changes, bool, bool, bool]],
+    prefix: bytes,
 ) -> None:
     folder = tmp_path_factory.mktemp("hosts")
     hosts = [Host(storage, folder / "a"), Host(storage, folder / "b")]
     history = History()
-    for changes, which, fails in steps:
+    for changes, which, fails, keeps_house in steps:
+        if keeps_house:
+            hosts[which].keep_house(history.head)
         with hosts[which].load(history.head) as store:
             assert dict(store.scan()) == history.states[-1]
             store.put(column(list(changes)), column(list(changes.values())))
@@ -232,20 +240,20 @@ def test_a_warm_load_makes_no_request(host: Host) -> None:
         metrics = store.load_metrics
         assert (metrics.base, metrics.replayed_changelogs, metrics.replayed_keys) == (BaseKind.LOCAL, 2, 5)
         assert (metrics.requests, metrics.fetched_bytes, metrics.fetched_files) == (0, 0, 0)
-    assert host.settle(history.head)
+    assert host.keep_house(history.head)
     with host.load(history.head) as store:
         metrics = store.load_metrics
         assert (metrics.base, metrics.replayed_changelogs, metrics.requests) == (BaseKind.LOCAL, 0, 0)
         assert dict(store.scan()) == history.states[-1]
 
 
-def test_a_copy_on_another_branch_or_further_on_is_not_settled(host: Host) -> None:
+def test_a_copy_on_another_branch_or_further_on_is_not_moved(host: Host) -> None:
     history = History()
     history.grow(host, 3)
     twin = host.commit(history.versions[2], {b"twin": b"1"})
-    assert host.settle(history.head)
-    assert not host.settle(twin)
-    assert not host.settle(history.versions[1])
+    assert host.keep_house(history.head)
+    assert not host.keep_house(twin)
+    assert not host.keep_house(history.versions[1])
     assert host.read(history.head) == history.states[-1]
     assert host.read(twin) == {**history.states[2], b"twin": b"1"}
 
@@ -311,17 +319,23 @@ def test_a_copy_on_another_branch_is_built_anew_and_not_caught_up(host: Host) ->
     base = host.commit(EMPTY, {b"a": b"1"})
     dead = host.commit(base, {b"dead": b"x"})
     assert host.read(dead) == {b"a": b"1", b"dead": b"x"}
+    assert host.keep_house(dead)
+    on_dead_branch = current(host)
+    assert host.holds() == dead
     head = host.commit(base, {b"b": b"2"})
     head = host.commit(head, {b"c": b"3"})
     with host.load(head) as store:
         assert dict(store.scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert current(host) != on_dead_branch
 
 
 def test_a_zombie_that_loads_an_older_version_harms_neither_itself_nor_its_successor(host: Host) -> None:
     history = History()
     history.grow(host, 4)
+    assert host.keep_house(history.head)
     successor = host.load(history.head)
     zombie = host.load(history.versions[2])
+    assert host.holds() == history.versions[2], "the zombie was to build its version in the copy's place"
     assert dict(zombie.scan()) == history.states[2]
     assert dict(successor.scan()) == history.states[4]
     zombie.put(column([b"counter"]), column([b"zombie"]))
@@ -338,8 +352,12 @@ def test_an_open_version_is_read_to_its_end_while_others_replace_the_copy(host: 
     reader = host.load(history.versions[6])
     rows = reader.scan()
     first = next(rows)
+    served = {current(host)}
     for number in (2, 5, 1, 4):
         assert host.read(history.versions[number]) == history.states[number]
+        assert host.keep_house(history.versions[number])
+        served.add(current(host))
+    assert len(served) >= 3, "the copy was to be replaced, and moved forward in between"
     assert dict([first, *rows]) == history.states[6]
     assert reader.get(column([b"counter"])).to_pylist() == [b"6"]
     reader.abort()
@@ -379,7 +397,7 @@ def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, ba
     """`back` 1: the copy is to be caught up; else it holds just the wanted version."""
     history = History()
     history.grow(host, 3)
-    assert host.settle(history.versions[3 - back])
+    assert host.keep_house(history.versions[3 - back])
     DAMAGES[damage](current(host))
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
@@ -434,7 +452,7 @@ def lock_held_by_another_process(folder: Path) -> Iterator[None]:
 def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: Host) -> None:
     history = History()
     history.grow(host, 4)
-    assert host.settle(history.head)
+    assert host.keep_house(history.head)
     served = current(host)
     with lock_held_by_another_process(host.folder):
         # An older version than the copy holds: what is a little behind is served without the lock.
@@ -455,7 +473,7 @@ def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
     history = History()
     history.grow(host, 2)
     with lock_held_by_another_process(host.folder):
-        assert not host.settle(history.head)
+        assert not host.keep_house(history.head)
         history.grow(host, 3)
         with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
             assert not store.load_metrics.used_private_copy

@@ -119,7 +119,12 @@ class LocalCopyFolder:
         """Serve this directory no longer: reading it showed damage that opening it did not."""
         with self.locked(timeout_seconds=0) as held:
             if held and self.current() == path:
-                self._pointer.unlink(missing_ok=True)
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Serve nothing: the next load builds the copy anew. Call it under the lock."""
+        with translated(self.folder):
+            self._pointer.unlink(missing_ok=True)
 
     def sweep(self) -> None:
         """Remove private copies and unfinished files of processes that died. Call it under the lock, after `serve` or

@@ -1,4 +1,4 @@
-"""Changes of a batch that is not committed yet: what a read of the open store must already see."""
+"""Changes that lie over a local copy: those of versions that are not in it yet, and those of the batch that runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PendingChanges:
     """A map from key to value, None for a deleted key, that moves to disk when it grows.
 
     `scratch` is the folder for that; it is made when needed and removed by `close`. `earlier` are changes that come
-    before all others; the map is kept and changed here.
+    before all others; the map is taken over and emptied here.
     """
 
     def __init__(
@@ -50,6 +50,11 @@ class PendingChanges:
         self._memory: dict[bytes, bytes | None] = earlier or {}
         self._bytes = sum(map(len, self._memory)) + sum(map(len, filter(None, self._memory.values())))
         self._spilled: Rdict | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of keys and values that were put since the last move to disk; an overwritten one counts twice."""
+        return self._bytes
 
     def __bool__(self) -> bool:
         return bool(self._memory) or self._spilled is not None
@@ -91,7 +96,7 @@ class PendingChanges:
 
     def close(self) -> None:
         """Forget everything."""
-        self._memory = {}
+        self._memory.clear()
         if self._spilled is not None:
             self._spilled.close()
             self._spilled = None
@@ -114,7 +119,8 @@ class PendingChanges:
                 for key, value in part:
                     batch.put(key, _DELETED if value is None else _PRESENT + value)
                 self._spilled.write(batch, without_log)
-        self._memory = {}
+        # In place: whoever gave the map away must not keep what is in it alive.
+        self._memory.clear()
         self._bytes = 0
 
 

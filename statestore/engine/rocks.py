@@ -160,19 +160,20 @@ class Database:
                     Path(table).unlink(missing_ok=True)
         return written
 
-    def wants_settling(self) -> bool:
+    def wants_merge(self) -> bool:
         """Whether so many tables have gathered that reads suffer."""
         with translated(self.path):
             return int(self._rdict.property_value("rocksdb.num-files-at-level0") or 0) >= _COMPACTION_TRIGGER_FILES
 
-    def settle(self) -> None:
+    def merge_tables(self) -> None:
         """Merge the tables that have gathered. Contents and marker stay, also when the process dies in between."""
         with translated(self.path):
             self._rdict.compact_range(None, None)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""
-        self._rdict.close()
+        with translated(self.path):
+            self._rdict.close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +181,9 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # What a damaged database says when it is closed is less than what was wrong with it before.
+        with contextlib.suppress(LocalStateError) if error is not None else contextlib.nullcontext():
+            self.close()
 
     def _write_table(self, number: int, window: Mapping[bytes, bytes | None], marker: bytes | None) -> str:
         path = str(self.path / f"ingest-{number}.tmp")
@@ -208,7 +211,7 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(create)
     options.set_compression_type(DBCompressionType.lz4())
-    # Compaction costs whole seconds and belongs off the batch's path: `settle` does it.
+    # Compaction costs whole seconds and belongs off the batch's path: `merge_tables` does it.
     options.set_disable_auto_compactions(True)
     # A table that another process unlinks stays readable through the descriptor that is open.
     options.set_max_open_files(-1)

@@ -142,7 +142,7 @@ def test_get_many_answers_in_order_and_with_none(tmp_path: Path) -> None:
 # --- beside others ------------------------------------------------------------------------------------------------
 
 
-def settle_often(path: Path, ready: multiprocessing.synchronize.Event, stop: multiprocessing.synchronize.Event) -> None:
+def merge_often(path: Path, ready: multiprocessing.synchronize.Event, stop: multiprocessing.synchronize.Event) -> None:
     number = 2
     while not stop.is_set():
         with Database.open_for_writing(path, LIMITS) as database:
@@ -150,18 +150,18 @@ def settle_often(path: Path, ready: multiprocessing.synchronize.Event, stop: mul
                 changes = {b"%04d" % key: b"new" * 20 for key in range(number % 7, 500, 7)}
                 database.apply(iter([changes]), copy_of(number % 90 + 1))
                 number += 1
-            assert database.wants_settling()
-            database.settle()
-            assert not database.wants_settling()
+            assert database.wants_merge()
+            database.merge_tables()
+            assert not database.wants_merge()
         ready.set()
 
 
-def test_a_reader_sees_its_version_to_the_end_beside_a_writer_and_a_settler(tmp_path: Path) -> None:
+def test_a_reader_sees_its_version_to_the_end_beside_a_writer_and_a_merger(tmp_path: Path) -> None:
     old = {b"%04d" % key: b"old" * 20 for key in range(500)}
     path = made(tmp_path / "db", old)
     context = multiprocessing.get_context("spawn")
     ready, stop = context.Event(), context.Event()
-    process = context.Process(target=settle_often, args=(path, ready, stop))
+    process = context.Process(target=merge_often, args=(path, ready, stop))
     reader = Database.open_read_only(path, LIMITS)
     process.start()
     opened = 0

@@ -15,7 +15,7 @@ from pipelines.progress import Outcome
 
 
 class Point(Enum):
-    """A moment in the life of the job, in the order of the protocol."""
+    """A moment in the life of the job: in the order of the protocol, then those beside it."""
 
     JVM_START = "JVM start-up"
     STARTED = "started"

@@ -56,12 +56,6 @@ def kill(process_ids: list[int]) -> None:
             os.kill(process_id, signal.SIGKILL)
 
 
-def kill_others_of_session(session: int) -> None:
-    """SIGKILL to all processes of a session but the caller, until there is none: forks may go on meanwhile."""
-    while others := [process.id for process in in_session(session) if process.id != os.getpid()]:
-        kill(others)
-
-
 def jvms(processes: list[Process]) -> list[int]:
     """The ids of Spark's JVMs among them."""
     return [process.id for process in processes if process.is_spark]
@@ -78,7 +72,11 @@ def python_workers(processes: list[Process]) -> list[int]:
 def any_lock_is_held(locks: list[Path]) -> bool:
     """Whether some process holds a lock on one of these files, asked without touching the locks."""
     held = _locked_inodes()
-    return any(lock.stat().st_ino in held for lock in locks)
+    for lock in locks:
+        with contextlib.suppress(FileNotFoundError):
+            if lock.stat().st_ino in held:
+                return True
+    return False
 
 
 def _locked_inodes() -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import sys
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from statestore.errors import (
     UnsupportedType,
     WrongResult,
 )
+from statestore.format.logs import parse_commit
 from statestore.format.names import VersionId
 from statestore.lineage import LocalCopy
 from tests.pipelines.streams import Seen, Stream, conf
@@ -494,6 +496,27 @@ def test_input_columns_of_types_that_cannot_be_held_are_refused_before_the_first
     assert "column pause has the type duration" in unsupported(
         delta_session, tmp_path, "INTERVAL '1' DAY AS pause", key="pause"
     )
+
+
+@pytest.mark.spark
+def test_the_hosts_copies_move_forward_behind_the_batches_and_hold_what_was_committed(stream):
+    for batch in range(10):
+        stream.append(rows_of((batch, 1), (0, 1)))
+    stream.run(adding(), partitions=1)
+    [folder] = (stream.folder / "local").glob("*/0-0")
+    copies = LocalCopyFolder(folder, EngineLimits(), RandomIds())
+    held = 0
+    # In the background of a worker: the last one may still be at it.
+    for _ in range(200):
+        with copies.open_current() as database:
+            version = database.holds().version
+        held = version.version
+        if held >= 5:
+            break
+        time.sleep(0.1)
+    assert 5 <= held < 10
+    commit = parse_commit((stream.root / "commits" / str(held - 1)).read_bytes(), "commits")
+    assert commit.ids == {0: ((version.id,),)}
 
 
 @pytest.mark.spark
