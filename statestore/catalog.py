@@ -1,26 +1,122 @@
-"""A checkpoint at rest: which stores and files it has, from listings alone."""
+"""A checkpoint at rest: its stores, their heads by the commit log, and the files that there are.
+
+Facts only; what to do about them is `maintenance`'s business. Works for the roots of our own jobs and, by the same names
+and logs, for checkpoints of Spark's.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from statestore.format import names
+from statestore.errors import CorruptFile, NotACheckpoint
+from statestore.format import logs, names, operators
+from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
-from statestore.storage import Storage
+from statestore.lineage import Lineage
+from statestore.storage import Entry, Storage, read_or_none
+
+_HEADER_BYTES = 128 * 1024
+"""More than the longest lineage takes, compressed: the head of a changelog is read without its records."""
+
+
+@dataclass
+class StoreFiles:
+    """The files of one store, as a listing shows them; `tables` by their name under `SSTs/`."""
+
+    changelogs: dict[VersionId, Entry] = field(default_factory=dict)
+    snapshots: dict[VersionId, Entry] = field(default_factory=dict)
+    tables: dict[str, Entry] = field(default_factory=dict)
+    others: list[Entry] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The newest committed version of each store, and the batch whose commit says so."""
+
+    batch: int
+    heads: Mapping[StorePath, VersionId]
+
+
+def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
+    """All files below `state/`, or below one store's folder, by the store that they belong to. One listing."""
+    found: defaultdict[StorePath, StoreFiles] = defaultdict(StoreFiles)
+    for entry in storage.list(folder):
+        place = names.parse_place(entry.path)
+        if place is None:
+            continue
+        store, name = place
+        of_store = found[store]
+        parsed = names.parse_store_file(name)
+        if parsed is None:
+            if name.startswith(names.TABLES):
+                of_store.tables[name.removeprefix(names.TABLES)] = entry
+            else:
+                of_store.others.append(entry)
+        elif parsed.kind is StoreFileKind.SNAPSHOT:
+            of_store.snapshots[parsed.version] = entry
+        else:
+            of_store.changelogs[parsed.version] = entry
+    return dict(found)
 
 
 def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
     """The versions of each store that have a snapshot. One listing of `state/`: it costs what is there."""
-    found: defaultdict[StorePath, set[VersionId]] = defaultdict(set)
-    for entry in storage.list(names.STATE):
-        parsed = names.parse_store_path(entry.path)
-        if parsed is not None and parsed[1].kind is StoreFileKind.SNAPSHOT:
-            found[parsed[0]].add(parsed[1].version)
-    return {store: frozenset(versions) for store, versions in found.items()}
+    return {store: frozenset(of_store.snapshots) for store, of_store in files(storage).items() if of_store.snapshots}
 
 
 def newest_batch(storage: Storage) -> int | None:
     """The newest batch in the commit log; None when there is none."""
     batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
     return max((batch for batch in batches if batch is not None), default=None)
+
+
+def heads(storage: Storage) -> Heads | None:
+    """The head of every store; None when no batch was committed yet.
+
+    Raises `NotACheckpoint`, `CorruptFile` for a commit that does not fit the operators, `UnknownFormatVersion`.
+    """
+    batch = newest_batch(storage)
+    if batch is None:
+        if read_or_none(storage, names.QUERY_METADATA) is None:
+            raise NotACheckpoint(
+                "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
+            )
+        return None
+    path = names.commits(batch)
+    ids = logs.parse_commit(storage.read(path), path).ids
+    found: dict[StorePath, VersionId] = {}
+    for operator in _operators(storage):
+        for place, info in enumerate(operator.stores):
+            for partition in range(info.partitions):
+                store = StorePath(operator.operator, partition, info.name)
+                checkpoint_id = None if ids is None else _id_of(ids, store, place, path)
+                found[store] = VersionId(batch + 1, checkpoint_id)
+    return Heads(batch, found)
+
+
+def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
+    """What the head of a version's changelog names before it, ascending; empty in structure V1.
+
+    Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
+    """
+    path = store.changelog(version)
+    head = storage.read_range(path, 0, _HEADER_BYTES)
+    try:
+        return read_header(head, path).lineage or ()
+    except CorruptFile:
+        # A first block that is larger than what was read looks cut off.
+        return read_header(storage.read(path), path).lineage or ()
+
+
+def _operators(storage: Storage) -> list[operators.OperatorMetadata]:
+    paths = [entry.path for entry in storage.list(names.STATE) if names.is_operator_metadata(entry.path)]
+    return [operators.parse_operator(storage.read(path), path) for path in paths]
+
+
+def _id_of(ids: Mapping[int, tuple[tuple[str, ...], ...]], store: StorePath, place: int, path: str) -> str:
+    try:
+        return ids[store.operator][store.partition][place]
+    except (KeyError, IndexError):
+        raise CorruptFile(f"names no checkpoint id of {store}", path=path) from None

@@ -12,10 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from statestore.base import SnapshotUnusable, open_base
 from statestore.changelogs import Changelogs
 from statestore.clock import Clock
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import (
     CorruptFile,
     LocalStateDamaged,
@@ -24,9 +25,9 @@ from statestore.errors import (
     VersionNotLoadable,
 )
 from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
-from statestore.format.snapshot import Snapshot, TableFile, read_snapshot
+from statestore.format.snapshot import SnapshotMetadata
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
-from statestore.storage import Storage, at_once
+from statestore.storage import Storage
 
 AHEAD_CHANGELOGS = 32
 AHEAD_RECORDS = 100_000
@@ -69,8 +70,17 @@ class Loaded:
             shutil.rmtree(self.private, ignore_errors=True)
 
 
-class _SnapshotUnusable(Exception):
-    """A snapshot that was to be the base is missing or damaged."""
+@dataclass(frozen=True)
+class Restored:
+    """A version in a directory of its own, open for writing.
+
+    `base` is the metadata of the snapshot that it grew from, None when it grew from nothing; `lineage` as in `Loaded`.
+    """
+
+    database: Database
+    base: SnapshotMetadata | None
+    lineage: Lineage
+    metrics: LoadMetrics
 
 
 @dataclass
@@ -131,6 +141,13 @@ class Loader:
         attempt.metrics.fetched_bytes = spent.bytes_read
         attempt.metrics.milliseconds = (self._clock.monotonic_seconds() - started) * 1000
         return loaded, attempt.metrics
+
+    def restore(self, target: VersionId, path: Path) -> Restored:
+        """The version from storage alone, in the new directory `path`, unmarked: what a snapshot is made of.
+
+        Raises as `load`.
+        """
+        return self._rebuilt(self._attempt(target, ()), path, marked=False)
 
     def keep_house(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version, and merge its tables when many have gathered.
@@ -243,20 +260,27 @@ class Loader:
 
     def _build(self, attempt: _Attempt, path: Path) -> Loaded:
         """Build the version in a directory of its own, which nobody else knows yet."""
+        restored = self._rebuilt(attempt, path, marked=True)
+        restored.database.close()
+        return Loaded(Database.open_read_only(path, self._limits), restored.lineage)
+
+    def _rebuilt(self, attempt: _Attempt, path: Path, *, marked: bool) -> Restored:
         while True:
             plan = self._plan(attempt, None)
+            database: Database | None = None
             try:
-                with self._base_database(attempt, plan, path) as database:
-                    self._replay(attempt, plan, database)
-                return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
-            except _SnapshotUnusable as reason:
+                database, base = self._base_database(attempt, plan, path)
+                self._replay(attempt, plan, database, marked=marked)
+                return Restored(database, base, plan.lineage, attempt.metrics)
+            except BaseException as error:
+                if database is not None:
+                    database.close()
+                shutil.rmtree(path, ignore_errors=True)
+                if not isinstance(error, SnapshotUnusable):
+                    raise
                 # GC or bit rot took the presumed base: the next older one and a longer replay do as well.
-                shutil.rmtree(path, ignore_errors=True)
                 attempt.snapshots.discard(plan.base)
-                attempt.metrics.skipped_snapshots += (f"{self._store.snapshot(plan.base)}: {reason}",)
-            except BaseException:
-                shutil.rmtree(path, ignore_errors=True)
-                raise
+                attempt.metrics.skipped_snapshots += (f"{self._store.snapshot(plan.base)}: {error}",)
 
     def _plan(self, attempt: _Attempt, local: LocalCopy | None) -> LoadPlan:
         """Look up what the decision still needs, until there is one."""
@@ -306,40 +330,16 @@ class Loader:
             raise UnknownFormatVersion("a changelog without lineage under an id", path=path, hint="nothing was changed")
         attempt.headers[version] = header.lineage
 
-    def _base_database(self, attempt: _Attempt, plan: LoadPlan, path: Path) -> Database:
+    def _base_database(self, attempt: _Attempt, plan: LoadPlan, path: Path) -> tuple[Database, SnapshotMetadata | None]:
         if plan.base_kind is BaseKind.NOTHING:
-            return Database.create(path, self._limits)
-        try:
-            snapshot = read_snapshot(
-                self._storage.read(self._store.snapshot(plan.base)), self._store.snapshot(plan.base)
-            )
-            if snapshot.metadata.column_families:
-                raise UnknownFormatVersion(
-                    "a snapshot with column families", path=self._store.snapshot(plan.base), hint="nothing was changed"
-                )
-            self._unpack(attempt, snapshot, path)
-            return Database.open_for_writing(path, self._limits)
-        except (ObjectMissing, CorruptFile, LocalStateDamaged) as error:
-            raise _SnapshotUnusable(str(error)) from error
+            return Database.create(path, self._limits), None
+        base = open_base(self._storage, self._store, plan.base, path, self._limits)
+        attempt.metrics.fetched_files += 1 + len(base.metadata.tables)
+        return base.database, base.metadata
 
-    def _unpack(self, attempt: _Attempt, snapshot: Snapshot, path: Path) -> None:
-        with translated(path):
-            path.mkdir(parents=True)
-            for name, body in snapshot.files.items():
-                (path / name).write_bytes(body)
-
-        def fetch(table: TableFile) -> None:
-            source = self._store.table_file(table.dfs_name)
-            size = self._storage.download(source, path / table.local_name)
-            if size != table.size_bytes:
-                raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
-
-        at_once(fetch, snapshot.metadata.tables)
-        attempt.metrics.fetched_files += 1 + len(snapshot.metadata.tables)
-
-    def _replay(self, attempt: _Attempt, plan: LoadPlan, database: Database) -> None:
+    def _replay(self, attempt: _Attempt, plan: LoadPlan, database: Database, *, marked: bool = True) -> None:
         """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read."""
-        holds = LocalCopy(attempt.target, plan.lineage)
+        holds = LocalCopy(attempt.target, plan.lineage) if marked else None
         try:
             attempt.changelogs.fetch(plan.replay)
             try:

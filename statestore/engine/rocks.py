@@ -19,6 +19,7 @@ from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
@@ -44,16 +45,17 @@ FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 
 _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
-_BLOCK_BYTES = 1024
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Memory for one open database. `block_cache_bytes` is this process's share of the host's budget."""
+    """Memory for one open database. `block_cache_bytes` is this process's share of the host's budget, `block_bytes` what
+    the blocks of tables that are written here hold: small ones for the single reads of a batch."""
 
     block_cache_bytes: int = 32 * 1024 * 1024
+    block_bytes: int = 1024
 
 
 class Database:
@@ -63,21 +65,22 @@ class Database:
     the changes that it speaks of, so that data and marker cannot part.
     """
 
-    def __init__(self, rdict: Rdict, path: Path) -> None:
+    def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits) -> None:
         self._rdict = rdict
+        self._limits = limits
         self.path = path
 
     @classmethod
     def create(cls, path: Path, limits: EngineLimits) -> Database:
         """A new, empty database; it has no marker yet."""
         with translated(path):
-            return cls(Rdict(str(path), _options(limits, create=True)), path)
+            return cls(Rdict(str(path), _options(limits, create=True)), path, limits)
 
     @classmethod
     def open_for_writing(cls, path: Path, limits: EngineLimits) -> Database:
         """An existing database. Raises `LocalStateLocked`, `LocalStateDamaged`."""
         with translated(path):
-            return cls(Rdict(str(path), _options(limits)), path)
+            return cls(Rdict(str(path), _options(limits)), path, limits)
 
     @classmethod
     def open_read_only(cls, path: Path, limits: EngineLimits) -> Database:
@@ -89,7 +92,7 @@ class Database:
         with translated(path):
             # For reading rocksdict takes the table options (filters, cache) of column families it is told of by name only.
             families = {"default": options}
-            return cls(Rdict(str(path), options, families, AccessType.read_only()), path)
+            return cls(Rdict(str(path), options, families, AccessType.read_only()), path, limits)
 
     def holds(self) -> LocalCopy | None:
         """Which version this is; None when no load ever ended here. Raises `LocalStateDamaged`."""
@@ -133,8 +136,8 @@ class Database:
         if keys:
             yield keys, values
 
-    def apply(self, windows: Iterator[Mapping[bytes, bytes | None]], holds: LocalCopy) -> int:
-        """Put (value) or delete (None) keys, later windows over earlier ones, and mark what is held then.
+    def apply(self, windows: Iterator[Mapping[bytes, bytes | None]], holds: LocalCopy | None) -> int:
+        """Put (value) or delete (None) keys, later windows over earlier ones, and mark what is held then; None: no mark.
 
         All or nothing: the tables are ingested by one edit of the MANIFEST. Returns the number of keys written.
 
@@ -142,9 +145,7 @@ class Database:
         """
         tables: list[str] = []
         written = 0
-        marker: bytes | None = json.dumps(
-            {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
-        ).encode()
+        marker = None if holds is None else _marker(holds)
         with translated(self.path):
             try:
                 for window in itertools.chain(windows, ({},)):
@@ -152,9 +153,10 @@ class Database:
                         tables.append(self._write_table(len(tables), window, marker))
                         written += len(window)
                         marker = None
-                move = IngestExternalFileOptions()
-                move.set_move_files(True)
-                self._rdict.ingest_external_file(tables, move)
+                if tables:
+                    move = IngestExternalFileOptions()
+                    move.set_move_files(True)
+                    self._rdict.ingest_external_file(tables, move)
             finally:
                 for table in tables:
                     Path(table).unlink(missing_ok=True)
@@ -169,6 +171,15 @@ class Database:
         """Merge the tables that have gathered. Contents and marker stay, also when the process dies in between."""
         with translated(self.path):
             self._rdict.compact_range(None, None)
+
+    def count_keys(self) -> int:
+        """How many keys it holds, by reading all of them."""
+        return sum(len(keys) for keys, _ in self.scan())
+
+    def capture(self, path: Path) -> None:
+        """Hold on to the files of what it is now, in a new directory; tables are linked, not copied (FLIP-428)."""
+        with translated(path):
+            Checkpoint(self._rdict).create_checkpoint(str(path))
 
     def close(self) -> None:
         """Close it. Safe to call twice."""
@@ -190,7 +201,7 @@ class Database:
         # A process that died after the ingestion left its file here: the same inode as a live table, which opening it
         # for writing would cut to nothing.
         Path(path).unlink(missing_ok=True)
-        writer = SstFileWriter(_options(EngineLimits()))
+        writer = SstFileWriter(_options(self._limits))
         writer.open(path)
         keys = sorted(window)
         if keys and keys[-1] >= FIRST_RESERVED_KEY:
@@ -218,13 +229,18 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
     options.set_keep_log_file_num(2)
     tables = BlockBasedOptions()
     # A batch reads single keys from all over the state, each from a block that it has to unpack.
-    tables.set_block_size(_BLOCK_BYTES)
+    tables.set_block_size(limits.block_bytes)
     # The index of so many blocks is read at each opening: neighbouring keys share their beginnings in it.
     tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
     tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     tables.set_block_cache(Cache(limits.block_cache_bytes))
     options.set_block_based_table_factory(tables)
     return options
+
+
+def _marker(holds: LocalCopy) -> bytes:
+    fields = {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
+    return json.dumps(fields).encode()
 
 
 def _version(text: str) -> VersionId:

@@ -31,8 +31,11 @@ BINDING = f"{CONTROL}/binding.json"
 PENDING = f"{CONTROL}/pending"
 SCHEMAS = f"{CONTROL}/schemas"
 DEFAULT_STORE = "default"
+TABLES = "SSTs/"
+"""Where a store's tables lie, below its folder."""
 
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
+_OPERATOR_METADATA = re.compile(rf"{STATE}/[0-9]+/_metadata/metadata")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
@@ -118,25 +121,34 @@ class StorePath:
 
     def table_file(self, dfs_name: str) -> str:
         """The path of an SST that a snapshot names."""
-        return f"{self.folder}/SSTs/{dfs_name}"
+        return f"{self.folder}/{TABLES}{dfs_name}"
 
     def __str__(self) -> str:
         return self.folder
 
 
-def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:
-    """The store and the file that a path relative to the checkpoint names; None for every other path."""
+def parse_place(path: str) -> tuple[StorePath, str] | None:
+    """The store that a path relative to the checkpoint lies in, and the name there; None for what is in no store."""
     match path.split("/"):
-        case [folder, operator, partition, name]:
-            store = DEFAULT_STORE
-        case [folder, operator, partition, store, name]:
+        case [folder, operator, partition, *inside] if (
+            folder == STATE and operator.isdecimal() and partition.isdecimal()
+        ):
             pass
         case _:
             return None
-    file = parse_store_file(name)
-    if folder != STATE or file is None or not (operator.isdecimal() and partition.isdecimal()):
+    store = DEFAULT_STORE
+    if len(inside) > 1 and f"{inside[0]}/" != TABLES:
+        store, *inside = inside
+    if not inside or "_metadata" in (store, inside[0]):
         return None
-    return StorePath(int(operator), int(partition), store), file
+    return StorePath(int(operator), int(partition), store), "/".join(inside)
+
+
+def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:
+    """The store and the changelog or snapshot that a path relative to the checkpoint names; None for all others."""
+    place = parse_place(path)
+    file = parse_store_file(place[1]) if place else None
+    return None if place is None or file is None else (place[0], file)
 
 
 def offsets(batch: int) -> str:
@@ -157,6 +169,11 @@ def parse_batch(name: str) -> int | None:
 def operator_metadata(operator: int) -> str:
     """The path of an operator's metadata."""
     return f"{STATE}/{operator}/_metadata/metadata"
+
+
+def is_operator_metadata(path: str) -> bool:
+    """Whether a path is an operator's metadata."""
+    return _OPERATOR_METADATA.fullmatch(path) is not None
 
 
 def state_schema(operator: int) -> str:

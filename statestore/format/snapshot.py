@@ -15,7 +15,7 @@ import re
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.untrusted import BAD_VALUES
@@ -23,6 +23,8 @@ from statestore.format.untrusted import BAD_VALUES
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
 
+_METADATA = "metadata"
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
 _SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
 _LOCAL_TABLE = re.compile(r"\d+\.sst")
 _DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
@@ -45,13 +47,17 @@ class TableFile:
 class SnapshotMetadata:
     """What a snapshot's `metadata` says. `key_count` -1 means that nobody counted.
 
-    `column_families` is the mapping of names to ids, empty for a store without; it exists in snapshots only.
+    `column_families` is the mapping of names to ids, empty for a store without; it exists in snapshots only, as do
+    `internal_families` (name -> whether Spark keeps it for itself) and `largest_family_id`.
     """
 
     header: str
     tables: tuple[TableFile, ...]
     key_count: int
     column_families: dict[str, int]
+    internal_key_count: int = 0
+    internal_families: dict[str, bool] = field(default_factory=dict)
+    largest_family_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,11 @@ class Snapshot:
     metadata: SnapshotMetadata
 
 
+def is_small_file(name: str) -> bool:
+    """Whether RocksDB's file of that name goes into the zip itself."""
+    return _SMALL_FILE.fullmatch(name) is not None
+
+
 def read_snapshot(data: bytes, path: str) -> Snapshot:
     """Unpack a snapshot's zip. Names and sizes in it are not trusted: none escapes its folder, none allocates more than
     `MAX_UNPACKED_BYTES` in all. Raises `CorruptFile`, or `UnknownFormatVersion`."""
@@ -70,7 +81,7 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for entry in archive.infolist():
-                if entry.filename != "metadata" and not _SMALL_FILE.fullmatch(entry.filename):
+                if entry.filename != _METADATA and not is_small_file(entry.filename):
                     raise CorruptFile(f"a file that no snapshot holds: {entry.filename!r}", path=path, hint=_HINT)
                 if entry.filename in files:
                     raise CorruptFile(f"two files {entry.filename!r}", path=path, hint=_HINT)
@@ -84,10 +95,33 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                 files[entry.filename] = archive.read(entry)
     except _BAD_ZIP as error:
         raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
-    metadata = _parse_metadata(files.pop("metadata", None), path)
+    metadata = _parse_metadata(files.pop(_METADATA, None), path)
     if "CURRENT" not in files:
         raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
     return Snapshot(files, metadata)
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds an entry by its name, in any order."""
+    metadata = snapshot.metadata
+    fields = {
+        "sstFiles": [
+            {"localFileName": t.local_name, "dfsSstFileName": t.dfs_name, "sizeBytes": t.size_bytes}
+            for t in metadata.tables
+        ],
+        "numKeys": metadata.key_count,
+        "numInternalKeys": metadata.internal_key_count,
+        "columnFamilyMapping": metadata.column_families,
+        "columnFamilyTypeMap": metadata.internal_families,
+        "maxColumnFamilyId": metadata.largest_family_id,
+    }
+    body = f"{metadata.header}\n{json.dumps(fields, separators=(',', ':'))}".encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in (*sorted(snapshot.files.items()), (_METADATA, body)):
+            # Not the clock's time: bytes that depend on nothing else can be sent again after a lost reply.
+            archive.writestr(zipfile.ZipInfo(name, _NO_TIME), content, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
 
 
 def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
@@ -109,6 +143,9 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
             tables,
             int(fields["numKeys"]),
             {str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
+            int(fields.get("numInternalKeys", 0)),
+            {str(name): bool(internal) for name, internal in fields.get("columnFamilyTypeMap", {}).items()},
+            int(fields.get("maxColumnFamilyId", 0)),
         )
     except BAD_VALUES as error:
         raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error

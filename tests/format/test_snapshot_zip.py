@@ -13,10 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format.snapshot import MAX_UNPACKED_BYTES, Snapshot, TableFile, read_snapshot
+from statestore.format.snapshot import (
+    MAX_UNPACKED_BYTES,
+    Snapshot,
+    SnapshotMetadata,
+    TableFile,
+    encode_snapshot,
+    read_snapshot,
+)
 from tests.format.damage import flips, prefixes, value_or_error
 
-TABLE = {"localFileName": "000008.sst", "dfsSstFileName": "000008-6ad1c2f0-0000.sst", "sizeBytes": 1317}
+TABLE: dict[str, Any] = {"localFileName": "000008.sst", "dfsSstFileName": "000008-6ad1c2f0-0000.sst", "sizeBytes": 1317}
 SMALL_FILES = {
     "CURRENT": b"MANIFEST-000005\n",
     "MANIFEST-000005": b"edits" * 20,
@@ -64,6 +71,25 @@ def test_what_spark_writes_is_read() -> None:
     assert snapshot.metadata.tables == (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),)
     assert snapshot.metadata.key_count == 2
     assert snapshot.metadata.column_families == {}
+
+
+def test_what_is_written_is_read_and_depends_on_nothing_else() -> None:
+    families = {"default": 1, "list": 2, "$ttl": 3}
+    metadata_of_families = SnapshotMetadata(
+        "v1", (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),), 7, families, 2, {"default": False}, 3
+    )
+    for body in (metadata_of_families, SnapshotMetadata("v1", (), -1, {})):
+        snapshot = Snapshot(SMALL_FILES, body)
+        assert read(encode_snapshot(snapshot)) == snapshot
+        assert encode_snapshot(snapshot) == encode_snapshot(Snapshot(dict(reversed(SMALL_FILES.items())), body))
+
+
+def test_the_metadata_is_what_spark_4_2_writes() -> None:
+    table = TableFile(TABLE["localFileName"], TABLE["dfsSstFileName"], TABLE["sizeBytes"])
+    data = encode_snapshot(Snapshot(SMALL_FILES, SnapshotMetadata("v1", (table,), 2, {})))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        header, _, body = archive.read("metadata").decode().partition("\n")
+    assert (header, json.loads(body)) == ("v1", fields())
 
 
 def test_what_older_sparks_leave_out_is_not_missed() -> None:

@@ -1,0 +1,51 @@
+"""A snapshot brought onto this host: the database that a replay starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.errors import CorruptFile, LocalStateDamaged, ObjectMissing, UnknownFormatVersion
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statestore.storage import Storage, at_once
+
+
+class SnapshotUnusable(Exception):
+    """A snapshot that was to be the base is missing or damaged; the text says which file, and how."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A snapshot, open for writing in a directory that nobody else knows, and what its metadata says."""
+
+    database: Database
+    metadata: SnapshotMetadata
+
+
+def open_base(storage: Storage, store: StorePath, version: VersionId, path: Path, limits: EngineLimits) -> Base:
+    """Fetch the snapshot of a version into the new directory `path`, and open it.
+
+    Raises `SnapshotUnusable`; `UnknownFormatVersion` for one that this release does not know; `StorageError`.
+    """
+    zip_path = store.snapshot(version)
+    try:
+        snapshot = read_snapshot(storage.read(zip_path), zip_path)
+        if snapshot.metadata.column_families:
+            raise UnknownFormatVersion("a snapshot with column families", path=zip_path, hint="nothing was changed")
+        with translated(path):
+            path.mkdir(parents=True)
+            for name, body in snapshot.files.items():
+                (path / name).write_bytes(body)
+
+        def fetch(table: TableFile) -> None:
+            source = store.table_file(table.dfs_name)
+            size = storage.download(source, path / table.local_name)
+            if size != table.size_bytes:
+                raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
+
+        at_once(fetch, snapshot.metadata.tables)
+        return Base(Database.open_for_writing(path, limits), snapshot.metadata)
+    except (ObjectMissing, CorruptFile, LocalStateDamaged) as error:
+        raise SnapshotUnusable(str(error)) from error

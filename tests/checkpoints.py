@@ -1,0 +1,69 @@
+"""A checkpoint of several stores as a job's driver and tasks leave it, without Spark, and the model of what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names, operators
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.storage import Storage
+from statestore.store import StateStore, StoreAddress
+from tests.hosts import Changes, State, changed, column
+
+
+class Checkpoint:
+    """One operator with `partitions` stores; batch N is what `batch` was called with for the (N+1)th time."""
+
+    def __init__(self, storage: Storage, folder: Path, partitions: int = 2) -> None:
+        self.storage = storage
+        self.stores = [StorePath(0, partition) for partition in range(partitions)]
+        self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
+        self.states: list[list[State]] = [[{} for _ in range(partitions)]]
+        self._folder = folder
+        storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+        info = operators.StoreInfo(names.DEFAULT_STORE, 1, partitions)
+        metadata = operators.OperatorMetadata(0, "counting", (info,))
+        storage.create(names.operator_metadata(0), operators.encode_operator(metadata))
+
+    def batch(self, *changes: Changes) -> None:
+        """Commit one batch: the changes of each store."""
+        new = []
+        for store, base, of_store in zip(self.stores, self.versions[-1], changes, strict=True):
+            with self.load(store, base, self._folder / "writer") as opened:
+                opened.put(column(list(of_store)), column(list(of_store.values())))
+                new.append(opened.commit())
+        self.states.append([changed(s, c) for s, c in zip(self.states[-1], changes, strict=True)])
+        self.versions.append(new)
+        ids = tuple((str(version.id),) for version in new)
+        self.storage.create(names.commits(len(self.versions) - 2), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+
+    def grow(self, batches: int) -> None:
+        """So many batches, each of which puts, overwrites and deletes; a store's changes grow with its partition."""
+        for _ in range(batches):
+            number = len(self.versions)
+            self.batch(
+                *(
+                    {
+                        b"counter": b"%d" % number,
+                        b"key %03d" % (number - 3): None,
+                        **{b"key %03d %d" % (number, n): b"x" * 50 for n in range(10 * (partition + 1))},
+                    }
+                    for partition in range(len(self.stores))
+                )
+            )
+
+    def load(self, store: StorePath, version: VersionId, folder: Path) -> StateStore:
+        """A store, by way of a host's folder."""
+        address = StoreAddress(store, folder / f"{store.operator}-{store.partition}")
+        snapshots: tuple[VersionId, ...] = ()
+        return StateStore.load(
+            address, version, storage=self.storage, clock=SystemClock(), ids=RandomIds(), snapshots=snapshots
+        )
+
+    def assert_right(self, host: Path, batch: int | None = None) -> None:
+        """Every store holds at that batch's version (by default the head's) what the model does, for this host."""
+        number = len(self.versions) - 1 if batch is None else batch + 1
+        for partition, store in enumerate(self.stores):
+            with self.load(store, self.versions[number][partition], host) as opened:
+                assert dict(opened.scan()) == self.states[number][partition], store

@@ -1,0 +1,79 @@
+"""What a checkpoint at rest shows: heads by the commit log, files by store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.errors import CorruptFile
+from statestore.format import logs, names, operators
+from statestore.format.names import StorePath, VersionId
+from statestore.storage import Storage
+from tests.checkpoints import Checkpoint
+
+IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
+
+
+def test_heads_are_what_the_newest_commit_names(storage: Storage, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(storage, tmp_path, partitions=3)
+    assert catalog.heads(storage) is None
+    checkpoint.grow(2)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert heads.batch == 1
+    assert heads.heads == dict(zip(checkpoint.stores, checkpoint.versions[-1], strict=True))
+
+
+def test_the_four_stores_of_a_join_get_their_ids_by_their_order(storage: Storage) -> None:
+    stores = ["left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue"]
+    infos = tuple(operators.StoreInfo(name, 0, 2) for name in stores)
+    storage.create(names.operator_metadata(1), operators.encode_operator(operators.OperatorMetadata(1, "join", infos)))
+    ids = {1: (tuple(IDS[:4]), tuple(IDS[4:]))}
+    storage.create(names.commits(7), logs.encode_commit(logs.CommitLog(0, ids)))
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert heads.heads[StorePath(1, 1, "right-keyToNumValues")] == VersionId(8, IDS[6])
+    assert len(heads.heads) == 8
+
+
+def test_a_commit_of_structure_v1_names_versions_alone(storage: Storage, tmp_path: Path) -> None:
+    Checkpoint(storage, tmp_path, partitions=1)
+    storage.create(names.commits(3), logs.encode_commit(logs.CommitLog(0, None)))
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert heads.heads == {StorePath(0, 0): VersionId(4)}
+
+
+def test_a_commit_that_lacks_a_store_is_corrupt(storage: Storage, tmp_path: Path) -> None:
+    Checkpoint(storage, tmp_path, partitions=2)
+    storage.create(names.commits(0), logs.encode_commit(logs.CommitLog(0, {0: ((IDS[0],),)})))
+    with pytest.raises(CorruptFile, match=r"commits/0: names no checkpoint id of state/0/1"):
+        catalog.heads(storage)
+
+
+def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
+    paths = [
+        f"state/0/0/3_{IDS[3]}.changelog",
+        f"state/0/0/3_{IDS[3]}.zip",
+        "state/0/0/SSTs/000008-6ad1c2f0-0000.sst",
+        "state/0/0/4.changelog",
+        "state/0/0/notes.txt",
+        "state/0/0/_metadata/schema",
+        "state/0/_metadata/metadata",
+        f"state/1/12/left-keyToNumValues/5_{IDS[5]}.zip",
+        "state/1/12/left-keyToNumValues/SSTs/000009-6ad1c2f0-0000.sst",
+        "state/1/12/left-keyToNumValues/_metadata/schema",
+    ]
+    for path in paths:
+        storage.create(path, b"x")
+    found = catalog.files(storage)
+    assert set(found) == {StorePath(0, 0), StorePath(1, 12, "left-keyToNumValues")}
+    of_store = found[StorePath(0, 0)]
+    assert set(of_store.changelogs) == {VersionId(3, IDS[3]), VersionId(4)}
+    assert set(of_store.snapshots) == {VersionId(3, IDS[3])}
+    assert set(of_store.tables) == {"000008-6ad1c2f0-0000.sst"}
+    assert [entry.path for entry in of_store.others] == ["state/0/0/notes.txt"]
+    assert set(found[StorePath(1, 12, "left-keyToNumValues")].tables) == {"000009-6ad1c2f0-0000.sst"}
+    assert catalog.snapshots(storage) == {store: frozenset(files.snapshots) for store, files in found.items()}
