@@ -308,7 +308,7 @@ def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
             f"{len(lineage)} versions since the newest snapshot take {needed:,} of the {UTF_LIMIT_BYTES:,} bytes "
             f"that a lineage may have; version {base.version} (batch {base.version - 1}) is the last",
             path=store.folder,
-            hint="take a snapshot of each store at the head, then start the query again",
+            hint="take a snapshot of each store at the head (statekeeper snapshot --all ROOT), then start the query again",
         )
 
 

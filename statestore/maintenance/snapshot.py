@@ -1,0 +1,291 @@
+"""Which stores deserve a snapshot, and making it: the work that a query without it does in its executors.
+
+    gather(storage)  ->  [StoreFacts]  ->  plan(facts, policy)  ->  SnapshotPlan  ->  execute(storage, action)
+
+Sources: SPARK-43421 (snapshots in the background), SPARK-49374 (each under its own id), FLIP-158 (materialization apart
+from commits), FLIP-428 (incremental by file).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from statestore import catalog
+from statestore.clock import Clock, Ids
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import EngineLimits
+from statestore.errors import AlreadyExists, ObjectMissing, StatekeeperError
+from statestore.format.names import TABLES, StorePath, VersionId
+from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
+from statestore.loader import Loader
+from statestore.storage import Storage, at_once
+
+_SPARKS_BLOCK_BYTES = 4096
+"""Spark's own block size: what its readers of a snapshot are used to."""
+
+
+@dataclass(frozen=True)
+class SnapshotPolicy:
+    """When a store deserves a snapshot: its tail has `changelogs` files or `tail_bytes` (as they lie in storage)."""
+
+    changelogs: int = 50
+    tail_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """One store at its head. `load` says how the head is loaded from storage; None when it cannot be, see `problem`."""
+
+    store: StorePath
+    head: VersionId
+    load: LoadPlan | None
+    tail_bytes: int
+    problem: str | None = None
+
+
+class Why(Enum):
+    """Why a store gets a snapshot."""
+
+    COUNT = "many changelogs behind the newest snapshot"
+    BYTES = "a long tail behind the newest snapshot"
+    ASKED = "asked for"
+
+
+class WhyNot(Enum):
+    """Why a store gets none."""
+
+    AT_HEAD = "has a snapshot at its head"
+    SHORT_TAIL = "its tail is short"
+    NOT_LOADABLE = "its head cannot be loaded"
+
+
+@dataclass(frozen=True)
+class TakeSnapshot:
+    """Make the snapshot of `load`'s target."""
+
+    store: StorePath
+    version: VersionId
+    load: LoadPlan
+    tail_bytes: int
+    reason: Why
+
+    @property
+    def explained(self) -> str:
+        """The reason with its figures."""
+        count = len(self.load.replay)
+        return f"{self.reason.value}: {count:,} changelogs, {self.tail_bytes:,} bytes since {_base_name(self.load)}"
+
+
+@dataclass(frozen=True)
+class LeaveAlone:
+    """Make none."""
+
+    store: StorePath
+    version: VersionId
+    reason: WhyNot
+    detail: str
+
+    @property
+    def explained(self) -> str:
+        """The reason with its figures."""
+        return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
+
+
+@dataclass(frozen=True)
+class SnapshotPlan:
+    """What to do about each store, worst first."""
+
+    batch: int
+    take: tuple[TakeSnapshot, ...]
+    leave: tuple[LeaveAlone, ...]
+
+
+class Published(Enum):
+    """How the making of a snapshot ended."""
+
+    NEW = "made"
+    THERE_ALREADY = "another maintainer was first"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one action. `uploaded_bytes` and `new_tables` are those that this run sent."""
+
+    action: TakeSnapshot
+    published: Published
+    keys: int
+    tables: int
+    new_tables: int
+    uploaded_bytes: int
+    replayed_keys: int
+    skipped_snapshots: tuple[str, ...]
+    seconds: float
+
+
+def gather(storage: Storage) -> tuple[int, list[StoreFacts]] | None:
+    """The facts about all stores at the newest committed batch; None when there is no batch yet.
+
+    One listing of `state/`, one of `commits/`, one request an operator, and one for each store whose head has no
+    snapshot. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    """
+    heads = catalog.heads(storage)
+    if heads is None:
+        return None
+    files = catalog.files(storage)
+    found: dict[StorePath, StoreFacts] = {}
+
+    def look(store: StorePath) -> None:
+        found[store] = _facts(storage, store, heads.heads[store], files.get(store, catalog.StoreFiles()))
+
+    at_once(look, list(heads.heads))
+    return heads.batch, [found[store] for store in sorted(found)]
+
+
+def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
+    if head.id is None:
+        return StoreFacts(store, head, None, 0, "structure V1: this release makes snapshots of structure V2")
+    headers: dict[VersionId, Lineage] = {}
+    while True:
+        step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
+        match step:
+            case LoadPlan():
+                sizes = [files.changelogs[v].size_bytes if v in files.changelogs else None for v in step.replay]
+                gone = [v for v, size in zip(step.replay, sizes, strict=True) if size is None]
+                if gone:
+                    return StoreFacts(store, head, None, 0, f"{store.changelog(gone[0])} is missing")
+                return StoreFacts(store, head, step, sum(size or 0 for size in sizes))
+            case NeedsHeader(version):
+                try:
+                    headers[version] = catalog.lineage(storage, store, version)
+                except StatekeeperError as error:
+                    return StoreFacts(store, head, None, 0, str(error))
+            case NotLoadable(missing, reason):
+                return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
+
+
+def plan(batch: int, facts: Iterable[StoreFacts], policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
+    """Which stores get a snapshot at their head, the longest tail first. Pure."""
+    take: list[TakeSnapshot] = []
+    leave: list[LeaveAlone] = []
+    for fact in facts:
+        why = _why(fact, policy, take_all=take_all)
+        if isinstance(why, Why):
+            assert fact.load is not None
+            take.append(TakeSnapshot(fact.store, fact.head, fact.load, fact.tail_bytes, why))
+        else:
+            leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
+    take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
+    return SnapshotPlan(batch, tuple(take), tuple(leave))
+
+
+def _why(fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
+    if fact.load is None:
+        return WhyNot.NOT_LOADABLE
+    if not fact.load.replay:
+        return WhyNot.AT_HEAD
+    if take_all:
+        return Why.ASKED
+    if len(fact.load.replay) >= policy.changelogs:
+        return Why.COUNT
+    return Why.BYTES if fact.tail_bytes >= policy.tail_bytes else WhyNot.SHORT_TAIL
+
+
+def _detail(fact: StoreFacts, why: WhyNot) -> str:
+    if why is WhyNot.NOT_LOADABLE:
+        return fact.problem or ""
+    if why is WhyNot.SHORT_TAIL and fact.load is not None:
+        return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {_base_name(fact.load)}"
+    return ""
+
+
+def _base_name(load: LoadPlan) -> str:
+    return "the beginning" if load.base_kind is BaseKind.NOTHING else f"version {load.base.version}"
+
+
+def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clock, ids: Ids) -> Taken:
+    """Make one snapshot, below `scratch` on local disk, and publish it: tables first, zip last.
+
+    *Guarantee*: nothing is overwritten, and a crash at any request leaves a store that loads: tables without a zip are
+    orphans. When another maintainer was first, its snapshot stands. After the zip is visible its tables are looked for
+    once more; if one is gone, the zip is taken back.
+
+    Raises `VersionNotLoadable`, `ObjectMissing` when a table went while the snapshot was made, `StorageError`.
+    """
+    started = clock.monotonic_seconds()
+    written_before = storage.requests.snapshot()
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
+        folder = Path(name)
+        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES)
+        cache = LocalCopyFolder(folder / "store", limits, ids)
+        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
+        restored = loader.restore(action.version, folder / "database")
+        with restored.database as database:
+            if database.wants_merge():
+                database.merge_tables()
+            keys = database.count_keys()
+            database.capture(folder / "captured")
+        tables, fresh = _named(folder / "captured", restored.base, ids)
+        at_once(lambda table: _upload(storage, action.store, table, folder / "captured"), fresh)
+        small = {path.name: path.read_bytes() for path in (folder / "captured").iterdir() if is_small_file(path.name)}
+        snapshot = Snapshot(small, SnapshotMetadata("v1", tables, keys, {}))
+        published = Published.NEW
+        try:
+            storage.create(action.store.snapshot(action.version), encode_snapshot(snapshot))
+        except AlreadyExists:
+            published = Published.THERE_ALREADY
+        else:
+            _require_tables(storage, action, tables)
+    return Taken(
+        action,
+        published,
+        keys,
+        len(tables),
+        len(fresh),
+        storage.requests.since(written_before).bytes_written,
+        restored.metrics.replayed_keys,
+        restored.metrics.skipped_snapshots,
+        clock.monotonic_seconds() - started,
+    )
+
+
+def _named(captured: Path, base: SnapshotMetadata | None, ids: Ids) -> tuple[tuple[TableFile, ...], list[TableFile]]:
+    """The tables of a snapshot under their names in storage, and those of them that are not there yet.
+
+    A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table.
+    """
+    held = {(table.local_name, table.size_bytes): table for table in (base.tables if base else ())}
+    suffix = ids.fresh()
+    tables: list[TableFile] = []
+    fresh: list[TableFile] = []
+    for path in sorted(captured.glob("*.sst")):
+        size = path.stat().st_size
+        table = held.get((path.name, size))
+        if table is None:
+            table = TableFile(path.name, f"{path.stem}-{suffix}.sst", size)
+            fresh.append(table)
+        tables.append(table)
+    return tuple(tables), fresh
+
+
+def _upload(storage: Storage, store: StorePath, table: TableFile, captured: Path) -> None:
+    storage.create(store.table_file(table.dfs_name), captured / table.local_name)
+
+
+def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...]) -> None:
+    # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible.
+    there = {entry.path for entry in storage.list(f"{action.store.folder}/{TABLES.rstrip('/')}")}
+    gone = [table.dfs_name for table in tables if action.store.table_file(table.dfs_name) not in there]
+    if gone:
+        path = action.store.snapshot(action.version)
+        storage.delete([path])
+        raise ObjectMissing(
+            f"its table {gone[0]} was deleted while it was made; it was taken back",
+            path=path,
+            hint="run it again; stop what else deletes files in this checkpoint",
+        )

@@ -1,0 +1,108 @@
+"""The command, as a person or a program calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
+    checkpoint = Checkpoint(open_storage(str(root)), tmp_path)
+    checkpoint.grow(4)
+    return checkpoint
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def said(*arguments: object) -> dict:
+    result = run(*arguments, "--output", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Checkpoint) -> None:
+    plan = said("snapshot", root, "--all", "--dry-run")
+    assert [(action["store"], action["reason"]) for action in plan["take"]] == [
+        ("state/0/1", "asked"),
+        ("state/0/0", "asked"),
+    ]
+    assert not list(root.glob("state/*/*/*.zip"))
+    shown = run("snapshot", root, "--dry-run", "--changelogs", 4).output
+    assert "2 snapshots to take, 0 stores to leave alone" in shown
+    short = said("snapshot", root, "--dry-run")
+    assert [action["reason"] for action in short["leave"]] == ["short_tail", "short_tail"]
+    assert short["leave"][0]["explained"].startswith("its tail is short: 4 changelogs, ")
+
+
+def test_snapshots_are_made_and_the_next_run_has_nothing_to_do(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    done = said("snapshot", root, "--all")
+    assert [one["outcome"] for one in done["taken"]] == ["new", "new"]
+    assert [one["keys"] for one in done["taken"]] == [len(state) for state in reversed(checkpoint.states[-1])]
+    assert len(list(root.glob("state/*/*/*.zip"))) == 2
+    assert said("snapshot", root, "--all")["taken"] == []
+    assert "0 taken, 0 failed, 2 left alone" in run("snapshot", root).output
+    checkpoint.assert_right(tmp_path / "fresh")
+
+
+def test_inspect_shows_base_and_tail_of_each_store(root: Path, checkpoint: Checkpoint) -> None:
+    run("snapshot", root, "--all")
+    checkpoint.grow(2)
+    seen = said("inspect", root)
+    assert (seen["batch"], seen["version"]) == (5, 6)
+    for store, version in zip(seen["stores"], checkpoint.versions[4], strict=True):
+        assert (store["base"], store["tail_changelogs"]) == (str(version), 2)
+    table = run("inspect", root).output
+    assert "batch 5, version 6: 2 stores" in table
+    assert "snapshot 4" in table
+
+
+def test_a_store_that_cannot_be_loaded_is_a_finding(root: Path, checkpoint: Checkpoint) -> None:
+    gone = checkpoint.stores[0].changelog(checkpoint.versions[-1][0])
+    (root / gone).unlink()
+    result = run("inspect", root, "--output", "json")
+    assert result.exit_code == 3
+    assert gone in json.loads(result.stdout)["stores"][0]["problem"]
+    result = run("snapshot", root, "--all", "--output", "json")
+    assert result.exit_code == 3
+    assert [one["store"] for one in json.loads(result.stdout)["taken"]] == ["state/0/1"]
+
+
+def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path) -> None:
+    for verb in ("snapshot", "inspect"):
+        result = run(verb, root)
+        assert (result.exit_code, result.stdout) == (10, "")
+        assert result.stderr.startswith("not_a_checkpoint: ")
+        assert "Traceback" not in result.stderr
+    assert run("snapshot").exit_code == 2
+
+
+def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Path) -> None:
+    Checkpoint(open_storage(str(root)), tmp_path)
+    assert said("snapshot", root, "--all") == {"batch": None, "taken": []}
+    assert "no batch is committed yet" in run("inspect", root).output
+
+
+def test_the_command_is_installed_and_lists_its_verbs() -> None:
+    command = Path(sys.executable).parent / "statekeeper"
+    shown = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
+    for verb in main.commands:
+        assert verb in shown

@@ -1,0 +1,238 @@
+"""Snapshots from outside: which stores deserve one, what is uploaded, and that nothing is lost whatever happens."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import NotACheckpoint, ObjectMissing, StorageError
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import read_snapshot
+from statestore.lineage import BaseKind, LoadPlan
+from statestore.maintenance.snapshot import (
+    Published,
+    SnapshotPlan,
+    SnapshotPolicy,
+    StoreFacts,
+    Taken,
+    TakeSnapshot,
+    Why,
+    WhyNot,
+    execute,
+    gather,
+    plan,
+)
+from statestore.storage import Storage, StorageSpec, open_storage
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+
+FEWEST_CASES = 25
+
+
+@pytest.fixture
+def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(storage, tmp_path)
+
+
+def planned(storage: Storage, *, take_all: bool = True, changelogs: int = 50) -> SnapshotPlan:
+    gathered = gather(storage)
+    assert gathered is not None
+    return plan(*gathered, SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+
+
+def take(storage: Storage, scratch: Path, **how: Any) -> list[Taken]:
+    return [one(storage, action, scratch) for action in planned(storage, **how).take]
+
+
+def one(storage: Storage, action: TakeSnapshot, scratch: Path) -> Taken:
+    return execute(storage, action, scratch=scratch / "scratch", clock=SystemClock(), ids=RandomIds())
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+
+
+def facts(partition: int, tail: int, tail_bytes: int) -> StoreFacts:
+    versions = tuple(VersionId(n, f"{n:08x}-0000-4000-8000-000000000000") for n in range(1, tail + 2))
+    load = LoadPlan(BaseKind.SNAPSHOT, versions[0], versions[1:], versions)
+    return StoreFacts(StorePath(0, partition), versions[-1], load, tail_bytes)
+
+
+def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason() -> None:
+    broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
+    made = plan(
+        9, [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken], SnapshotPolicy(10, 9_000)
+    )
+    assert [(action.store.partition, action.reason) for action in made.take] == [(2, Why.BYTES), (1, Why.COUNT)]
+    assert made.take[1].explained == (
+        "many changelogs behind the newest snapshot: 10 changelogs, 500 bytes since version 1"
+    )
+    assert [(action.store.partition, action.reason) for action in made.leave] == [
+        (0, WhyNot.SHORT_TAIL),
+        (3, WhyNot.AT_HEAD),
+        (4, WhyNot.NOT_LOADABLE),
+    ]
+    assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
+    every = plan(9, [facts(0, 3, 100), facts(3, 0, 0), broken], SnapshotPolicy(10, 9_000), take_all=True)
+    assert [(action.store.partition, action.reason) for action in every.take] == [(0, Why.ASKED)]
+
+
+def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do(
+    storage: Storage, tmp_path: Path
+) -> None:
+    with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
+        gather(storage)
+    Checkpoint(storage, tmp_path)
+    assert gather(storage) is None
+
+
+def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(4)
+    gone = checkpoint.stores[0].changelog(checkpoint.versions[2][0])
+    checkpoint.storage.delete([gone])
+    made = planned(checkpoint.storage)
+    assert [action.store for action in made.take] == [checkpoint.stores[1]]
+    [left] = made.leave
+    assert left.reason is WhyNot.NOT_LOADABLE
+    assert gone in left.explained
+
+
+# -- what is made ------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(5)
+    for taken, partition in zip(take(checkpoint.storage, tmp_path), (1, 0), strict=True):
+        assert taken.published is Published.NEW
+        assert taken.keys == len(checkpoint.states[-1][partition])
+    changelogs = [entry.path for entry in checkpoint.storage.list("state") if entry.path.endswith(".changelog")]
+    checkpoint.storage.delete(changelogs)
+    checkpoint.assert_right(tmp_path / "fresh")
+    for store, version in zip(checkpoint.stores, checkpoint.versions[-1], strict=True):
+        with checkpoint.load(store, version, tmp_path / "another") as opened:
+            assert opened.load_metrics.base is BaseKind.SNAPSHOT
+            assert (opened.load_metrics.replayed_changelogs, opened.lineage) == (0, (version,))
+    assert {left.reason for left in planned(checkpoint.storage).leave} == {WhyNot.AT_HEAD}
+
+
+def test_every_version_still_loads_beside_the_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for number in range(4):
+        checkpoint.grow(3)
+        take(checkpoint.storage, tmp_path, take_all=number % 2 == 0, changelogs=3)
+    for batch in range(12):
+        checkpoint.assert_right(tmp_path / f"fresh {batch}", batch)
+
+
+def test_tables_that_did_not_change_are_named_again_and_not_sent_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(20)
+    first = {taken.action.store: taken for taken in take(checkpoint.storage, tmp_path)}
+    checkpoint.grow(1)
+    for taken in take(checkpoint.storage, tmp_path):
+        before = first[taken.action.store]
+        assert (taken.tables, taken.new_tables) == (before.tables + 1, 1)
+        assert taken.uploaded_bytes < before.uploaded_bytes
+        named = [
+            {table.dfs_name for table in read_snapshot(checkpoint.storage.read(path), path).metadata.tables}
+            for path in (taken.action.store.snapshot(v) for v in (before.action.version, taken.action.version))
+        ]
+        assert named[0] < named[1]
+    checkpoint.assert_right(tmp_path / "fresh")
+
+
+def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    most = 0
+    for _ in range(12):
+        checkpoint.grow(1)
+        most = max(most, *(taken.tables for taken in take(checkpoint.storage, tmp_path)))
+    assert 4 <= most <= 9
+    checkpoint.assert_right(tmp_path / "fresh")
+
+
+def test_a_damaged_base_is_passed_over_and_said_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(3)
+    take(checkpoint.storage, tmp_path)
+    damaged = checkpoint.stores[0].snapshot(checkpoint.versions[-1][0])
+    checkpoint.storage.replace(damaged, b"garbage")
+    checkpoint.grow(3)
+    taken = {taken.action.store.partition: taken for taken in take(checkpoint.storage, tmp_path)}
+    assert [damaged in text for text in taken[0].skipped_snapshots] == [True]
+    assert taken[1].skipped_snapshots == ()
+    checkpoint.assert_right(tmp_path / "fresh")
+
+
+# -- beside others, and faults -----------------------------------------------------------------------------------------
+
+
+def test_of_two_maintainers_the_second_finds_the_snapshot_there(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(3)
+    action = planned(checkpoint.storage).take[0]
+    assert one(checkpoint.storage, action, tmp_path).published is Published.NEW
+    body = checkpoint.storage.read(action.store.snapshot(action.version))
+    assert one(checkpoint.storage, action, tmp_path).published is Published.THERE_ALREADY
+    assert checkpoint.storage.read(action.store.snapshot(action.version)) == body
+    checkpoint.assert_right(tmp_path / "fresh")
+
+
+class LosesATable:
+    """A storage in which another process deletes a new table right after the zip that names it became visible."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: str, data: bytes | Path) -> Any:
+        created = self._inner.create(path, data)
+        if path.endswith(".zip"):
+            assert isinstance(data, bytes)
+            table = read_snapshot(data, path).metadata.tables[-1]
+            self._inner.delete([f"{path.rpartition('/')[0]}/SSTs/{table.dfs_name}"])
+        return created
+
+
+def test_a_snapshot_whose_table_went_meanwhile_is_taken_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(3)
+    action = planned(checkpoint.storage).take[0]
+    with pytest.raises(ObjectMissing, match=r"was deleted while it was made; it was taken back -> run it again"):
+        one(LosesATable(checkpoint.storage), action, tmp_path)  # type: ignore[arg-type]
+    assert checkpoint.storage.stat(action.store.snapshot(action.version)) is None
+    checkpoint.assert_right(tmp_path / "fresh")
+    assert one(checkpoint.storage, action, tmp_path).published is Published.NEW
+
+
+def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_ends_well(
+    storage_spec: StorageSpec, tmp_path: Path
+) -> None:
+    def scene(name: str) -> tuple[Checkpoint, TakeSnapshot]:
+        storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}/{name}"))
+        checkpoint = Checkpoint(storage, tmp_path / name, partitions=1)
+        checkpoint.grow(4)
+        take(storage, tmp_path / name)
+        checkpoint.grow(2)
+        return checkpoint, planned(storage).take[0]
+
+    checkpoint, action = scene("rehearsal")
+    rehearsal = FaultyStorage(checkpoint.storage)
+    one(rehearsal, action, tmp_path)
+    cases = crash_matrix(rehearsal.trace)
+    for number, (request, fault) in enumerate(cases):
+        checkpoint, action = scene(f"case-{number}")
+        faulty = FaultyStorage(checkpoint.storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            one(faulty, action, tmp_path)
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+        fresh = tmp_path / f"case-{number}"
+        checkpoint.assert_right(fresh / "host")
+        for again in planned(checkpoint.storage).take:
+            one(checkpoint.storage, again, tmp_path)
+        assert planned(checkpoint.storage).take == (), (request, fault)
+        checkpoint.assert_right(fresh / "another")
+        shutil.rmtree(fresh)
+    print(f"{len(cases)} cases")
+    assert len(cases) >= FEWEST_CASES
