@@ -86,13 +86,23 @@ def heads(storage: Storage) -> Heads | None:
         return None
     path = names.commits(batch)
     ids = logs.parse_commit(storage.read(path), path).ids
+    infos = _operators(storage)
     found: dict[StorePath, VersionId] = {}
-    for operator in _operators(storage):
+    for operator in infos:
         for place, info in enumerate(operator.stores):
             for partition in range(info.partitions):
                 store = StorePath(operator.operator, partition, info.name)
                 checkpoint_id = None if ids is None else _id_of(ids, store, place, path)
                 found[store] = VersionId(batch + 1, checkpoint_id)
+    if ids is not None:
+        # A store that nobody describes would be left out of all maintenance without a word.
+        named = sum(len(stores) for partitions in ids.values() for stores in partitions)
+        if named != len(found):
+            raise CorruptFile(
+                f"names {named} stores, the operators' metadata describes {len(found)}",
+                path=path,
+                hint=f"restore {names.STATE}/<operator>/_metadata",
+            )
     return Heads(batch, found)
 
 

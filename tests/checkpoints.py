@@ -7,6 +7,7 @@ from pathlib import Path
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.lineage import BaseKind
 from statestore.storage import Storage
 from statestore.store import StateStore, StoreAddress
 from tests.hosts import Changes, State, changed, column
@@ -21,6 +22,7 @@ class Checkpoint:
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
         self._folder = folder
+        storage.create(names.BINDING, b"{}")
         storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
         info = operators.StoreInfo(names.DEFAULT_STORE, 1, partitions)
         metadata = operators.OperatorMetadata(0, "counting", (info,))
@@ -67,3 +69,12 @@ class Checkpoint:
         for partition, store in enumerate(self.stores):
             with self.load(store, self.versions[number][partition], host) as opened:
                 assert dict(opened.scan()) == self.states[number][partition], store
+
+    def assert_snapshots_are_right(self, host: Path) -> None:
+        """Every store has a snapshot at its head that alone gives what the model holds."""
+        for store, version, state in zip(self.stores, self.versions[-1], self.states[-1], strict=True):
+            with self.load(store, version, host) as opened:
+                metrics = opened.load_metrics
+                assert metrics.skipped_snapshots == (), store
+                assert (metrics.base, metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 0), store
+                assert dict(opened.scan()) == state, store

@@ -53,6 +53,14 @@ def test_a_commit_that_lacks_a_store_is_corrupt(storage: Storage, tmp_path: Path
         catalog.heads(storage)
 
 
+def test_a_store_that_no_metadata_describes_is_not_left_out_without_a_word(storage: Storage, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(storage, tmp_path, partitions=2)
+    checkpoint.grow(1)
+    storage.delete([names.operator_metadata(0)])
+    with pytest.raises(CorruptFile, match=r"commits/0: names 2 stores, the operators' metadata describes 0 -> restore"):
+        catalog.heads(storage)
+
+
 def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
     paths = [
         f"state/0/0/3_{IDS[3]}.changelog",
@@ -65,6 +73,8 @@ def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
         f"state/1/12/left-keyToNumValues/5_{IDS[5]}.zip",
         "state/1/12/left-keyToNumValues/SSTs/000009-6ad1c2f0-0000.sst",
         "state/1/12/left-keyToNumValues/_metadata/schema",
+        f"state/00/0/6_{IDS[6]}.zip",
+        f"state/0/0/default/6_{IDS[6]}.zip",
     ]
     for path in paths:
         storage.create(path, b"x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from statestore.cli import tables
 from statestore.clock import RandomIds, SystemClock
@@ -19,8 +20,10 @@ from statestore.errors import StatekeeperError
 from statestore.maintenance import snapshot as snapshots
 from statestore.storage import Storage, open_storage
 
+FAILED = 1
 FINDINGS = 3
 PARTLY_DONE = 4
+INTERRUPTED = 130
 
 _TALK = Console(stderr=True)
 
@@ -46,12 +49,23 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except StatekeeperError as error:
-            _TALK.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
+            _say(error)
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            _TALK.print("interrupted: what is done stays done, run it again")
+            ctx.exit(INTERRUPTED)
+
+
+def _say(error: StatekeeperError) -> None:
+    # Not as markup: names out of files may hold brackets.
+    _TALK.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
 
 
 def _root(_: click.Context, __: click.Parameter, value: str) -> Storage:
-    return open_storage(value)
+    try:
+        return open_storage(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 _ROOT = click.argument("root", callback=_root)
@@ -69,7 +83,7 @@ def main() -> None:
     """Looks after the checkpoints of stateful Spark queries. ROOT is a path or a URL.
 
     Exit codes: 0 fine, 1 failed, 2 usage, 3 findings, 4 partly done, 10 not a checkpoint, 11 locked, 12 unknown
-    format, 13 refused as unsafe.
+    format, 13 refused as unsafe, 130 interrupted.
     """
 
 
@@ -79,13 +93,9 @@ def main() -> None:
 def inspect(root: Storage, output: Output) -> None:
     """Stores, heads, bases, tails and sizes."""
     gathered = snapshots.gather(root)
-    if gathered is None:
-        output.show({"batch": None, "stores": []}, lambda console: console.print("no batch is committed yet"))
-        return
-    batch, facts = gathered
-    output.show(tables.facts_object(batch, facts), lambda console: console.print(tables.facts_table(batch, facts)))
-    if any(fact.load is None for fact in facts):
-        sys.exit(FINDINGS)
+    output.show(tables.facts_object(gathered), lambda console: console.print(tables.facts_table(gathered)))
+    plan = snapshots.plan(gathered, snapshots.SnapshotPolicy())
+    sys.exit(_exit_code(plan, (), ()))
 
 
 @main.command()
@@ -98,51 +108,50 @@ def inspect(root: Storage, output: Output) -> None:
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Local disk to work on.  [default: a temporary one]",
+    default=lambda: Path(tempfile.gettempdir()),
+    show_default="the system's folder for temporary files",
+    help="Local disk to work on.",
 )
 @_OUTPUT
-def snapshot(
-    root: Storage, take_all: bool, dry_run: bool, changelogs: int, scratch: Path | None, output: Output
-) -> None:
+def snapshot(root: Storage, take_all: bool, dry_run: bool, changelogs: int, scratch: Path, output: Output) -> None:
     """Make snapshots of the stores whose tail is long.
 
     It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
     """
-    gathered = snapshots.gather(root)
-    if gathered is None:
-        output.show({"batch": None, "taken": []}, lambda console: console.print("no batch is committed yet"))
-        return
-    plan = snapshots.plan(*gathered, snapshots.SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+    plan = snapshots.plan(snapshots.gather(root), snapshots.SnapshotPolicy(changelogs=changelogs), take_all=take_all)
     if dry_run:
         output.show(tables.plan_object(plan), lambda console: console.print(tables.plan_table(plan)))
-        return
+        sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
-    with (
-        tempfile.TemporaryDirectory(dir=scratch, prefix="statekeeper-") as folder,
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=_TALK,
-            transient=True,
-        ) as progress,
-    ):
-        bar = progress.add_task("snapshots", total=len(plan.take))
-        for action in plan.take:
-            try:
-                taken.append(
-                    snapshots.execute(root, action, scratch=Path(folder), clock=SystemClock(), ids=RandomIds())
-                )
-            except StatekeeperError as error:
-                failed.append((action, error))
-                progress.console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
-            progress.advance(bar)
-    output.show(
-        tables.taken_object(plan, taken, failed), lambda console: tables.print_taken(console, plan, taken, failed)
+    try:
+        with _progress() as progress:
+            for action in progress.track(plan.take, description="snapshots"):
+                try:
+                    taken.append(snapshots.execute(root, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()))
+                except StatekeeperError as error:
+                    failed.append((action, error))
+                    _say(error)
+    finally:
+        # Also when it is interrupted: what was made is there.
+        output.show(
+            tables.taken_object(plan, taken, failed), lambda console: tables.print_taken(console, plan, taken, failed)
+        )
+    sys.exit(_exit_code(plan, taken, failed))
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=_TALK,
+        transient=True,
     )
+
+
+def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
     if failed:
-        sys.exit(PARTLY_DONE)
-    if any(action.reason is snapshots.WhyNot.NOT_LOADABLE for action in plan.leave):
-        sys.exit(FINDINGS)
+        return PARTLY_DONE if taken else FAILED
+    return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0

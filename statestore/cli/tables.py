@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from statestore.errors import StatekeeperError
 from statestore.lineage import BaseKind
-from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, StoreFacts, Taken, TakeSnapshot
+from statestore.maintenance.snapshot import Gathered, LeaveAlone, SnapshotPlan, StoreFacts, Taken, TakeSnapshot
 
 _ROWS = 50
 """A person reads no more; the rest is counted."""
@@ -22,9 +23,14 @@ def as_json(result: dict[str, Any]) -> str:
     return json.dumps(result, indent=1)
 
 
-def facts_object(batch: int, facts: Sequence[StoreFacts]) -> dict[str, Any]:
+def facts_object(gathered: Gathered) -> dict[str, Any]:
     """What `inspect` found."""
-    return {"batch": batch, "version": batch + 1, "stores": [_fact_object(fact) for fact in facts]}
+    batch = gathered.batch
+    return {
+        "batch": batch,
+        "version": None if batch is None else batch + 1,
+        "stores": [_fact_object(fact) for fact in gathered.stores],
+    }
 
 
 def _fact_object(fact: StoreFacts) -> dict[str, Any]:
@@ -39,18 +45,17 @@ def _fact_object(fact: StoreFacts) -> dict[str, Any]:
     }
 
 
-def facts_table(batch: int, facts: Sequence[StoreFacts]) -> Table:
+def facts_table(gathered: Gathered) -> Table:
     """The stores with the longest tails."""
-    table = _table(
-        f"batch {batch}, version {batch + 1}: {len(facts)} stores", "store", "base", "tail", "tail bytes", "problem"
-    )
+    facts = gathered.stores
+    table = _table(f"{_when(gathered.batch)}: {len(facts):,} stores", "store", "base", "tail", "tail bytes", "problem")
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))
     for fact in worst[:_ROWS]:
         if fact.load is None:
-            table.add_row(str(fact.store), "-", "-", "-", fact.problem)
+            _add(table, fact.store, "-", "-", "-", fact.problem)
         else:
             base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else f"snapshot {fact.load.base.version}"
-            table.add_row(str(fact.store), base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", "")
+            _add(table, fact.store, base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", fact.problem or "")
     if len(facts) > _ROWS:
         table.caption = f"the worst {_ROWS} of {len(facts):,}"
     return table
@@ -77,7 +82,7 @@ def _action_object(action: TakeSnapshot | LeaveAlone) -> dict[str, Any]:
 def plan_table(plan: SnapshotPlan) -> Table:
     """The plan for a person."""
     table = _table(
-        f"batch {plan.batch}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to leave alone",
+        f"{_when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to leave alone",
         "store",
         "what",
         "why",
@@ -85,7 +90,7 @@ def plan_table(plan: SnapshotPlan) -> Table:
     actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
     for action in actions[:_ROWS]:
         what = f"snapshot of version {action.version.version}" if isinstance(action, TakeSnapshot) else "nothing"
-        table.add_row(str(action.store), what, action.explained)
+        _add(table, action.store, what, action.explained)
     if len(actions) > _ROWS:
         table.caption = f"the first {_ROWS}"
     return table
@@ -125,15 +130,16 @@ def print_taken(
     """What became of a plan, and what to do next."""
     if taken:
         table = _table(
-            f"batch {plan.batch}: {len(taken)} snapshots", "store", "version", "keys", "tables", "new", "uploaded", "s"
+            f"{_when(plan.batch)}: {len(taken)} snapshots", "store", "version", "keys", "tables", "new", "uploaded", "s"
         )
         for one in taken[:_ROWS]:
-            table.add_row(
-                str(one.action.store),
-                str(one.action.version.version),
+            _add(
+                table,
+                one.action.store,
+                one.action.version.version,
                 f"{one.keys:,}",
-                f"{one.tables}",
-                f"{one.new_tables}",
+                one.tables,
+                one.new_tables,
                 f"{one.uploaded_bytes:,}",
                 f"{one.seconds:.2f}",
             )
@@ -143,6 +149,15 @@ def print_taken(
         console.print("run it again: what is done is not done twice")
     elif not taken:
         console.print("--dry-run says why; --all takes one of every store")
+
+
+def _when(batch: int | None) -> str:
+    return "no batch is committed yet" if batch is None else f"batch {batch}, version {batch + 1}"
+
+
+def _add(table: Table, *cells: object) -> None:
+    # As plain text: names and errors come out of files and may hold what looks like markup.
+    table.add_row(*(Text(str(cell)) for cell in cells))
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -128,11 +128,12 @@ class StorePath:
 
 
 def parse_place(path: str) -> tuple[StorePath, str] | None:
-    """The store that a path relative to the checkpoint lies in, and the name there; None for what is in no store."""
+    """The store that a path relative to the checkpoint lies in, and the name there; None for what is in no store.
+
+    Only for a path that the store itself would write: `state/00/0/…` and `state/0/0/default/…` are nobody's.
+    """
     match path.split("/"):
-        case [folder, operator, partition, *inside] if (
-            folder == STATE and operator.isdecimal() and partition.isdecimal()
-        ):
+        case [folder, operator, partition, *inside] if folder == STATE and _are_numbers(operator, partition):
             pass
         case _:
             return None
@@ -141,7 +142,12 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
         store, *inside = inside
     if not inside or "_metadata" in (store, inside[0]):
         return None
-    return StorePath(int(operator), int(partition), store), "/".join(inside)
+    place, name = StorePath(int(operator), int(partition), store), "/".join(inside)
+    return (place, name) if f"{place.folder}/{name}" == path else None
+
+
+def _are_numbers(*texts: str) -> bool:
+    return all(text.isascii() and text.isdecimal() for text in texts)
 
 
 def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:

@@ -7,6 +7,7 @@ state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: in
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.java_io import Reader, utf
 from statestore.format.untrusted import BAD_VALUES
 
+_STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
 _CHUNK_CHARACTERS = 65_535 // 6
 """Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
 halves, cuts at twice as many; its reader joins pieces of any length."""
@@ -61,9 +63,13 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
             StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]))
             for s in body["stateStoreInfo"]
         )
-        return OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
+        metadata = OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
         raise CorruptFile("operator metadata is not the JSON that it should be", path=path) from error
+    for store in metadata.stores:
+        if not _STORE_NAME.fullmatch(store.name) or store.partitions < 1 or metadata.operator < 0:
+            raise CorruptFile(f"impossible store {store.name!r} with {store.partitions} partitions", path=path)
+    return metadata
 
 
 def encode_schema(key_json: str, value_json: str) -> bytes:

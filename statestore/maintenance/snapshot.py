@@ -1,6 +1,6 @@
 """Which stores deserve a snapshot, and making it: the work that a query without it does in its executors.
 
-    gather(storage)  ->  [StoreFacts]  ->  plan(facts, policy)  ->  SnapshotPlan  ->  execute(storage, action)
+    gather(storage)  ->  Gathered  ->  plan(gathered, policy)  ->  SnapshotPlan  ->  execute(storage, action)
 
 Sources: SPARK-43421 (snapshots in the background), SPARK-49374 (each under its own id), FLIP-158 (materialization apart
 from commits), FLIP-428 (incremental by file).
@@ -9,7 +9,7 @@ from commits), FLIP-428 (incremental by file).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,13 +17,21 @@ from pathlib import Path
 from statestore import catalog
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits
-from statestore.errors import AlreadyExists, ObjectMissing, StatekeeperError
-from statestore.format.names import TABLES, StorePath, VersionId
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import (
+    Snapshot,
+    SnapshotMetadata,
+    TableFile,
+    encode_snapshot,
+    is_small_file,
+    read_snapshot,
+)
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.loader import Loader
-from statestore.storage import Storage, at_once
+from statestore.storage import Entry, Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's own block size: what its readers of a snapshot are used to."""
@@ -39,13 +47,23 @@ class SnapshotPolicy:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """One store at its head. `load` says how the head is loaded from storage; None when it cannot be, see `problem`."""
+    """One store at its head. `load` says how the head is loaded from storage, None when it cannot be; `problem` what is
+    wrong with it, or with the snapshot at its head."""
 
     store: StorePath
     head: VersionId
     load: LoadPlan | None
     tail_bytes: int
     problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs."""
+
+    batch: int | None
+    is_own: bool
+    stores: tuple[StoreFacts, ...]
 
 
 class Why(Enum):
@@ -61,7 +79,14 @@ class WhyNot(Enum):
 
     AT_HEAD = "has a snapshot at its head"
     SHORT_TAIL = "its tail is short"
+    NATIVE = "written by Spark itself: this release makes snapshots in the roots of its own jobs only"
     NOT_LOADABLE = "its head cannot be loaded"
+    DAMAGED = "its snapshot at the head is damaged, delete it and run this again"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether someone must act."""
+        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -100,7 +125,7 @@ class LeaveAlone:
 class SnapshotPlan:
     """What to do about each store, worst first."""
 
-    batch: int
+    batch: int | None
     take: tuple[TakeSnapshot, ...]
     leave: tuple[LeaveAlone, ...]
 
@@ -127,15 +152,16 @@ class Taken:
     seconds: float
 
 
-def gather(storage: Storage) -> tuple[int, list[StoreFacts]] | None:
-    """The facts about all stores at the newest committed batch; None when there is no batch yet.
+def gather(storage: Storage) -> Gathered:
+    """The facts about all stores at the newest committed batch.
 
-    One listing of `state/`, one of `commits/`, one request an operator, and one for each store whose head has no
-    snapshot. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    Two listings of `state/`, one of `commits/`, one request an operator, and one for each store: the head of its newest
+    changelog, or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
     """
+    is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
     if heads is None:
-        return None
+        return Gathered(None, is_own, ())
     files = catalog.files(storage)
     found: dict[StorePath, StoreFacts] = {}
 
@@ -143,51 +169,67 @@ def gather(storage: Storage) -> tuple[int, list[StoreFacts]] | None:
         found[store] = _facts(storage, store, heads.heads[store], files.get(store, catalog.StoreFiles()))
 
     at_once(look, list(heads.heads))
-    return heads.batch, [found[store] for store in sorted(found)]
+    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)))
 
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
     if head.id is None:
-        return StoreFacts(store, head, None, 0, "structure V1: this release makes snapshots of structure V2")
+        return StoreFacts(store, head, None, 0, "structure V1: this release reads structure V2")
     headers: dict[VersionId, Lineage] = {}
     while True:
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
+            case LoadPlan(replay=()):
+                return StoreFacts(store, head, step, 0, _damage(storage, store, head, files.tables))
             case LoadPlan():
-                sizes = [files.changelogs[v].size_bytes if v in files.changelogs else None for v in step.replay]
-                gone = [v for v, size in zip(step.replay, sizes, strict=True) if size is None]
-                if gone:
-                    return StoreFacts(store, head, None, 0, f"{store.changelog(gone[0])} is missing")
-                return StoreFacts(store, head, step, sum(size or 0 for size in sizes))
+                gone = next((version for version in step.replay if version not in files.changelogs), None)
+                if gone is not None:
+                    return StoreFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
+                return StoreFacts(store, head, step, sum(files.changelogs[v].size_bytes for v in step.replay))
             case NeedsHeader(version):
                 try:
                     headers[version] = catalog.lineage(storage, store, version)
-                except StatekeeperError as error:
+                except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
                     return StoreFacts(store, head, None, 0, str(error))
             case NotLoadable(missing, reason):
                 return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
 
 
-def plan(batch: int, facts: Iterable[StoreFacts], policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
+def _damage(storage: Storage, store: StorePath, version: VersionId, tables: Mapping[str, Entry]) -> str | None:
+    """What is wrong with a snapshot in storage; None when its zip can be read and all of its tables are there."""
+    path = store.snapshot(version)
+    try:
+        snapshot = read_snapshot(storage.read(path), path)
+    except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
+        return str(error)
+    for table in snapshot.metadata.tables:
+        held = tables.get(table.dfs_name)
+        if held is None or held.size_bytes != table.size_bytes:
+            there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
+            return f"{path}: its table {table.dfs_name} {there}"
+    return None
+
+
+def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
     """Which stores get a snapshot at their head, the longest tail first. Pure."""
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
-    for fact in facts:
-        why = _why(fact, policy, take_all=take_all)
+    for fact in gathered.stores:
+        why = _why(fact, policy, take_all=take_all) if gathered.is_own else WhyNot.NATIVE
         if isinstance(why, Why):
             assert fact.load is not None
             take.append(TakeSnapshot(fact.store, fact.head, fact.load, fact.tail_bytes, why))
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
-    return SnapshotPlan(batch, tuple(take), tuple(leave))
+    return SnapshotPlan(gathered.batch, tuple(take), tuple(leave))
 
 
 def _why(fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
     if fact.load is None:
         return WhyNot.NOT_LOADABLE
     if not fact.load.replay:
-        return WhyNot.AT_HEAD
+        return WhyNot.DAMAGED if fact.problem else WhyNot.AT_HEAD
     if take_all:
         return Why.ASKED
     if len(fact.load.replay) >= policy.changelogs:
@@ -196,7 +238,7 @@ def _why(fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | W
 
 
 def _detail(fact: StoreFacts, why: WhyNot) -> str:
-    if why is WhyNot.NOT_LOADABLE:
+    if why.is_finding:
         return fact.problem or ""
     if why is WhyNot.SHORT_TAIL and fact.load is not None:
         return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {_base_name(fact.load)}"
@@ -210,17 +252,18 @@ def _base_name(load: LoadPlan) -> str:
 def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clock, ids: Ids) -> Taken:
     """Make one snapshot, below `scratch` on local disk, and publish it: tables first, zip last.
 
-    *Guarantee*: nothing is overwritten, and a crash at any request leaves a store that loads: tables without a zip are
-    orphans. When another maintainer was first, its snapshot stands. After the zip is visible its tables are looked for
-    once more; if one is gone, the zip is taken back.
+    *Guarantee*: nothing is overwritten or deleted, and a crash at any request leaves a store that loads: tables without
+    a zip are orphans. When another maintainer was first and its snapshot is whole, that one stands.
 
-    Raises `VersionNotLoadable`, `ObjectMissing` when a table went while the snapshot was made, `StorageError`.
+    Raises `VersionNotLoadable`; `CorruptFile` when a damaged zip stands under the snapshot's name; `ObjectMissing` when
+    its tables are deleted as soon as they are sent; `LocalDiskFull`, `StorageError`.
     """
     started = clock.monotonic_seconds()
     written_before = storage.requests.snapshot()
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
-        folder = Path(name)
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
+        folder, captured = Path(name), Path(name) / "captured"
         limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES)
         cache = LocalCopyFolder(folder / "store", limits, ids)
         loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
@@ -229,18 +272,14 @@ def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clo
             if database.wants_merge():
                 database.merge_tables()
             keys = database.count_keys()
-            database.capture(folder / "captured")
-        tables, fresh = _named(folder / "captured", restored.base, ids)
-        at_once(lambda table: _upload(storage, action.store, table, folder / "captured"), fresh)
-        small = {path.name: path.read_bytes() for path in (folder / "captured").iterdir() if is_small_file(path.name)}
+            database.capture(captured)
+        tables, fresh = _named(captured, restored.base, ids)
+        at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
         snapshot = Snapshot(small, SnapshotMetadata("v1", tables, keys, {}))
-        published = Published.NEW
-        try:
-            storage.create(action.store.snapshot(action.version), encode_snapshot(snapshot))
-        except AlreadyExists:
-            published = Published.THERE_ALREADY
-        else:
-            _require_tables(storage, action, tables)
+        published = _publish(storage, action, encode_snapshot(snapshot))
+        if published is Published.NEW:
+            _require_tables(storage, action, tables, captured)
     return Taken(
         action,
         published,
@@ -277,15 +316,40 @@ def _upload(storage: Storage, store: StorePath, table: TableFile, captured: Path
     storage.create(store.table_file(table.dfs_name), captured / table.local_name)
 
 
-def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...]) -> None:
-    # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible.
-    there = {entry.path for entry in storage.list(f"{action.store.folder}/{TABLES.rstrip('/')}")}
-    gone = [table.dfs_name for table in tables if action.store.table_file(table.dfs_name) not in there]
+def _publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
+    path = action.store.snapshot(action.version)
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        damage = _damage(storage, action.store, action.version, _tables(storage, action.store))
+        if damage is not None:
+            raise CorruptFile(
+                f"stands where the snapshot is to be, and is damaged: {damage}",
+                path=path,
+                hint="delete it and run this again",
+            ) from error
+        return Published.THERE_ALREADY
+    return Published.NEW
+
+
+def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
+    # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible. All
+    # tables still lie here, those of the base too: they are sent again, and from now on a zip names them.
+    gone = _gone(tables, _tables(storage, action.store))
     if gone:
-        path = action.store.snapshot(action.version)
-        storage.delete([path])
+        at_once(lambda table: _upload(storage, action.store, table, captured), gone)
+        gone = _gone(tables, _tables(storage, action.store))
+    if gone:
         raise ObjectMissing(
-            f"its table {gone[0]} was deleted while it was made; it was taken back",
-            path=path,
-            hint="run it again; stop what else deletes files in this checkpoint",
+            "was deleted, sent again, and deleted again, while a snapshot names it",
+            path=action.store.table_file(gone[0].dfs_name),
+            hint="stop what deletes files in this checkpoint, delete the snapshot and run this again",
         )
+
+
+def _tables(storage: Storage, store: StorePath) -> Mapping[str, Entry]:
+    return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles()).tables
+
+
+def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:
+    return [table for table in tables if table.dfs_name not in there]

@@ -93,11 +93,48 @@ def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path) -> None:
         assert result.stderr.startswith("not_a_checkpoint: ")
         assert "Traceback" not in result.stderr
     assert run("snapshot").exit_code == 2
+    assert run("inspect", "s3://bucket/../else").exit_code == 2
+
+
+def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_it_came(
+    root: Path, checkpoint: Checkpoint
+) -> None:
+    def spoil(partition: int) -> None:
+        store, version = checkpoint.stores[partition], checkpoint.versions[2][partition]
+        path = root / store.changelog(version)
+        data = bytearray(path.read_bytes())
+        data[-30] ^= 1
+        path.write_bytes(data)
+
+    spoil(1)
+    result = run("snapshot", root, "--all", "--output", "json")
+    assert result.exit_code == 4
+    body = json.loads(result.stdout)
+    assert [one["store"] for one in body["taken"]] == ["state/0/0"]
+    assert [(one["store"], one["code"]) for one in body["failed"]] == [("state/0/1", "version_not_loadable")]
+    assert run("snapshot", root, "--all").exit_code == 1, "nothing was done"
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(root: Path, checkpoint: Checkpoint) -> None:
+    commit = root / "commits" / "3"
+    commit.write_text("[/red] and [bold]")
+    result = run("inspect", root)
+    assert result.exit_code == 1
+    assert "begins with '[/red] and [bold]'" in result.stderr
+
+
+def test_a_scratch_folder_is_made_and_one_that_cannot_be_is_named(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "a file").write_text("x")
+    result = run("snapshot", root, "--all", "--scratch", root / "a file" / "below")
+    assert result.exit_code == 1
+    assert "local_state: " in result.stderr
+    assert run("snapshot", root, "--all", "--scratch", root.parent / "new" / "folder").exit_code == 0
 
 
 def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
-    assert said("snapshot", root, "--all") == {"batch": None, "taken": []}
+    assert said("snapshot", root, "--all") == {"batch": None, "take": [], "leave": [], "taken": [], "failed": []}
+    assert said("inspect", root) == {"batch": None, "version": None, "stores": []}
     assert "no batch is committed yet" in run("inspect", root).output
 
 

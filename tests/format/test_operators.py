@@ -25,12 +25,21 @@ BY_SPARK = (
     b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"stateStoreSave"},'
     b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":2}]}'
 )
-stores = st.builds(StoreInfo, st.text(max_size=10), st.integers(0, 3), st.integers(0, 1000))
+store_names = st.from_regex(r"[A-Za-z0-9$][A-Za-z0-9$_-]*", fullmatch=True)
+stores = st.builds(StoreInfo, store_names, st.integers(0, 3), st.integers(1, 1000))
 
 
 @given(st.builds(OperatorMetadata, st.integers(0, 99), st.text(max_size=10), st.lists(stores, max_size=3).map(tuple)))
 def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> None:
     assert parse_operator(encode_operator(operator), "metadata") == operator
+
+
+@pytest.mark.parametrize(
+    "store", [StoreInfo("../../..", 0, 1), StoreInfo("a/b", 0, 1), StoreInfo("", 0, 1), StoreInfo("default", 0, 0)]
+)
+def test_a_store_that_cannot_be_is_corrupt_and_never_a_path(store: StoreInfo) -> None:
+    with pytest.raises(CorruptFile, match=r"metadata: impossible store .* partitions"):
+        parse_operator(encode_operator(OperatorMetadata(0, "stateStoreSave", (store,))), "metadata")
 
 
 def test_our_bytes_are_sparks_bytes() -> None:

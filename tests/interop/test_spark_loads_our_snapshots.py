@@ -37,9 +37,7 @@ OPERATOR = StatefulOperator(["key"], [], STATE, pa.schema([("key", pa.string()),
 
 def snapshot_all(root: Path, scratch: Path) -> list[Taken]:
     storage = open_storage(str(root))
-    gathered = gather(storage)
-    assert gathered is not None
-    actions = plan(*gathered, SnapshotPolicy(), take_all=True).take
+    actions = plan(gather(storage), SnapshotPolicy(), take_all=True).take
     return [execute(storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()) for action in actions]
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import NotACheckpoint, ObjectMissing, StorageError
+from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, StorageError
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.lineage import BaseKind, LoadPlan
 from statestore.maintenance.snapshot import (
+    Gathered,
     Published,
     SnapshotPlan,
     SnapshotPolicy,
@@ -41,9 +42,7 @@ def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
 
 
 def planned(storage: Storage, *, take_all: bool = True, changelogs: int = 50) -> SnapshotPlan:
-    gathered = gather(storage)
-    assert gathered is not None
-    return plan(*gathered, SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+    return plan(gather(storage), SnapshotPolicy(changelogs=changelogs), take_all=take_all)
 
 
 def take(storage: Storage, scratch: Path, **how: Any) -> list[Taken]:
@@ -65,9 +64,8 @@ def facts(partition: int, tail: int, tail_bytes: int) -> StoreFacts:
 
 def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
-    made = plan(
-        9, [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken], SnapshotPolicy(10, 9_000)
-    )
+    stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
+    made = plan(Gathered(9, True, tuple(stores)), SnapshotPolicy(10, 9_000))
     assert [(action.store.partition, action.reason) for action in made.take] == [(2, Why.BYTES), (1, Why.COUNT)]
     assert made.take[1].explained == (
         "many changelogs behind the newest snapshot: 10 changelogs, 500 bytes since version 1"
@@ -78,8 +76,11 @@ def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason()
         (4, WhyNot.NOT_LOADABLE),
     ]
     assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
-    every = plan(9, [facts(0, 3, 100), facts(3, 0, 0), broken], SnapshotPolicy(10, 9_000), take_all=True)
+    every = plan(Gathered(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 9_000), take_all=True)
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, Why.ASKED)]
+    natives = plan(Gathered(9, False, tuple(stores)), SnapshotPolicy(10, 9_000), take_all=True)
+    assert natives.take == ()
+    assert {action.reason for action in natives.leave} == {WhyNot.NATIVE}
 
 
 def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do(
@@ -88,7 +89,7 @@ def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do
     with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
-    assert gather(storage) is None
+    assert gather(storage) == Gathered(None, True, ())
 
 
 def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -112,11 +113,10 @@ def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Check
         assert taken.keys == len(checkpoint.states[-1][partition])
     changelogs = [entry.path for entry in checkpoint.storage.list("state") if entry.path.endswith(".changelog")]
     checkpoint.storage.delete(changelogs)
-    checkpoint.assert_right(tmp_path / "fresh")
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
     for store, version in zip(checkpoint.stores, checkpoint.versions[-1], strict=True):
         with checkpoint.load(store, version, tmp_path / "another") as opened:
-            assert opened.load_metrics.base is BaseKind.SNAPSHOT
-            assert (opened.load_metrics.replayed_changelogs, opened.lineage) == (0, (version,))
+            assert opened.lineage == (version,), "the next changelog names nothing before the snapshot"
     assert {left.reason for left in planned(checkpoint.storage).leave} == {WhyNot.AT_HEAD}
 
 
@@ -141,7 +141,7 @@ def test_tables_that_did_not_change_are_named_again_and_not_sent_again(checkpoin
             for path in (taken.action.store.snapshot(v) for v in (before.action.version, taken.action.version))
         ]
         assert named[0] < named[1]
-    checkpoint.assert_right(tmp_path / "fresh")
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
 def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path)
         checkpoint.grow(1)
         most = max(most, *(taken.tables for taken in take(checkpoint.storage, tmp_path)))
     assert 4 <= most <= 9
-    checkpoint.assert_right(tmp_path / "fresh")
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
 def test_a_damaged_base_is_passed_over_and_said_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -162,7 +162,38 @@ def test_a_damaged_base_is_passed_over_and_said_so(checkpoint: Checkpoint, tmp_p
     taken = {taken.action.store.partition: taken for taken in take(checkpoint.storage, tmp_path)}
     assert [damaged in text for text in taken[0].skipped_snapshots] == [True]
     assert taken[1].skipped_snapshots == ()
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+    # Made without the damaged one, they are a base like any other.
+    checkpoint.grow(1)
+    assert {one.new_tables for one in take(checkpoint.storage, tmp_path)} == {1}
+    checkpoint.assert_snapshots_are_right(tmp_path / "another")
+
+
+@pytest.mark.parametrize("harm", ["garbage", "a table is gone", "a table is cut"])
+def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
+    checkpoint: Checkpoint, tmp_path: Path, harm: str
+) -> None:
+    checkpoint.grow(3)
+    action = planned(checkpoint.storage).take[0]
+    take(checkpoint.storage, tmp_path)
+    path = action.store.snapshot(action.version)
+    table = action.store.table_file(read_snapshot(checkpoint.storage.read(path), path).metadata.tables[0].dfs_name)
+    if harm == "garbage":
+        checkpoint.storage.replace(path, b"garbage")
+    elif harm == "a table is cut":
+        checkpoint.storage.replace(table, b"short")
+    else:
+        checkpoint.storage.delete([table])
+    [left] = [left for left in planned(checkpoint.storage).leave if left.store == action.store]
+    assert left.reason is WhyNot.DAMAGED
+    assert left.reason.is_finding
+    assert path in left.explained
+    with pytest.raises(CorruptFile, match=r"stands where the snapshot is to be, and is damaged.* -> delete it"):
+        one(checkpoint.storage, action, tmp_path)
     checkpoint.assert_right(tmp_path / "fresh")
+    checkpoint.storage.delete([path])
+    assert take(checkpoint.storage, tmp_path)[0].published is Published.NEW
+    checkpoint.assert_snapshots_are_right(tmp_path / "another")
 
 
 # -- beside others, and faults -----------------------------------------------------------------------------------------
@@ -175,14 +206,18 @@ def test_of_two_maintainers_the_second_finds_the_snapshot_there(checkpoint: Chec
     body = checkpoint.storage.read(action.store.snapshot(action.version))
     assert one(checkpoint.storage, action, tmp_path).published is Published.THERE_ALREADY
     assert checkpoint.storage.read(action.store.snapshot(action.version)) == body
-    checkpoint.assert_right(tmp_path / "fresh")
+    take(checkpoint.storage, tmp_path)
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
 class LosesATable:
-    """A storage in which another process deletes a new table right after the zip that names it became visible."""
+    """A storage in which another process deletes a table right after the zip that names it became visible; `often`
+    times, also when it was sent again."""
 
-    def __init__(self, inner: Storage) -> None:
+    def __init__(self, inner: Storage, often: int) -> None:
         self._inner = inner
+        self._often = often
+        self._table = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -191,19 +226,31 @@ class LosesATable:
         created = self._inner.create(path, data)
         if path.endswith(".zip"):
             assert isinstance(data, bytes)
-            table = read_snapshot(data, path).metadata.tables[-1]
-            self._inner.delete([f"{path.rpartition('/')[0]}/SSTs/{table.dfs_name}"])
+            name = read_snapshot(data, path).metadata.tables[-1].dfs_name
+            self._table = f"{path.rpartition('/')[0]}/SSTs/{name}"
+        if self._table and self._often and path.endswith((".zip", self._table)):
+            self._often -= 1
+            self._inner.delete([self._table])
         return created
 
 
-def test_a_snapshot_whose_table_went_meanwhile_is_taken_back(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_table_that_went_meanwhile_is_sent_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(3)
+    for action in planned(checkpoint.storage).take:
+        taken = one(LosesATable(checkpoint.storage, 1), action, tmp_path)  # type: ignore[arg-type]
+        assert taken.published is Published.NEW
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+
+
+def test_a_table_that_goes_again_and_again_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(3)
     action = planned(checkpoint.storage).take[0]
-    with pytest.raises(ObjectMissing, match=r"was deleted while it was made; it was taken back -> run it again"):
-        one(LosesATable(checkpoint.storage), action, tmp_path)  # type: ignore[arg-type]
-    assert checkpoint.storage.stat(action.store.snapshot(action.version)) is None
+    with pytest.raises(
+        ObjectMissing, match=r"SSTs/.*was deleted, sent again, and deleted again.* -> stop what deletes"
+    ):
+        one(LosesATable(checkpoint.storage, 2), action, tmp_path)  # type: ignore[arg-type]
+    assert action.store in [left.store for left in planned(checkpoint.storage).leave if left.reason is WhyNot.DAMAGED]
     checkpoint.assert_right(tmp_path / "fresh")
-    assert one(checkpoint.storage, action, tmp_path).published is Published.NEW
 
 
 def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_ends_well(
@@ -231,8 +278,8 @@ def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_e
         checkpoint.assert_right(fresh / "host")
         for again in planned(checkpoint.storage).take:
             one(checkpoint.storage, again, tmp_path)
-        assert planned(checkpoint.storage).take == (), (request, fault)
-        checkpoint.assert_right(fresh / "another")
+        assert [left.reason for left in planned(checkpoint.storage).leave] == [WhyNot.AT_HEAD], (request, fault)
+        checkpoint.assert_snapshots_are_right(fresh / "another")
         shutil.rmtree(fresh)
     print(f"{len(cases)} cases")
     assert len(cases) >= FEWEST_CASES
