@@ -131,12 +131,12 @@ class Status:
         return figures
 
     def _tail(self, newest: BatchReport) -> str:
-        versions = [store.commit.lineage_versions for p in newest.partitions for store in p.stores]
-        if not versions:
+        commits = [store.commit for partition in newest.partitions for store in partition.stores]
+        if not commits:
             return "not known yet"
-        tail = max(versions) + 1
-        near = " (near the lineage ceiling: take snapshots)" if tail * _LINEAGE_ITEM_BYTES > LINEAGE_WARN_BYTES else ""
-        return f"{tail:,}{near}"
+        lineage = max(commit.lineage_versions for commit in commits) * _LINEAGE_ITEM_BYTES
+        near = " (near the lineage ceiling: take snapshots)" if lineage > LINEAGE_WARN_BYTES else ""
+        return f"{max(commit.tail_changelogs for commit in commits):,}{near}"
 
 
 def _percentiles(values: list[float]) -> str:

@@ -50,7 +50,11 @@ class StoreLimits:
 
 @dataclass
 class CommitMetrics:
-    """What a commit did. Changed bytes are the plain records; uploaded bytes what storage took."""
+    """What a commit did. Changed bytes are the plain records; uploaded bytes what storage took.
+
+    `lineage_versions`: how many versions the changelog names. `tail_changelogs`: how many changelogs there are since the
+    newest snapshot, this one included.
+    """
 
     changed_keys: int = 0
     changed_bytes: int = 0
@@ -59,6 +63,7 @@ class CommitMetrics:
     encode_milliseconds: float = 0.0
     upload_milliseconds: float = 0.0
     lineage_versions: int = 0
+    tail_changelogs: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,19 @@ class StateStore:
         *,
         storage: Storage,
         folder: LocalCopyFolder,
+        snapshots: Collection[VersionId],
         clock: Clock,
         ids: Ids,
     ) -> None:
         self.base = base
         self.next = VersionId(base.version + 1, ids.fresh())
         self.load_metrics = load_metrics
-        self.commit_metrics = CommitMetrics(lineage_versions=len(loaded.lineage))
+        lineage = loaded.lineage
+        # A lineage begins at a snapshot, or at the first version.
+        begins_with_snapshot = bool(lineage) and (lineage[0].version > 1 or lineage[0] in snapshots)
+        self.commit_metrics = CommitMetrics(
+            lineage_versions=len(lineage), tail_changelogs=len(lineage) + 1 - begins_with_snapshot
+        )
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
@@ -151,7 +162,9 @@ class StateStore:
         except LineageCeiling:
             loaded.close()
             raise
-        return cls(address, base, loaded, metrics, storage=storage, folder=folder, clock=clock, ids=ids)
+        return cls(
+            address, base, loaded, metrics, storage=storage, folder=folder, snapshots=snapshots, clock=clock, ids=ids
+        )
 
     @property
     def lineage(self) -> Lineage:

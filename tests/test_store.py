@@ -297,7 +297,7 @@ def test_a_commit_is_one_request_of_the_bytes_it_says(host: Host, storage: Stora
     entry = storage.stat(STORE.changelog(second))
     assert entry is not None
     assert metrics.uploaded_bytes == entry.size_bytes == spent.bytes_written
-    assert metrics.lineage_versions == 1
+    assert (metrics.lineage_versions, metrics.tail_changelogs) == (1, 2)
 
 
 # --- branches -----------------------------------------------------------------------------------------------------

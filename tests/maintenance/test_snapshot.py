@@ -117,6 +117,7 @@ def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Check
     for store, version in zip(checkpoint.stores, checkpoint.versions[-1], strict=True):
         with checkpoint.load(store, version, tmp_path / "another") as opened:
             assert opened.lineage == (version,), "the next changelog names nothing before the snapshot"
+            assert opened.commit_metrics.tail_changelogs == 1, "the one that is written now"
     assert {left.reason for left in planned(checkpoint.storage).leave} == {WhyNot.AT_HEAD}
 
 
