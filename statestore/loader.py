@@ -30,7 +30,7 @@ from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHead
 from statestore.storage import Storage
 
 AHEAD_CHANGELOGS = 32
-AHEAD_RECORDS = 100_000
+AHEAD_RECORDS = 75_000
 AHEAD_BYTES = 16 * 1024 * 1024
 """So many changelogs, records and plain bytes of them are read into memory over the local copy, at most."""
 

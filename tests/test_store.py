@@ -349,6 +349,7 @@ def test_a_zombie_that_loads_an_older_version_harms_neither_itself_nor_its_succe
 def test_an_open_version_is_read_to_its_end_while_others_replace_the_copy(host: Host) -> None:
     history = History()
     history.grow(host, 6)
+    assert host.keep_house(history.head)
     reader = host.load(history.versions[6])
     rows = reader.scan()
     first = next(rows)

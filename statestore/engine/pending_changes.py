@@ -14,8 +14,8 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from statestore.engine.rocks import translated
 
-SPILL_KEYS = 200_000
-"""So many changed keys are held in memory (some 50 MB of short rows); more go to a scratch database."""
+SPILL_KEYS = 100_000
+"""So many changed keys are held in memory (some 30 MB of short rows); more go to a scratch database."""
 
 SPILL_BYTES = 32 * 1024 * 1024
 """So many bytes of keys and values are held in memory, however few they are."""
