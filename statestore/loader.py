@@ -20,6 +20,7 @@ from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import (
     CorruptFile,
     LocalStateDamaged,
+    LocalStateError,
     ObjectMissing,
     UnknownFormatVersion,
     VersionNotLoadable,
@@ -274,7 +275,9 @@ class Loader:
                 return Restored(database, base, plan.lineage, attempt.metrics)
             except BaseException as error:
                 if database is not None:
-                    database.close()
+                    # What a damaged database says when it is closed is less than what was wrong with it before.
+                    with contextlib.suppress(LocalStateError):
+                        database.close()
                 shutil.rmtree(path, ignore_errors=True)
                 if not isinstance(error, SnapshotUnusable):
                     raise
