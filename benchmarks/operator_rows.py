@@ -30,6 +30,7 @@ from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
 PARTITIONS = 2
 OURS = "Statekeeper"
 NATIVE = "native aggregation (JVM)"
+FLOOR = "the same jobs without state"
 PYTHON_PEERS: Mapping[str, spark_peers.Peer] = {
     "transformWithState": spark_peers.transform_with_state,
     "applyInPandasWithState": spark_peers.apply_in_pandas_with_state,
@@ -119,6 +120,11 @@ def _ours(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuer
     return spark_peers.start_ours(rows, folder, PARTITIONS)
 
 
+def _floor(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_floor(rows, folder, PARTITIONS)
+
+
 def _of_spark(peer: spark_peers.Peer) -> Start:
     def start(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
         for conf in _OURS_ONLY:
@@ -129,14 +135,14 @@ def _of_spark(peer: spark_peers.Peer) -> Start:
 
 
 def _compared(session: SparkSession, peers: Mapping[str, Start], course: Course) -> list[Contender]:
-    """Run ours and the peers in turns; ours is the first."""
+    """Run ours, its floor and the peers in turns, in this order."""
     with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
         folder = Path(name)
         file = _files(folder / "input", course.keys)
         with contextlib.ExitStack() as running:
             contenders = [
                 running.enter_context(_started(session, who, start, folder / str(number)))
-                for number, (who, start) in enumerate({OURS: _ours, **peers}.items())
+                for number, (who, start) in enumerate({OURS: _ours, FLOOR: _floor, **peers}.items())
             ]
             for contender in contenders:
                 for _ in range(course.warm_up):
@@ -175,7 +181,7 @@ def _files(folder: Path, keys: int) -> Iterator[Path]:
 
 
 def _table(contenders: list[Contender], course: Course, targets: Mapping[str, float]) -> Table:
-    ours, *peers = contenders
+    ours, floor, *peers = contenders
     rows = []
     for contender in contenders:
         every = flat(contender.rounds)
@@ -194,13 +200,18 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
                 f"rows/s to {best.name}" + (", the best of them" if len(peers) > 1 else ""),
                 ratio(best.rounds, ours.rounds),
                 at_least=targets[best.name],
-            )
+            ),
+            f"{best.name} to the same jobs without state, the most that can be reached: "
+            f"{ratio(best.rounds, floor.rounds).shown(2, 'x')}",
+            verdict("what ours takes to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.5),
         ],
         [
             f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file, each key in it once; "
             "the output goes to Spark's `noop` sink in update mode (ours: `foreachBatch`, which writes to `noop`).",
             f"{course.warm_up} batches to warm up, then {course.rounds} rounds in turns, in each {course.unmeasured} "
             f"batches that do not count and {course.measured} that do.",
+            "The same jobs without state: `foreachBatch` with `repartitionById`, `mapInArrow` of a function that returns "
+            "its input, an eager `localCheckpoint` and a write to `noop`.",
             "Spark's operators: RocksDB provider, changelog checkpointing on, all else at Spark's defaults. Ours: the "
             "session of `pipelines.session`; state on the local disk.",
         ],

@@ -1,6 +1,6 @@
 """Count and sum per key, written once for our operator and once for each of Spark's own.
 
-What belongs here: the computations and how their queries are started. Each is written as its documentation shows it.
+What belongs here: the computations and how their queries are started. Spark's are written as its documentation shows.
 """
 
 from __future__ import annotations
@@ -61,6 +61,23 @@ def start_ours(rows: DataFrame, folder: Path, partitions: int, observer: Observe
         trigger={"processingTime": "0 seconds"},
     )
     return query.streaming_query
+
+
+def start_floor(rows: DataFrame, folder: Path, partitions: int) -> StreamingQuery:
+    """What our operator cannot fall below: the same two Spark jobs over the same rows, with neither state nor work."""
+
+    def batch(given: DataFrame, _: int) -> None:
+        routed = given.repartitionById(partitions, F.expr(f"CAST(pmod(hash(key), {partitions}) AS INT)"))
+        kept = routed.mapInArrow(_as_they_are, given.schema).localCheckpoint(eager=True)
+        kept.write.format("noop").mode("overwrite").save()
+
+    checkpoint = str(folder / "checkpoint")
+    writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", checkpoint)
+    return writer.trigger(processingTime="0 seconds").start()
+
+
+def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
 
 
 def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:

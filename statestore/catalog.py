@@ -7,7 +7,7 @@ and logs, for checkpoints of Spark's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statestore.errors import CorruptFile, NotACheckpoint
@@ -15,7 +15,7 @@ from statestore.format import logs, names, operators
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.lineage import Lineage
-from statestore.storage import Entry, Storage, read_or_none
+from statestore.storage import Entry, Storage, at_once, read_or_none
 
 _HEADER_BYTES = 128 * 1024
 """More than the longest lineage takes, compressed: the head of a changelog is read without its records."""
@@ -37,6 +37,24 @@ class Heads:
 
     batch: int
     heads: Mapping[StorePath, VersionId]
+
+
+@dataclass(frozen=True)
+class CommitLog:
+    """The commit log as far as it goes back: batch -> the version of each store that the batch made."""
+
+    batches: Mapping[int, Mapping[StorePath, VersionId]]
+
+    @property
+    def newest(self) -> Heads:
+        """The heads. `batches` is never empty."""
+        batch = max(self.batches)
+        return Heads(batch, self.batches[batch])
+
+    def of_store(self, store: StorePath) -> dict[int, VersionId]:
+        """The store's committed versions by their number."""
+        found = (versions.get(store) for versions in self.batches.values())
+        return {version.version: version for version in found if version is not None}
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
@@ -68,8 +86,7 @@ def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
 
 def newest_batch(storage: Storage) -> int | None:
     """The newest batch in the commit log; None when there is none."""
-    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
-    return max((batch for batch in batches if batch is not None), default=None)
+    return max((batch for batch in _batches(storage) if batch is not None), default=None)
 
 
 def heads(storage: Storage) -> Heads | None:
@@ -84,9 +101,33 @@ def heads(storage: Storage) -> Heads | None:
                 "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
             )
         return None
+    return Heads(batch, _committed(storage, batch, _operators(storage)))
+
+
+def commit_log(storage: Storage) -> CommitLog | None:
+    """All of the commit log, one request a batch; None when no batch was committed yet. Raises as `heads`."""
+    batches = [batch for batch in _batches(storage) if batch is not None]
+    if not batches:
+        heads(storage)  # says whether this is a checkpoint at all
+        return None
+    infos = _operators(storage)
+    found: dict[int, Mapping[StorePath, VersionId]] = {}
+
+    def read(batch: int) -> None:
+        found[batch] = _committed(storage, batch, infos)
+
+    at_once(read, batches)
+    return CommitLog(dict(sorted(found.items())))
+
+
+def _batches(storage: Storage) -> list[int | None]:
+    return [names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS)]
+
+
+def _committed(storage: Storage, batch: int, infos: Sequence[operators.OperatorMetadata]) -> dict[StorePath, VersionId]:
+    """The version of each store that a batch made."""
     path = names.commits(batch)
     ids = logs.parse_commit(storage.read(path), path).ids
-    infos = _operators(storage)
     found: dict[StorePath, VersionId] = {}
     for operator in infos:
         for place, info in enumerate(operator.stores):
@@ -103,7 +144,7 @@ def heads(storage: Storage) -> Heads | None:
                 path=path,
                 hint=f"restore {names.STATE}/<operator>/_metadata",
             )
-    return Heads(batch, found)
+    return found
 
 
 def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:

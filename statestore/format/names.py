@@ -12,6 +12,9 @@
         binding.json            which query the root belongs to
         schemas/<batch>.json    a later state schema, and from which batch on it holds
         pending/<batch>-<attempt>.json
+        lease/<epoch>.json      who maintains the root
+        deleting/<run>.jsonl    tables that a retention run is about to delete
+        history/<time>-<verb>-<run>.<part>.jsonl
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -30,6 +33,9 @@ CONTROL = "_statekeeper"
 BINDING = f"{CONTROL}/binding.json"
 PENDING = f"{CONTROL}/pending"
 SCHEMAS = f"{CONTROL}/schemas"
+LEASES = f"{CONTROL}/lease"
+DELETING = f"{CONTROL}/deleting"
+HISTORY = f"{CONTROL}/history"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
@@ -38,6 +44,7 @@ _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?
 _OPERATOR_METADATA = re.compile(rf"{STATE}/[0-9]+/_metadata/metadata")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
+_LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
@@ -201,3 +208,24 @@ def parse_pending(name: str) -> tuple[int, str] | None:
     """Batch and attempt of a file name in `pending/`; None for another name."""
     match = _PENDING.fullmatch(name)
     return (int(match["batch"]), match["attempt"]) if match else None
+
+
+def lease(epoch: int) -> str:
+    """The path of a lease; the one with the highest epoch counts."""
+    return f"{LEASES}/{epoch:08}.json"
+
+
+def parse_lease(name: str) -> int | None:
+    """The epoch of a file name in `lease/`; None for another name."""
+    match = _LEASE.fullmatch(name)
+    return int(match["epoch"]) if match else None
+
+
+def deleting(run: str) -> str:
+    """The path where a retention run announces what it is about to delete."""
+    return f"{DELETING}/{run}.jsonl"
+
+
+def history(stamp: str, verb: str, run: str, part: str) -> str:
+    """The path of a record of what a maintenance run planned or did; names sort by time."""
+    return f"{HISTORY}/{stamp}-{verb}-{run}.{part}.jsonl"

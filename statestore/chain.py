@@ -1,0 +1,176 @@
+"""The committed lineage of one store, as the commit log, the lineages in changelogs and the files show it.
+
+    commits/N ... commits/M      which id each version has, as far back as the log goes
+    head of a changelog          which ids come before it, further back
+
+Facts, and what follows from them: which versions load, and from what. What is to be done is `maintenance`'s business.
+Works for structure V2 and for V1, where a version has no id and no lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from statestore import catalog
+from statestore.catalog import StoreFiles
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class SnapshotFacts:
+    """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables."""
+
+    metadata: SnapshotMetadata | None
+    damage: str | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the zip can be read and each of its tables is there, in its size."""
+        return self.damage is None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The committed versions of one store, ascending and gapless, the last one its head.
+
+    snapshots   of these versions, those that have a zip
+    broken      versions whose changelog cannot be used, and why: missing, unreadable, at odds with the commit log
+    end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
+    """
+
+    store: StorePath
+    versions: tuple[VersionId, ...]
+    files: StoreFiles
+    snapshots: Mapping[VersionId, SnapshotFacts]
+    broken: Mapping[VersionId, str] = field(default_factory=dict)
+    end: str | None = None
+
+    @property
+    def head(self) -> VersionId:
+        """The newest committed version."""
+        return self.versions[-1]
+
+    @cached_property
+    def bases(self) -> Mapping[VersionId, VersionId]:
+        """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`."""
+        found: dict[VersionId, VersionId] = {}
+        base: VersionId | None = EMPTY if self.versions[0].version == 1 else None
+        for version in self.versions:
+            if version in self.snapshots and self.snapshots[version].is_whole:
+                base = version
+            elif version in self.broken:
+                base = None
+            if base is not None:
+                found[version] = base
+        return found
+
+    @property
+    def newest_loadable(self) -> VersionId | None:
+        """The newest version that loads; None when none does."""
+        return max(self.bases, default=None, key=lambda version: version.version)
+
+    def tail(self, version: VersionId) -> tuple[VersionId, ...]:
+        """The changelogs that a load of a loadable version replays."""
+        base = self.bases[version]
+        return tuple(v for v in self.versions if base.version < v.version <= version.version)
+
+
+def walk(
+    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, *, down_to: int = 1
+) -> Chain:
+    """The chain of a store from its newest committed version back to a base of version `down_to`, or as far as it goes.
+
+    `committed`: its versions in the commit log, by number; not empty. One request for each snapshot on the way, and for
+    each time that the lineage in a changelog has to tell what the log no longer does. Raises `StorageError`.
+    """
+    return _Walk(storage, store, committed, files).back_to(down_to)
+
+
+class _Walk:
+    def __init__(
+        self, storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
+    ) -> None:
+        self._storage = storage
+        self._store = store
+        self._committed = committed
+        self._files = files
+        self._snapshots: dict[VersionId, SnapshotFacts] = {}
+        self._broken: dict[VersionId, str] = {}
+        self._told: dict[int, VersionId] = {}
+
+    def back_to(self, down_to: int) -> Chain:
+        versions = [self._committed[max(self._committed)]]
+        self._look_at(versions[0])
+        end: str | None = None
+        while versions[-1].version > 1 and not self._suffices(versions[-1], down_to):
+            before = self._before(versions[-1])
+            if not isinstance(before, VersionId):
+                end = before
+                break
+            versions.append(before)
+            self._look_at(before)
+        return Chain(self._store, tuple(reversed(versions)), self._files, self._snapshots, self._broken, end)
+
+    def _suffices(self, version: VersionId, down_to: int) -> bool:
+        facts = self._snapshots.get(version)
+        return version.version <= down_to and facts is not None and facts.is_whole
+
+    def _look_at(self, version: VersionId) -> None:
+        if version in self._files.snapshots:
+            self._snapshots[version] = look_at_snapshot(self._storage, self._store, version, self._files)
+        if version not in self._files.changelogs:
+            self._broken[version] = f"{self._store.changelog(version)} is missing"
+
+    def _before(self, version: VersionId) -> VersionId | str:
+        """The version before, or why it is not known."""
+        number = version.version - 1
+        if number in self._committed:
+            return self._committed[number]
+        if version.id is None:
+            before = VersionId(number)
+            if before in self._files.changelogs or before in self._files.snapshots:
+                return before
+            return f"{self._store.changelog(before)} is not there, nor a snapshot of its version"
+        if number not in self._told:
+            problem = self._ask(version)
+            if problem is not None:
+                return problem
+        return self._told[number]
+
+    def _ask(self, version: VersionId) -> str | None:
+        """Have a changelog tell what comes before it; what is wrong with it otherwise."""
+        path = self._store.changelog(version)
+        if version in self._broken:
+            return self._broken[version]
+        try:
+            lineage = catalog.lineage(self._storage, self._store, version)
+        except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:
+            self._broken[version] = str(error)
+            return str(error)
+        told = {before.version: before for before in lineage}
+        if version.version - 1 not in told:
+            problem = f"{path}: its lineage does not name the version before it"
+            self._broken[version] = problem
+            return problem
+        self._told.update(told)
+        return None
+
+
+def look_at_snapshot(storage: Storage, store: StorePath, version: VersionId, files: StoreFiles) -> SnapshotFacts:
+    """Read a snapshot's zip and compare it with the tables that there are. One request. Raises `StorageError`."""
+    path = store.snapshot(version)
+    try:
+        metadata = read_snapshot(storage.read(path), path).metadata
+    except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
+        return SnapshotFacts(None, str(error))
+    for table in metadata.tables:
+        held = files.tables.get(table.dfs_name)
+        if held is None or held.size_bytes != table.size_bytes:
+            there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
+            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}")
+    return SnapshotFacts(metadata, None)

@@ -1,0 +1,69 @@
+"""`statekeeper inspect`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from rich.table import Table
+
+from statestore.cli import tables
+from statestore.cli.common import FINDINGS, Output, output_option, root_argument
+from statestore.lineage import BaseKind
+from statestore.maintenance import snapshot as snapshots
+from statestore.maintenance.snapshot import Gathered, StoreFacts
+from statestore.storage import Storage
+
+
+@click.command()
+@root_argument
+@output_option
+def inspect(root: Storage, output: Output) -> None:
+    """Stores, heads, bases, tails and sizes."""
+    gathered = snapshots.gather(root)
+    output.show(_facts_object(gathered), lambda console: console.print(_facts_table(gathered)))
+    plan = snapshots.plan(gathered, snapshots.SnapshotPolicy())
+    sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
+
+
+def _facts_object(gathered: Gathered) -> dict[str, Any]:
+    """What `inspect` found."""
+    batch = gathered.batch
+    return {
+        "batch": batch,
+        "version": None if batch is None else batch + 1,
+        "stores": [_fact_object(fact) for fact in gathered.stores],
+    }
+
+
+def _fact_object(fact: StoreFacts) -> dict[str, Any]:
+    load = fact.load
+    return {
+        "store": str(fact.store),
+        "head": str(fact.head),
+        "base": None if load is None else str(load.base),
+        "tail_changelogs": None if load is None else len(load.replay),
+        "tail_bytes": None if load is None else fact.tail_bytes,
+        "problem": fact.problem,
+    }
+
+
+def _facts_table(gathered: Gathered) -> Table:
+    """The stores with the longest tails."""
+    facts = gathered.stores
+    table = tables.table(
+        f"{tables.when(gathered.batch)}: {len(facts):,} stores", "store", "base", "tail", "tail bytes", "problem"
+    )
+    worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))
+    for fact in worst[: tables.ROWS]:
+        if fact.load is None:
+            tables.add(table, fact.store, "-", "-", "-", fact.problem)
+        else:
+            base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else f"snapshot {fact.load.base.version}"
+            tables.add(
+                table, fact.store, base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", fact.problem or ""
+            )
+    if len(facts) > tables.ROWS:
+        table.caption = f"the worst {tables.ROWS} of {len(facts):,}"
+    return table

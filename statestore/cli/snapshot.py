@@ -1,0 +1,173 @@
+"""`statekeeper snapshot`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FAILED,
+    FINDINGS,
+    PARTLY_DONE,
+    Output,
+    output_option,
+    progress_bar,
+    root_argument,
+    say,
+)
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
+from statestore.maintenance import snapshot as snapshots
+from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+from statestore.storage import Storage
+
+
+@click.command()
+@root_argument
+@click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
+@click.option(
+    "--changelogs", type=click.IntRange(1), default=50, show_default=True, help="A tail of so many files is long."
+)
+@click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=lambda: Path(tempfile.gettempdir()),
+    show_default="the system's folder for temporary files",
+    help="Local disk to work on.",
+)
+@output_option
+def snapshot(root: Storage, take_all: bool, dry_run: bool, changelogs: int, scratch: Path, output: Output) -> None:
+    """Make snapshots of the stores whose tail is long.
+
+    It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
+    """
+    plan = snapshots.plan(snapshots.gather(root), snapshots.SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+    if dry_run:
+        output.show(_plan_object(plan), lambda console: console.print(_plan_table(plan)))
+        sys.exit(_exit_code(plan, (), ()))
+    taken: list[snapshots.Taken] = []
+    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
+    try:
+        with progress_bar() as progress:
+            for action in progress.track(plan.take, description="snapshots"):
+                try:
+                    taken.append(snapshots.execute(root, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()))
+                except StatekeeperError as error:
+                    failed.append((action, error))
+                    say(error)
+    finally:
+        # Also when it is interrupted: what was made is there.
+        output.show(_taken_object(plan, taken, failed), lambda console: _print_taken(console, plan, taken, failed))
+    sys.exit(_exit_code(plan, taken, failed))
+
+
+def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
+    if failed:
+        return PARTLY_DONE if taken else FAILED
+    return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
+
+
+def _plan_object(plan: SnapshotPlan) -> dict[str, Any]:
+    """The plan, with the reason for each store."""
+    return {
+        "batch": plan.batch,
+        "take": [_action_object(action) for action in plan.take],
+        "leave": [_action_object(action) for action in plan.leave],
+    }
+
+
+def _action_object(action: TakeSnapshot | LeaveAlone) -> dict[str, Any]:
+    return {
+        "store": str(action.store),
+        "version": str(action.version),
+        "reason": action.reason.name.lower(),
+        "explained": action.explained,
+    }
+
+
+def _plan_table(plan: SnapshotPlan) -> Table:
+    """The plan for a person."""
+    table = tables.table(
+        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to leave alone",
+        "store",
+        "what",
+        "why",
+    )
+    actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
+    for action in actions[: tables.ROWS]:
+        what = f"snapshot of version {action.version.version}" if isinstance(action, TakeSnapshot) else "nothing"
+        tables.add(table, action.store, what, action.explained)
+    if len(actions) > tables.ROWS:
+        table.caption = f"the first {tables.ROWS}"
+    return table
+
+
+def _taken_object(
+    plan: SnapshotPlan, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
+) -> dict[str, Any]:
+    """What became of a plan."""
+    return {
+        **_plan_object(plan),
+        "taken": [
+            {
+                "store": str(one.action.store),
+                "version": str(one.action.version),
+                "outcome": one.published.name.lower(),
+                "keys": one.keys,
+                "tables": one.tables,
+                "new_tables": one.new_tables,
+                "uploaded_bytes": one.uploaded_bytes,
+                "replayed_keys": one.replayed_keys,
+                "skipped_snapshots": list(one.skipped_snapshots),
+                "seconds": round(one.seconds, 3),
+            }
+            for one in taken
+        ],
+        "failed": [{"store": str(a.store), "code": error.code, "error": str(error)} for a, error in failed],
+    }
+
+
+def _print_taken(
+    console: Console,
+    plan: SnapshotPlan,
+    taken: Sequence[Taken],
+    failed: Sequence[tuple[TakeSnapshot, StatekeeperError]],
+) -> None:
+    """What became of a plan, and what to do next."""
+    if taken:
+        table = tables.table(
+            f"{tables.when(plan.batch)}: {len(taken)} snapshots",
+            "store",
+            "version",
+            "keys",
+            "tables",
+            "new",
+            "uploaded",
+            "s",
+        )
+        for one in taken[: tables.ROWS]:
+            tables.add(
+                table,
+                one.action.store,
+                one.action.version.version,
+                f"{one.keys:,}",
+                one.tables,
+                one.new_tables,
+                f"{one.uploaded_bytes:,}",
+                f"{one.seconds:.2f}",
+            )
+        console.print(table)
+    console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} left alone")
+    if failed:
+        console.print("run it again: what is done is not done twice")
+    elif not taken:
+        console.print("--dry-run says why; --all takes one of every store")
