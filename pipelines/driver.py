@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from pipelines.emergency import EMERGENCY_CHANGELOGS, take_emergency_snapshots
 from pipelines.host import Host
 from pipelines.materialised import Materialised, Reports
 from pipelines.operator import StatefulOperator
@@ -74,6 +76,7 @@ class BatchDriver:
         self._observer = observer
         self._warn = warn
         self._root: StateRoot | None = None
+        self._tail_changelogs: int | None = None
         self._snapshots: Mapping[StorePath, frozenset[VersionId]] = catalog.snapshots(self._storage)
         self._phases: dict[Phase, float] = {}
         self._now: tuple[Phase, float] | None = None
@@ -128,9 +131,12 @@ class BatchDriver:
                 ids = self._ids_of(root, query_id, batch, held, outer.sources)
             else:
                 outcome = Outcome.COMPUTED
+                self._keep_lineage_short(batch)
                 partitions, mine, attempts = self._compute_and_write(root, rows, query_id, batch, begin, outer.sources)
                 ids, notes = self._settled_with_sink(root, query_id, batch, mine, outer.sources)
             root.commit(batch, ids)
+            tails = [store.commit.tail_changelogs for report in partitions for store in report.stores]
+            self._tail_changelogs = max(tails, default=None)
         self._enter(batch, Phase.COMMITTED)
         spent = self._storage.requests.since(before)
         self._observer.finished(
@@ -194,6 +200,22 @@ class BatchDriver:
                 self._enter(batch, Phase.SINK_WRITTEN)
                 return reports, pending, number
         raise AssertionError("unreachable")
+
+    def _keep_lineage_short(self, batch: int) -> None:
+        """When maintenance has stopped: make the snapshots here, before the lineage is too long for another batch."""
+        tail = batch if self._tail_changelogs is None else self._tail_changelogs
+        if tail < EMERGENCY_CHANGELOGS:
+            return
+        take_emergency_snapshots(
+            self._storage,
+            changelogs=EMERGENCY_CHANGELOGS,
+            scratch=Path(self._host.local_folder).absolute(),
+            clock=self._clock,
+            ids=self._ids,
+            warn=self._warn,
+        )
+        # Those of others, too: the tail may be long only as far as this driver knows.
+        self.look_for_snapshots()
 
     def _plan(self, root: StateRoot, session: SparkSession, ready: Ready, rewrites: Mapping[int, str]) -> TaskPlan:
         return TaskPlan(

@@ -9,7 +9,7 @@ Works for structure V2 and for V1, where a version has no id and no lineage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,6 +41,7 @@ class Chain:
     snapshots   of these versions, those that have a zip
     broken      versions whose changelog cannot be used, and why: missing, unreadable, at odds with the commit log
     end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
+    odds        how commit log and lineages contradict each other: then nothing that follows from either is known
     """
 
     store: StorePath
@@ -49,6 +50,7 @@ class Chain:
     snapshots: Mapping[VersionId, SnapshotFacts]
     broken: Mapping[VersionId, str] = field(default_factory=dict)
     end: str | None = None
+    odds: str | None = None
 
     @property
     def head(self) -> VersionId:
@@ -59,6 +61,8 @@ class Chain:
     def bases(self) -> Mapping[VersionId, VersionId]:
         """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`."""
         found: dict[VersionId, VersionId] = {}
+        if self.odds is not None:
+            return found
         base: VersionId | None = EMPTY if self.versions[0].version == 1 else None
         for version in self.versions:
             if version in self.snapshots and self.snapshots[version].is_whole:
@@ -81,31 +85,49 @@ class Chain:
 
 
 def walk(
-    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, *, down_to: int = 1
+    storage: Storage,
+    store: StorePath,
+    committed: Mapping[int, VersionId],
+    files: StoreFiles,
+    *,
+    down_to: int = 1,
+    doomed: Collection[str] = (),
 ) -> Chain:
     """The chain of a store from its newest committed version back to a base of version `down_to`, or as far as it goes.
 
-    `committed`: its versions in the commit log, by number; not empty. One request for each snapshot on the way, and for
-    each time that the lineage in a changelog has to tell what the log no longer does. Raises `StorageError`.
+    `committed`: its versions in the commit log, by number; not empty. `doomed`: paths of tables that somebody is about
+    to delete; a snapshot that names one counts as damaged.
+
+    One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way, and
+    one for each time that a lineage has to tell what the log no longer does. Raises `StorageError`.
     """
-    return _Walk(storage, store, committed, files).back_to(down_to)
+    return _Walk(storage, store, committed, files, doomed).back_to(down_to)
 
 
 class _Walk:
     def __init__(
-        self, storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
+        self,
+        storage: Storage,
+        store: StorePath,
+        committed: Mapping[int, VersionId],
+        files: StoreFiles,
+        doomed: Collection[str],
     ) -> None:
         self._storage = storage
         self._store = store
         self._committed = committed
         self._files = files
+        self._doomed = doomed
         self._snapshots: dict[VersionId, SnapshotFacts] = {}
         self._broken: dict[VersionId, str] = {}
         self._told: dict[int, VersionId] = {}
+        self._odds: str | None = None
 
     def back_to(self, down_to: int) -> Chain:
         versions = [self._committed[max(self._committed)]]
         self._look_at(versions[0])
+        if versions[0].id is not None and versions[0] not in self._broken:
+            self._ask(versions[0])
         end: str | None = None
         while versions[-1].version > 1 and not self._suffices(versions[-1], down_to):
             before = self._before(versions[-1])
@@ -114,7 +136,9 @@ class _Walk:
                 break
             versions.append(before)
             self._look_at(before)
-        return Chain(self._store, tuple(reversed(versions)), self._files, self._snapshots, self._broken, end)
+        return Chain(
+            self._store, tuple(reversed(versions)), self._files, self._snapshots, self._broken, end, self._odds
+        )
 
     def _suffices(self, version: VersionId, down_to: int) -> bool:
         facts = self._snapshots.get(version)
@@ -122,7 +146,7 @@ class _Walk:
 
     def _look_at(self, version: VersionId) -> None:
         if version in self._files.snapshots:
-            self._snapshots[version] = look_at_snapshot(self._storage, self._store, version, self._files)
+            self._snapshots[version] = look_at_snapshot(self._storage, self._store, version, self._files, self._doomed)
         if version not in self._files.changelogs:
             self._broken[version] = f"{self._store.changelog(version)} is missing"
 
@@ -153,6 +177,12 @@ class _Walk:
             self._broken[version] = str(error)
             return str(error)
         told = {before.version: before for before in lineage}
+        for number, before in told.items():
+            named = self._committed.get(number, before)
+            if named != before:
+                self._odds = f"{path}: its lineage names {before}, the commit log {named}"
+        if version.version == 1:
+            return None
         if version.version - 1 not in told:
             problem = f"{path}: its lineage does not name the version before it"
             self._broken[version] = problem
@@ -161,7 +191,9 @@ class _Walk:
         return None
 
 
-def look_at_snapshot(storage: Storage, store: StorePath, version: VersionId, files: StoreFiles) -> SnapshotFacts:
+def look_at_snapshot(
+    storage: Storage, store: StorePath, version: VersionId, files: StoreFiles, doomed: Collection[str] = ()
+) -> SnapshotFacts:
     """Read a snapshot's zip and compare it with the tables that there are. One request. Raises `StorageError`."""
     path = store.snapshot(version)
     try:
@@ -173,4 +205,6 @@ def look_at_snapshot(storage: Storage, store: StorePath, version: VersionId, fil
         if held is None or held.size_bytes != table.size_bytes:
             there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
             return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}")
+        if store.table_file(table.dfs_name) in doomed:
+            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} is announced for deletion")
     return SnapshotFacts(metadata, None)

@@ -15,6 +15,9 @@
     │   └── LocalDiskFull                  1  local_disk_full         free space or raise the quota
     ├── VersionNotLoadable                 1  version_not_loadable    go back to the version it names
     ├── LineageCeiling                    13  lineage_ceiling         take a snapshot at the head
+    ├── RootHeld                          11  root_held               another maintainer is at it: wait, or break its lease
+    ├── LeaseLost                          1  lease_lost              another maintainer took over: run it again
+    ├── RefusedAsUnsafe                   13  refused_as_unsafe       do what it says first
     ├── RefusedBatch                      13  refused_batch           state and query do not belong together
     │   ├── ForeignRoot                   13  foreign_root
     │   ├── RootLost                      13  root_lost
@@ -24,6 +27,7 @@
     │   ├── BaseIdMismatch                 1  base_id_mismatch
     │   ├── PartitionMissing               1  partition_missing
     │   └── ForeignBlock                   1  foreign_block
+    ├── BadConfiguration                   2  bad_configuration       correct statekeeper.toml
     ├── UnsupportedType                    2  unsupported_type        use another type
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
@@ -154,6 +158,26 @@ class LineageCeiling(StatekeeperError):
     exit_code = 13
 
 
+class RootHeld(StatekeeperError):
+    """Another maintainer holds the root's lease and was seen not long ago."""
+
+    code = "root_held"
+    exit_code = 11
+
+
+class LeaseLost(StatekeeperError):
+    """The lease was broken, or taken over after a long silence; nothing more is deleted under it."""
+
+    code = "lease_lost"
+
+
+class RefusedAsUnsafe(StatekeeperError):
+    """What was asked for could lose state as things stand. Nothing was changed."""
+
+    code = "refused_as_unsafe"
+    exit_code = 13
+
+
 class RefusedBatch(StatekeeperError):
     """The batch was not started: this state root and this query or batch do not belong together."""
 
@@ -207,6 +231,13 @@ class ForeignBlock(FailedBatch):
     """The sink was about to read rows of an attempt that was not chosen."""
 
     code = "foreign_block"
+
+
+class BadConfiguration(StatekeeperError):
+    """`statekeeper.toml` cannot be read, or says something that is not known."""
+
+    code = "bad_configuration"
+    exit_code = 2
 
 
 class UnsupportedType(StatekeeperError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +16,7 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.errors import StatekeeperError
+from statestore.maintenance.config import FILE_NAME, Configuration, Policies, load, parse_duration
 from statestore.storage import Storage, open_storage
 
 FAILED = 1
@@ -58,13 +62,51 @@ def say(error: StatekeeperError) -> None:
     TALK.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
 
 
-def _root(_: click.Context, __: click.Parameter, value: str) -> Storage:
+class Duration(click.ParamType[float]):
+    """An option's value in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The root that a verb is about: its storage, and how it is looked after."""
+
+    storage: Storage
+    policies: Policies
+
+
+def _configuration(ctx: click.Context) -> Configuration:
+    chosen: Path | None = ctx.find_root().params.get("config")
+    if chosen is None:
+        chosen = Path(FILE_NAME)
+        if not chosen.exists():
+            return Configuration()
+    return load(chosen)
+
+
+def _root(ctx: click.Context, _: click.Parameter, value: str) -> Opened:
+    root = _configuration(ctx).find(value)
     try:
-        return open_storage(value)
+        return Opened(open_storage(root.spec), root.policies)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
 
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    envvar="STATEKEEPER_CONFIG",
+    help=f"Roots and policies; by default {FILE_NAME} in the working directory, if there is one.",
+)
 root_argument = click.argument("root", callback=_root)
 output_option = click.option(
     "--output",
@@ -73,6 +115,11 @@ output_option = click.option(
     callback=lambda _, __, value: Output(value == "json"),
     help="Tables for people, or one JSON object on stdout.",
 )
+
+
+def holder() -> str:
+    """Who is at it, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def progress_bar() -> Progress:

@@ -9,21 +9,20 @@ import click
 from rich.table import Table
 
 from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Output, output_option, root_argument
+from statestore.cli.common import FINDINGS, Opened, Output, output_option, root_argument
 from statestore.lineage import BaseKind
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.snapshot import Gathered, StoreFacts
-from statestore.storage import Storage
 
 
 @click.command()
 @root_argument
 @output_option
-def inspect(root: Storage, output: Output) -> None:
+def inspect(root: Opened, output: Output) -> None:
     """Stores, heads, bases, tails and sizes."""
-    gathered = snapshots.gather(root)
+    gathered = snapshots.gather(root.storage)
     output.show(_facts_object(gathered), lambda console: console.print(_facts_table(gathered)))
-    plan = snapshots.plan(gathered, snapshots.SnapshotPolicy())
+    plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from statestore.cli.common import Verbs
+from statestore.cli.common import Verbs, config_option
+from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
+from statestore.cli.lease import lease
 from statestore.cli.snapshot import snapshot
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-def main() -> None:
-    """Looks after the checkpoints of stateful Spark queries. ROOT is a path or a URL.
+@config_option
+def main(config: Path | None) -> None:
+    """Looks after the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
     Exit codes: 0 fine, 1 failed, 2 usage, 3 findings, 4 partly done, 10 not a checkpoint, 11 locked, 12 unknown
     format, 13 refused as unsafe, 130 interrupted.
     """
+    del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, snapshot):
+for verb in (inspect, snapshot, gc, lease):
     main.add_command(verb)

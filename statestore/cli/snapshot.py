@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from statestore.cli.common import (
     FAILED,
     FINDINGS,
     PARTLY_DONE,
+    Opened,
     Output,
     output_option,
     progress_bar,
@@ -27,16 +29,13 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
-from statestore.storage import Storage
 
 
 @click.command()
 @root_argument
 @click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
-@click.option(
-    "--changelogs", type=click.IntRange(1), default=50, show_default=True, help="A tail of so many files is long."
-)
+@click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
@@ -45,12 +44,16 @@ from statestore.storage import Storage
     help="Local disk to work on.",
 )
 @output_option
-def snapshot(root: Storage, take_all: bool, dry_run: bool, changelogs: int, scratch: Path, output: Output) -> None:
+def snapshot(
+    root: Opened, take_all: bool, dry_run: bool, changelogs: int | None, scratch: Path, output: Output
+) -> None:
     """Make snapshots of the stores whose tail is long.
 
     It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
     """
-    plan = snapshots.plan(snapshots.gather(root), snapshots.SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+    policy = root.policies.snapshot
+    policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
+    plan = snapshots.plan(snapshots.gather(root.storage), policy, take_all=take_all)
     if dry_run:
         output.show(_plan_object(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
@@ -60,7 +63,9 @@ def snapshot(root: Storage, take_all: bool, dry_run: bool, changelogs: int, scra
         with progress_bar() as progress:
             for action in progress.track(plan.take, description="snapshots"):
                 try:
-                    taken.append(snapshots.execute(root, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()))
+                    taken.append(
+                        snapshots.execute(root.storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds())
+                    )
                 except StatekeeperError as error:
                     failed.append((action, error))
                     say(error)

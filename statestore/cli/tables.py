@@ -24,10 +24,14 @@ def when(batch: int | None) -> str:
     return "no batch is committed yet" if batch is None else f"batch {batch}, version {batch + 1}"
 
 
+def plain(text: str) -> Text:
+    """As plain text: names and errors come out of files and may hold what looks like markup."""
+    return Text(text)
+
+
 def add(table: Table, *cells: object) -> None:
     """One more row."""
-    # As plain text: names and errors come out of files and may hold what looks like markup.
-    table.add_row(*(Text(str(cell)) for cell in cells))
+    table.add_row(*(plain(str(cell)) for cell in cells))
 
 
 def table(title: str, *columns: str) -> Table:

@@ -31,6 +31,7 @@ from statestore.format.snapshot import (
 )
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.loader import Loader
+from statestore.maintenance import announcements
 from statestore.storage import Entry, Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
@@ -273,7 +274,7 @@ def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clo
                 database.merge_tables()
             keys = database.count_keys()
             database.capture(captured)
-        tables, fresh = _named(captured, restored.base, ids)
+        tables, fresh = _named(captured, restored.base, _doomed(storage, action.store), ids)
         at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
         snapshot = Snapshot(small, SnapshotMetadata("v1", tables, keys, {}))
@@ -293,12 +294,22 @@ def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clo
     )
 
 
-def _named(captured: Path, base: SnapshotMetadata | None, ids: Ids) -> tuple[tuple[TableFile, ...], list[TableFile]]:
+def _doomed(storage: Storage, store: StorePath) -> frozenset[str]:
+    """Names of the store's tables that a retention run is about to delete."""
+    folder = f"{store.folder}/{names.TABLES}"
+    return frozenset(p.removeprefix(folder) for p in announcements.doomed(storage) if p.startswith(folder))
+
+
+def _named(
+    captured: Path, base: SnapshotMetadata | None, doomed: frozenset[str], ids: Ids
+) -> tuple[tuple[TableFile, ...], list[TableFile]]:
     """The tables of a snapshot under their names in storage, and those of them that are not there yet.
 
-    A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table.
+    A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table. One
+    that is about to be deleted is sent again under a name that nobody knows yet.
     """
-    held = {(table.local_name, table.size_bytes): table for table in (base.tables if base else ())}
+    reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in doomed)
+    held = {(table.local_name, table.size_bytes): table for table in reusable}
     suffix = ids.fresh()
     tables: list[TableFile] = []
     fresh: list[TableFile] = []
@@ -334,7 +345,8 @@ def _publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
 
 def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
     # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible. All
-    # tables still lie here, those of the base too: they are sent again, and from now on a zip names them.
+    # tables still lie here, those of the base too: they are sent again, and from now on a zip names them. Should it
+    # sleep and delete one of them again, retention has rested nothing on this snapshot as long as the deleter can live.
     gone = _gone(tables, _tables(storage, action.store))
     if gone:
         at_once(lambda table: _upload(storage, action.store, table, captured), gone)

@@ -6,11 +6,12 @@ from __future__ import annotations
 class SleeplessClock:
     """Notes how long it was asked to wait, and is there at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_seconds: float = 1_700_000_000.0) -> None:
+        self._started_seconds = now_seconds
         self.slept_seconds: list[float] = []
 
     def now_seconds(self) -> float:
-        return 1_700_000_000.0 + sum(self.slept_seconds)
+        return self._started_seconds + sum(self.slept_seconds)
 
     def monotonic_seconds(self) -> float:
         return sum(self.slept_seconds)

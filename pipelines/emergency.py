@@ -1,0 +1,37 @@
+"""Snapshots that a job makes itself when nobody else does: the last resort before its lineage is too long to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from statestore.clock import Clock, Ids
+from statestore.errors import StatekeeperError
+from statestore.maintenance import snapshot
+from statestore.storage import Storage
+
+EMERGENCY_CHANGELOGS = 600
+"""A store with so many since its newest snapshot gets one. Some 840 are the most that a lineage can name (SPARK-49374)."""
+
+
+def take_emergency_snapshots(
+    storage: Storage, *, changelogs: int, scratch: Path, clock: Clock, ids: Ids, warn: Callable[[str], None]
+) -> None:
+    """Snapshots at the head of all stores whose tail has `changelogs` files.
+
+    Called between two batches: it takes as long as it takes. What goes wrong is told, and the job goes on as long as it
+    can.
+    """
+    try:
+        plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(changelogs=changelogs))
+        late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
+        if late:
+            warn(
+                f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
+                "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
+            )
+        for action in late:
+            taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
+            warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
+    except StatekeeperError as error:
+        warn(f"an emergency snapshot failed: {error}")

@@ -1,0 +1,162 @@
+"""`statekeeper gc`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+from rich.console import Console
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FINDINGS,
+    PARTLY_DONE,
+    Duration,
+    Opened,
+    Output,
+    holder,
+    output_option,
+    progress_bar,
+    root_argument,
+    say,
+)
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.maintenance import lease, retention
+from statestore.maintenance.config import Mode
+from statestore.maintenance.history import History
+from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Rule
+
+
+@click.command()
+@root_argument
+@click.option("--apply", is_flag=True, help="Delete what the plan says.")
+@click.option("--retain", type=click.IntRange(1), help="So many versions stay; 100 unless configured.")
+@click.option("--grace", type=Duration(), help="What is younger stays: 90s, 10m, 1h, 7d; 1h unless configured.")
+@click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint.")
+@click.option("--verbose", is_flag=True, help="Every file with its rule, also those that are kept.")
+@output_option
+def gc(
+    root: Opened, apply: bool, retain: int | None, grace: float | None, mode: str | None, verbose: bool, output: Output
+) -> None:
+    """Show which files nobody needs, and why; with --apply, delete them.
+
+    What both --retain and --grace let go is deleted. A store that cannot be loaded holds the floor for all of them.
+    """
+    clock = SystemClock()
+    policy = root.policies.retention
+    policy = replace(
+        policy,
+        versions=policy.versions if retain is None else retain,
+        grace_seconds=policy.grace_seconds if grace is None else grace,
+    )
+    storage = root.storage
+    planned = retention.plan(retention.gather(storage, policy, clock=clock), policy)
+    done: list[Deleted] = []
+    if not apply:
+        output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
+        sys.exit(FINDINGS if planned.findings else 0)
+    allowed = Mode(mode) if mode else root.policies.mode_for(is_own=planned.is_own)
+    if allowed is not Mode.FULL:
+        raise RefusedAsUnsafe(
+            f"mode {allowed.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
+        )
+    failure: StatekeeperError | None = None
+    run = RandomIds().fresh()
+    with lease.held(storage, "gc", run=run, holder=holder(), clock=clock) as held:
+        history = History.begin(storage, "gc", run, clock)
+        history.plan(_record(planned))
+        try:
+            with progress_bar() as progress:
+                total = sum(1 for store in planned.stores if store.deletions)
+                steps = retention.execute(storage, planned, run=run, lease=held, clock=clock)
+                # Step by step: when one fails, those before it are shown.
+                done.extend(progress.track(steps, total=total, description="deleting"))
+        except StatekeeperError as error:
+            failure = error
+            say(error)
+        finally:
+            output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
+        history.outcome(_step_object(step) for step in done)
+    if failure is not None:
+        sys.exit(PARTLY_DONE if done else failure.exit_code)
+    sys.exit(FINDINGS if planned.findings or any(step.outcome is Outcome.CHANGED for step in done) else 0)
+
+
+def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
+    by_rule = {
+        rule.name.lower(): {
+            "files": sum(1 for verdict in planned.verdicts if verdict.rule is rule),
+            "bytes": sum(verdict.size_bytes for verdict in planned.verdicts if verdict.rule is rule),
+            "deletes": rule.deletes,
+        }
+        for rule in Rule
+    }
+    return {
+        "head": planned.head,
+        "floor": planned.floor,
+        "wanted_floor": planned.wanted_floor,
+        "findings": list(planned.findings),
+        "rules": by_rule,
+        "left_out": planned.left_out,
+        "files": [
+            {"path": verdict.path, "bytes": verdict.size_bytes, "rule": verdict.rule.name.lower()}
+            for verdict in planned.verdicts
+            if verbose or verdict.rule.deletes
+        ],
+        "done": [_step_object(step) for step in done],
+    }
+
+
+def _step_object(step: Deleted) -> dict[str, Any]:
+    return {
+        "store": None if step.store is None else str(step.store),
+        "outcome": step.outcome.name.lower(),
+        "files": step.files,
+        "bytes": step.size_bytes,
+        "spared": list(step.spared),
+        "detail": step.detail,
+    }
+
+
+def _record(planned: RetentionPlan) -> list[dict[str, Any]]:
+    head = {"head": planned.head, "floor": planned.floor, "findings": list(planned.findings)}
+    return [head, *({"delete": verdict.path, "rule": verdict.rule.name.lower()} for verdict in planned.deletions)]
+
+
+def _print(console: Console, planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> None:
+    counts: Counter[Rule] = Counter()
+    sizes: Counter[Rule] = Counter()
+    for verdict in planned.verdicts:
+        counts[verdict.rule] += 1
+        sizes[verdict.rule] += verdict.size_bytes
+    floor = "none" if planned.floor is None else f"version {planned.floor}"
+    table = tables.table(f"head version {planned.head}, floor {floor}", "what", "files", "bytes", "why")
+    for rule in sorted(counts, key=lambda rule: (not rule.deletes, -sizes[rule])):
+        what = "delete" if rule.deletes else "keep"
+        tables.add(table, what, f"{counts[rule]:,}", f"{sizes[rule]:,}", rule.value)
+    console.print(table)
+    if verbose:
+        files = tables.table("every file", "what", "path", "why")
+        for verdict in planned.verdicts:
+            tables.add(files, "delete" if verdict.rule.deletes else "keep", verdict.path, verdict.rule.value)
+        console.print(files)
+    for finding in planned.findings:
+        console.print(tables.plain(finding), soft_wrap=True)
+    if planned.left_out:
+        console.print(f"{planned.left_out:,} more files go in the next run")
+    deletions = len(planned.deletions)
+    if done:
+        files_gone, bytes_gone = sum(step.files for step in done), sum(step.size_bytes for step in done)
+        console.print(f"deleted {files_gone:,} of {deletions:,} files, {bytes_gone:,} bytes")
+        for step in done:
+            if step.outcome is Outcome.CHANGED:
+                console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
+    elif deletions:
+        console.print(f"--apply deletes {deletions:,} files")
+    else:
+        console.print("nothing to delete")

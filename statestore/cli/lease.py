@@ -1,0 +1,58 @@
+"""`statekeeper lease`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+
+from statestore.cli import tables
+from statestore.cli.common import Opened, Output, holder, output_option, root_argument
+from statestore.clock import RandomIds, SystemClock
+from statestore.maintenance import lease as leases
+
+
+@click.command()
+@root_argument
+@click.option("--break", "break_it", is_flag=True, help="Take it from a holder that is dead. One that is not, stops.")
+@output_option
+def lease(root: Opened, break_it: bool, output: Output) -> None:
+    """Show who maintains the root, since when.
+
+    A lease is advice: it saves work and tells people who is at it. What keeps a checkpoint safe does not rest on it.
+    """
+    clock = SystemClock()
+    broken = (
+        leases.break_lease(root.storage, run=RandomIds().fresh(), holder=holder(), clock=clock) if break_it else None
+    )
+    now = clock.now_seconds()
+    found = leases.standing(root.storage)
+    body: dict[str, Any] = {"held": found is not None and found.is_alive(now), "broken": broken is not None}
+    if found is not None:
+        body |= {
+            "epoch": found.lease.epoch,
+            "holder": found.lease.holder,
+            "verb": found.lease.verb,
+            "since": _time(found.lease.since_seconds),
+            "seen": None if found.seen_at_seconds is None else _time(found.seen_at_seconds),
+            "released": found.lease.released,
+        }
+    output.show(body, lambda console: _print(console, found, broken, now))
+
+
+def _print(console: Console, found: leases.Standing | None, broken: leases.Lease | None, now: float) -> None:
+    if broken is not None:
+        console.print(tables.plain(f"broken: {broken.holder}, {broken.verb}, since {_time(broken.since_seconds)}"))
+    elif found is None or found.lease.released:
+        console.print("nobody holds it")
+    else:
+        seen = "" if found.seen_at_seconds is None else f", seen {now - found.seen_at_seconds:,.0f} s ago"
+        state = "at it" if found.is_alive(now) else "taken for dead, the next one may take it"
+        line = f"{found.lease.holder}: {found.lease.verb}, since {_time(found.lease.since_seconds)}{seen}: {state}"
+        console.print(tables.plain(line), soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,44 @@
+"""What maintenance planned and did, as JSON lines below `_statekeeper/history/`: for people and for drills.
+
+Nothing decides by it. One object for the plan, written before anything is done, and one for the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from statestore.clock import Clock
+from statestore.format import names
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class History:
+    """The record of one run of one verb. `started` is the time in its files' names."""
+
+    storage: Storage
+    verb: str
+    run: str
+    started: str
+
+    @classmethod
+    def begin(cls, storage: Storage, verb: str, run: str, clock: Clock) -> History:
+        """The record of a run that starts now; `run` is its id."""
+        now = datetime.fromtimestamp(clock.now_seconds(), UTC)
+        return cls(storage, verb, run, now.strftime("%Y%m%dT%H%M%SZ"))
+
+    def plan(self, lines: Iterable[dict[str, Any]]) -> None:
+        """What is about to be done, a line each."""
+        self._write("plan", lines)
+
+    def outcome(self, lines: Iterable[dict[str, Any]]) -> None:
+        """What was done, a line each."""
+        self._write("outcome", lines)
+
+    def _write(self, part: str, lines: Iterable[dict[str, Any]]) -> None:
+        body = "".join(json.dumps(line) + "\n" for line in lines)
+        self.storage.create(names.history(self.started, self.verb, self.run, part), body.encode())

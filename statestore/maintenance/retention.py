@@ -1,0 +1,476 @@
+"""Which files nobody needs any more, and deleting them.
+
+    gather(storage, policy)  ->  Gathered  ->  plan(gathered, policy)  ->  RetentionPlan  ->  execute(storage, plan)
+
+Every file gets a verdict with its rule; what no rule knows is kept. **Safety is monotone**: what was deletable once never
+becomes referenced again, since no store deletes on a condition and a run may sleep between its plan and its deletions.
+
+* Below the base of the floor lies nothing that a retained version needs, and the floor only rises.
+* A version up to the head that the commit log does not name is dead for good.
+* A table that no kept snapshot names may be named by one that is being made: `announcements` keeps them apart.
+
+Sources: SPARK-38204 (what Spark's own maintenance keeps), FLIP-158 and FLIP-428 (files shared between snapshots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from statestore import catalog
+from statestore.catalog import CommitLog, StoreFiles
+from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
+from statestore.clock import Clock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance import announcements
+from statestore.maintenance.lease import HeldLease
+from statestore.storage import DELETE_BATCH, TEMP_FOLDER, Entry, Storage, at_once
+
+MayDelete = Callable[[], None]
+"""Raises when nothing more may be deleted."""
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """What stays: the newest `versions` versions, and everything younger than `grace_seconds`; both hold.
+
+    `history_seconds`: how long records of maintenance stay. At most `most_files` files are deleted in a run.
+    """
+
+    versions: int = 100
+    grace_seconds: float = 3600.0
+    history_seconds: float = 30 * 86_400.0
+    most_files: int = 100_000
+
+
+class Rule(Enum):
+    """Why a file is kept or deleted: an explanation for people."""
+
+    RESTORES = "a retained version is restored from it"
+    RUNNING = "newer than the head: an attempt may be at work"
+    YOUNG = "younger than the grace period"
+    LOG = "belongs to a retained batch"
+    HELD = "its store cannot be judged: see the findings"
+    UNKNOWN = "no file that is known"
+    SUPERSEDED = "below the snapshot that the oldest retained version is restored from"
+    DEAD_BRANCH = "of an attempt that was never committed"
+    UNNAMED = "a table that no kept snapshot names"
+    OLD_LOG = "belongs to a batch below the floor"
+    OLD_RECORD = "an old record of maintenance"
+    LEFTOVER = "an unfinished file of a dead process"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether a file under this rule goes."""
+        return self in _DELETES
+
+
+_DELETES = frozenset({Rule.SUPERSEDED, Rule.DEAD_BRANCH, Rule.UNNAMED, Rule.OLD_LOG, Rule.OLD_RECORD, Rule.LEFTOVER})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of one file."""
+
+    path: str
+    size_bytes: int
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class StoreVerdicts:
+    """What becomes of the files of one store. `base`: what its floor version is restored from (`EMPTY`: nothing), None
+    when that is not known, and then all of its chain is kept. `problem` says why."""
+
+    store: StorePath
+    base: VersionId | None
+    files: tuple[Verdict, ...]
+    problem: str | None = None
+
+    @property
+    def deletions(self) -> list[Verdict]:
+        """In the order of deleting: zips before the tables that they name, then changelogs; the oldest first."""
+        return sorted((v for v in self.files if v.rule.deletes), key=_deletion_order)
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """Files of the query's logs and of maintenance, as listed."""
+
+    offsets: tuple[Entry, ...] = ()
+    commits: tuple[Entry, ...] = ()
+    pending: tuple[Entry, ...] = ()
+    history: tuple[Entry, ...] = ()
+    announcements: tuple[Entry, ...] = ()
+    leftovers: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The facts. `log` is None before the first commit. `strays`: snapshots that are not on a store's chain and may
+    stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch."""
+
+    is_own: bool
+    log: CommitLog | None
+    chains: tuple[Chain, ...]
+    strays: Mapping[StorePath, Mapping[VersionId, SnapshotFacts]]
+    logs: LogFiles
+    wanted_floor: int
+    now_seconds: float
+
+
+@dataclass(frozen=True)
+class RetentionPlan:
+    """What becomes of every file. `floor`: the oldest retained version, None when no version is known to load in every
+    store; `wanted_floor`: what it would be if all stores were whole. `left_out`: deletions beyond the run's bound."""
+
+    is_own: bool
+    head: int | None
+    floor: int | None
+    wanted_floor: int
+    stores: tuple[StoreVerdicts, ...]
+    logs: tuple[Verdict, ...]
+    findings: tuple[str, ...]
+    left_out: int = 0
+
+    @property
+    def verdicts(self) -> Iterator[Verdict]:
+        """All of them."""
+        for store in self.stores:
+            yield from store.files
+        yield from self.logs
+
+    @property
+    def deletions(self) -> list[Verdict]:
+        """All files that go, in order: the stores' files first, then the logs."""
+        of_stores = [verdict for store in self.stores for verdict in store.deletions]
+        return of_stores + [verdict for verdict in self.logs if verdict.rule.deletes]
+
+
+def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock) -> Gathered:
+    """The facts about the whole checkpoint.
+
+    One listing of `state/` and of each log, one request a batch of the commit log, one for each retained snapshot, and
+    one for each store whose base is older than the commit log. Raises `NotACheckpoint`, `CorruptFile` for a commit log
+    that cannot be read (nothing may be deleted then), `StorageError`.
+    """
+    is_own = storage.stat(names.BINDING) is not None
+    doomed = announcements.doomed(storage)
+    # The log before the files: what is committed in between is newer than this head, and stays.
+    log = catalog.commit_log(storage)
+    logs = _log_files(storage)
+    now = clock.now_seconds()
+    if log is None:
+        return Gathered(is_own, None, (), {}, logs, 0, now)
+    files = catalog.files(storage)
+    wanted = _wanted_floor(log, logs.commits, policy, now)
+    stores = sorted(log.newest.heads)
+    down_to: int | None = wanted
+    chains: dict[StorePath, Chain] = {}
+    while down_to is not None:
+        depth = down_to
+
+        def follow(store: StorePath, depth: int = depth) -> None:
+            of_store = files.get(store, StoreFiles())
+            chains[store] = walk(storage, store, log.of_store(store), of_store, down_to=depth, doomed=doomed)
+
+        at_once(follow, stores)
+        down_to = _deeper(list(chains.values()), depth)
+    strays: dict[StorePath, dict[VersionId, SnapshotFacts]] = {store: {} for store in stores}
+    beside = [
+        (store, version)
+        for store in stores
+        for version, entry in chains[store].files.snapshots.items()
+        if version not in chains[store].snapshots
+        and (version.version > chains[store].versions[0].version or _is_young(entry, policy.grace_seconds, now))
+    ]
+
+    def look(place: tuple[StorePath, VersionId]) -> None:
+        store, version = place
+        strays[store][version] = look_at_snapshot(storage, store, version, chains[store].files)
+
+    at_once(look, beside)
+    return Gathered(is_own, log, tuple(chains[store] for store in stores), strays, logs, wanted, now)
+
+
+def _log_files(storage: Storage) -> LogFiles:
+    folders = (names.OFFSETS, names.COMMITS, names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER)
+    return LogFiles(*(tuple(storage.list(folder)) for folder in folders))
+
+
+def _wanted_floor(log: CommitLog, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
+    """The oldest version to retain, by count and by age."""
+    head = log.newest.batch + 1
+    young = [
+        batch + 1
+        for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
+        if batch is not None and _is_young(entry, policy.grace_seconds, now_seconds)
+    ]
+    return max(1, min([head - policy.versions + 1, *young]))
+
+
+def _deeper(chains: list[Chain], depth: int) -> int | None:
+    """How far back the chains must be known before a floor can be found; None when no further walk helps."""
+    if _common_floor(chains, depth) is not None:
+        return None
+    reachable = [max((v.version for v in chain.bases if v.version <= depth), default=None) for chain in chains]
+    known = [version for version in reachable if version is not None]
+    lowest = min(known, default=depth)
+    return lowest if len(known) == len(chains) and lowest < depth else None
+
+
+def _common_floor(chains: Iterable[Chain], wanted: int) -> int | None:
+    """The newest version up to `wanted` that every store loads."""
+    common: set[int] | None = None
+    for chain in chains:
+        loads = {version.version for version in chain.bases if version.version <= wanted}
+        common = loads if common is None else common & loads
+    return max(common, default=None) if common else None
+
+
+def plan(gathered: Gathered, policy: RetentionPolicy) -> RetentionPlan:
+    """What becomes of every file. Pure.
+
+    The floor is the newest version, no newer than wanted, that *every* store loads: one damaged store holds it for all,
+    since a restart has to go back to a version that all have. Garbage below the held floor goes all the same.
+    """
+    if gathered.log is None or not gathered.is_own:
+        why = (
+            () if gathered.is_own else ("written by Spark itself: this release deletes in roots of its own jobs only",)
+        )
+        head = None if gathered.log is None else gathered.log.newest.batch + 1
+        return RetentionPlan(gathered.is_own, head, None, gathered.wanted_floor, (), (), why)
+    floor = _common_floor(gathered.chains, gathered.wanted_floor)
+    findings = list(_findings(gathered, floor))
+    judge = _Judge(gathered, policy, floor)
+    stores = tuple(judge.store(chain) for chain in gathered.chains)
+    findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
+    head = gathered.log.newest.batch + 1
+    whole = RetentionPlan(True, head, floor, gathered.wanted_floor, stores, judge.logs(), tuple(findings))
+    return _bounded(whole, policy.most_files)
+
+
+def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
+    if floor == gathered.wanted_floor:
+        return
+    for chain in gathered.chains:
+        loads = [version.version for version in chain.bases if version.version <= gathered.wanted_floor]
+        if max(loads, default=0) < gathered.wanted_floor:
+            holes = (chain.broken[v] for v in reversed(chain.versions) if v in chain.broken)
+            broken = chain.odds or next(holes, chain.end)
+            yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
+
+
+class _Judge:
+    """Gives each file its rule."""
+
+    def __init__(self, gathered: Gathered, policy: RetentionPolicy, floor: int | None) -> None:
+        self._gathered = gathered
+        self._policy = policy
+        self._floor = floor
+
+    def store(self, chain: Chain) -> StoreVerdicts:
+        """The verdicts over one store's files."""
+        at_floor = next((version for version in chain.versions if version.version == self._floor), None)
+        base = None if at_floor is None else chain.bases.get(at_floor)
+        verdicts = [Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN) for entry in chain.files.others]
+        for version, entry in chain.files.changelogs.items():
+            rule = self._version_rule(chain, base, version, entry, is_snapshot=False)
+            verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
+        kept: dict[VersionId, SnapshotFacts | None] = {}
+        seen = {**self._gathered.strays.get(chain.store, {}), **chain.snapshots}
+        for version, entry in chain.files.snapshots.items():
+            rule = self._version_rule(chain, base, version, entry, is_snapshot=True)
+            verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
+            if not rule.deletes:
+                kept[version] = seen.get(version)
+        unread = [version for version, facts in kept.items() if facts is None or facts.metadata is None]
+        named = {
+            t.dfs_name for f in kept.values() if f is not None and f.metadata is not None for t in f.metadata.tables
+        }
+        for name, entry in chain.files.tables.items():
+            verdicts.append(Verdict(entry.path, entry.size_bytes, self._table_rule(name, entry, named, unread)))
+        problem = None
+        if base is None:
+            problem = (
+                f"no version up to {self._gathered.wanted_floor} is known to load in every store: nothing of it goes"
+            )
+        elif unread:
+            problem = f"which tables {chain.store.snapshot(unread[0])} names is not known: none goes"
+        return StoreVerdicts(chain.store, base, tuple(sorted(verdicts, key=lambda v: v.path)), problem)
+
+    def _version_rule(
+        self, chain: Chain, base: VersionId | None, version: VersionId, entry: Entry, *, is_snapshot: bool
+    ) -> Rule:
+        if version.version > chain.head.version:
+            return Rule.RUNNING
+        if chain.odds is not None:
+            return Rule.HELD
+        if version in chain.versions:
+            if base is None:
+                return Rule.HELD
+            # A snapshot at the base is what is restored from; its changelog adds nothing.
+            oldest = base.version if is_snapshot else base.version + 1
+            rule = Rule.RESTORES if version.version >= oldest else Rule.SUPERSEDED
+        elif version.version > chain.versions[0].version:
+            rule = Rule.DEAD_BRANCH
+        else:
+            # Older than the chain is known: dead or not, it is below the base, when there is one.
+            rule = Rule.HELD if base is None else Rule.SUPERSEDED
+        if rule.deletes and self._is_young(entry):
+            return Rule.YOUNG
+        return rule
+
+    def _table_rule(self, name: str, entry: Entry, named: set[str], unread: list[VersionId]) -> Rule:
+        if name in named:
+            return Rule.RESTORES
+        if unread:
+            return Rule.HELD
+        return Rule.YOUNG if self._is_young(entry) else Rule.UNNAMED
+
+    def logs(self) -> tuple[Verdict, ...]:
+        """The verdicts over logs and records."""
+        files = self._gathered.logs
+        verdicts = [
+            self._log_verdict(entry, _batch_of(entry.path))
+            for entry in (*files.offsets, *files.commits, *files.pending)
+        ]
+        verdicts += [self._record(e, self._policy.history_seconds, Rule.OLD_RECORD) for e in files.history]
+        verdicts += [self._record(e, announcements.STANDS_SECONDS, Rule.OLD_RECORD) for e in files.announcements]
+        # The longest upload that is still under way is no older than an announcement may stand.
+        verdicts += [self._record(e, announcements.STANDS_SECONDS, Rule.LEFTOVER) for e in files.leftovers]
+        return tuple(verdicts)
+
+    def _log_verdict(self, entry: Entry, batch: int | None) -> Verdict:
+        if batch is None:
+            return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
+        if self._floor is None or batch >= self._floor - 1:
+            return Verdict(entry.path, entry.size_bytes, Rule.LOG)
+        return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if self._is_young(entry) else Rule.OLD_LOG)
+
+    def _record(self, entry: Entry, stays_seconds: float, rule: Rule) -> Verdict:
+        young = _is_young(entry, stays_seconds, self._gathered.now_seconds)
+        return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if young else rule)
+
+    def _is_young(self, entry: Entry) -> bool:
+        return _is_young(entry, self._policy.grace_seconds, self._gathered.now_seconds)
+
+
+def _is_young(entry: Entry, seconds: float, now_seconds: float) -> bool:
+    """A file without a time, or from the future, is young."""
+    return entry.modified_at_seconds is None or now_seconds - entry.modified_at_seconds < seconds
+
+
+def _batch_of(path: str) -> int | None:
+    name = path.rpartition("/")[2]
+    pending = names.parse_pending(name)
+    return pending[0] if pending else names.parse_batch(name)
+
+
+def _deletion_order(verdict: Verdict) -> tuple[int, int, str]:
+    place = names.parse_store_path(verdict.path)
+    if place is None:
+        return (1, 0, verdict.path)
+    _, file = place
+    return (0 if file.kind is names.StoreFileKind.SNAPSHOT else 2, file.version.version, verdict.path)
+
+
+def _bounded(whole: RetentionPlan, most_files: int) -> RetentionPlan:
+    """The plan with so many deletions at most; the rest waits for the next run."""
+    order = whole.deletions
+    if len(order) <= most_files:
+        return whole
+    # A table must not go before the zip that names it: the cut goes through a list in which it stands behind.
+    late = {verdict.path for verdict in order[most_files:]}
+    stores = tuple(
+        StoreVerdicts(s.store, s.base, tuple(v for v in s.files if v.path not in late), s.problem) for s in whole.stores
+    )
+    logs = tuple(verdict for verdict in whole.logs if verdict.path not in late)
+    return RetentionPlan(
+        whole.is_own, whole.head, whole.floor, whole.wanted_floor, stores, logs, whole.findings, len(late)
+    )
+
+
+class Outcome(Enum):
+    """What became of the deletions of one store, or of the logs."""
+
+    DONE = "deleted"
+    CHANGED = "left alone: what the plan rests on has changed"
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What one step did. `store` is None for the logs; `spared`: announced tables that a new snapshot names."""
+
+    store: StorePath | None
+    outcome: Outcome
+    files: int
+    size_bytes: int
+    spared: tuple[str, ...] = ()
+    detail: str = ""
+
+
+def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLease, clock: Clock) -> Iterator[Deleted]:
+    """Delete what the plan says, store by store, and say after each what was done.
+
+    *Guarantee*: a crash at any request leaves every retained version loadable; running it again finishes it. Before a
+    store's files go it is looked at again: its base must still be whole, and a table that a new snapshot names is
+    spared. Raises `LeaseLost`, `RefusedAsUnsafe` when the plan has grown too old, `StorageError`.
+    """
+    if not planned.is_own:
+        raise RefusedAsUnsafe(
+            "a checkpoint that Spark itself writes", path=storage.url, hint="this release only plans there"
+        )
+    started = clock.monotonic_seconds()
+
+    def may_delete() -> None:
+        lease.require()
+        if clock.monotonic_seconds() - started > announcements.DELETES_FOR_SECONDS:
+            raise RefusedAsUnsafe("the plan has grown old while it was executed", hint="run it again")
+
+    tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]
+    if tables:
+        announcements.announce(storage, run, tables)
+    for store in planned.stores:
+        if store.deletions:
+            yield _execute_store(storage, store, may_delete)
+    logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
+    if logs:
+        _delete(storage, [verdict.path for verdict in logs], may_delete)
+        yield Deleted(None, Outcome.DONE, len(logs), sum(verdict.size_bytes for verdict in logs))
+    if tables:
+        announcements.withdraw(storage, run)
+
+
+def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Deleted:
+    store, deletions = planned.store, planned.deletions
+    files = catalog.files(storage, store.folder).get(store, StoreFiles())
+    if planned.base is not None and planned.base.version > 0:
+        facts = look_at_snapshot(storage, store, planned.base, files)
+        if not facts.is_whole:
+            return Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+    going = {verdict.path for verdict in deletions}
+    # The tables of snapshots that were published after the plan was made: each is read, however many there are.
+    known = {verdict.path for verdict in planned.files}
+    named: set[str] = set()
+    for version in files.snapshots:
+        if store.snapshot(version) in known:
+            continue
+        facts = look_at_snapshot(storage, store, version, files)
+        if facts.metadata is None:
+            return Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+        named |= {store.table_file(table.dfs_name) for table in facts.metadata.tables}
+    spared = tuple(sorted(going & named))
+    chosen = [verdict for verdict in deletions if verdict.path not in named]
+    for kind in (0, 1, 2):
+        _delete(storage, [v.path for v in chosen if _deletion_order(v)[0] == kind], may_delete)
+    return Deleted(store, Outcome.DONE, len(chosen), sum(verdict.size_bytes for verdict in chosen), spared)
+
+
+def _delete(storage: Storage, paths: list[str], may_delete: MayDelete) -> None:
+    for start in range(0, len(paths), DELETE_BATCH):
+        may_delete()
+        storage.delete(paths[start : start + DELETE_BATCH])

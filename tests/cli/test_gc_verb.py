@@ -1,0 +1,115 @@
+"""`statekeeper gc` and `lease`, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.clock import SystemClock
+from statestore.errors import RefusedAsUnsafe, RootHeld
+from statestore.format import names
+from statestore.maintenance import lease
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+
+NOW = ("--retain", "3", "--grace", "0s")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
+    made = Checkpoint(open_storage(str(root)), tmp_path / "job")
+    for _ in range(3):
+        made.grow(4)
+        assert run("snapshot", root, "--all").exit_code == 0
+    return made
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_plan_says_what_goes_and_why_and_deletes_nothing(root: Path, checkpoint: Checkpoint) -> None:
+    before = files(root)
+    shown = run("gc", root, *NOW)
+    assert shown.exit_code == 0
+    assert "below the snapshot that the oldest" in shown.output
+    assert "--apply deletes" in shown.output
+    assert files(root) == before
+
+
+def test_apply_deletes_what_the_plan_said_and_writes_both_down(root: Path, checkpoint: Checkpoint) -> None:
+    planned = json.loads(run("gc", root, *NOW, "--output", "json").stdout)
+    going = {file["path"] for file in planned["files"]}
+    assert going
+    before = files(root)
+    done = run("gc", root, *NOW, "--apply", "--output", "json")
+    assert done.exit_code == 0, done.output
+    assert {path for path in before - files(root) if not path.startswith(".")} == going
+    outcome = json.loads(done.stdout)["done"]
+    assert sum(step["files"] for step in outcome) == len(going)
+    history = {path.name.split(".", 1)[1]: path.read_text() for path in (root / names.HISTORY).glob("*-gc-*")}
+    assert set(history) == {"plan.jsonl", "outcome.jsonl"}
+    lines = [json.loads(line) for line in history["plan.jsonl"].splitlines()]
+    assert {line["delete"] for line in lines if "delete" in line} == going
+    checkpoint.assert_right(root.parent / "host")
+    again = json.loads(run("gc", root, *NOW, "--apply", "--output", "json").stdout)
+    assert again["files"] == again["done"] == []
+
+
+def test_every_file_is_shown_with_its_rule_when_asked_for(root: Path, checkpoint: Checkpoint) -> None:
+    shown = json.loads(run("gc", root, *NOW, "--verbose", "--output", "json").stdout)
+    rules = {file["rule"] for file in shown["files"]}
+    assert {"restores", "superseded", "log", "old_log"} <= rules
+
+
+def test_a_damaged_store_is_a_finding(root: Path, checkpoint: Checkpoint) -> None:
+    (root / checkpoint.stores[0].snapshot(checkpoint.versions[8][0])).unlink()
+    (root / checkpoint.stores[0].changelog(checkpoint.versions[9][0])).unlink()
+    shown = run("gc", root, *NOW)
+    assert shown.exit_code == 3
+    assert "does not load" in shown.output
+
+
+def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text(f"[roots.counting]\nurl = '{root}'\nmode = 'snapshots'\nretention = {{versions = 3}}\n")
+    before = files(root)
+    refused = run("--config", config, "gc", "counting", "--grace", "0s", "--apply")
+    assert refused.exit_code == RefusedAsUnsafe.exit_code
+    assert "mode snapshots: nothing may be deleted" in refused.output
+    assert files(root) == before
+    assert run("--config", config, "gc", "counting", "--grace", "0s", "--apply", "--mode", "full").exit_code == 0
+    assert files(root) != before
+
+
+def test_who_is_at_it_is_shown_kept_to_and_broken(root: Path, checkpoint: Checkpoint) -> None:
+    assert "nobody holds it" in run("lease", root).output
+    held = lease.acquire(open_storage(str(root)), "gc", run="one", holder="host:1", clock=SystemClock())
+    assert "host:1: gc" in run("lease", root).output
+    refused = run("gc", root, *NOW, "--apply")
+    assert refused.exit_code == RootHeld.exit_code
+    assert "host:1 is at it: gc" in refused.output
+    broken = run("lease", root, "--break")
+    assert "broken: host:1, gc" in broken.output
+    assert run("gc", root, *NOW, "--apply").exit_code == 0
+    with pytest.raises(Exception, match="took over"):
+        held.require()
+
+
+def test_a_duration_without_a_unit_is_a_usage_error(root: Path, checkpoint: Checkpoint) -> None:
+    shown = run("gc", root, "--grace", "60")
+    assert shown.exit_code == 2
+    assert "write 90s, 10m, 1h or 7d" in shown.output

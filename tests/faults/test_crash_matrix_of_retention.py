@@ -1,0 +1,99 @@
+"""The crash matrix of retention: whatever request fails, each retained version loads, and a second run ends well."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.errors import StorageError
+from statestore.format import names
+from statestore.maintenance import lease, retention, snapshot
+from statestore.maintenance.history import History
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.storage import Storage, StorageSpec, open_storage
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.hosts import column
+from tests.storage.clocks import SleeplessClock
+
+POLICY = RetentionPolicy(versions=3, grace_seconds=0)
+RETAINED_BATCHES = (9, 10, 11)
+FEWEST_CASES = 60
+
+
+def garbage_collection(storage: Storage, clock: Clock) -> None:
+    """What `statekeeper gc --apply` does."""
+    run = RandomIds().fresh()
+    planned = retention.plan(retention.gather(storage, POLICY, clock=clock), POLICY)
+    with lease.held(storage, "gc", run=run, holder="a test", clock=clock) as held:
+        history = History.begin(storage, "gc", run, clock)
+        history.plan([{"delete": verdict.path} for verdict in planned.deletions])
+        done = list(retention.execute(storage, planned, run=run, lease=held, clock=clock))
+        history.outcome([{"files": step.files} for step in done])
+
+
+@pytest.fixture
+def checkpoint(storage_spec: StorageSpec, tmp_path: Path) -> Checkpoint:
+    """Three snapshots, an attempt that was never committed, and a table that no zip names."""
+    storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}/prepared"))
+    made = Checkpoint(storage, tmp_path / "job", partitions=1)
+    for _ in range(3):
+        made.grow(4)
+        [action] = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True).take
+        snapshot.execute(storage, action, scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
+    with made.load(made.stores[0], made.versions[5][0], tmp_path / "zombie") as opened:
+        opened.put(column([b"of a zombie"]), column([b"x"]))
+        opened.commit()
+    storage.create(made.stores[0].table_file(f"000999-{RandomIds().fresh()}.sst"), b"of nobody")
+    return made
+
+
+def copies(storage_spec: StorageSpec, checkpoint: Checkpoint) -> Iterator[Storage]:
+    """Roots like the prepared one, each of which may be spoilt."""
+    objects = {entry.path: checkpoint.storage.read(entry.path) for entry in checkpoint.storage.list("")}
+    number = 0
+    while True:
+        storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}/case-{number}"))
+        for path, data in objects.items():
+            storage.create(path, data)
+        yield storage
+        number += 1
+
+
+def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_second_run_ends_well(
+    storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    roots = copies(storage_spec, checkpoint)
+    rehearsal = FaultyStorage(next(roots))
+    garbage_collection(rehearsal, SystemClock())
+    expected = what_is_left(rehearsal)
+    assert len(expected) < len(what_is_left(checkpoint.storage))
+    cases = crash_matrix(rehearsal.trace)
+    for number, (request, fault) in enumerate(cases):
+        storage = next(roots)
+        faulty = FaultyStorage(storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            garbage_collection(faulty, SystemClock())
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+        checkpoint.storage = storage
+        for batch in RETAINED_BATCHES:
+            checkpoint.assert_right(tmp_path / f"host-{number}-{batch}", batch)
+            shutil.rmtree(tmp_path / f"host-{number}-{batch}")
+        # The dead run's lease is waited for.
+        garbage_collection(storage, SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS))
+        assert what_is_left(storage) == expected, (request, fault)
+    print(f"{len(rehearsal.trace)} requests, {len(cases)} cases")
+    record_property("crash_matrix_cases", len(cases))
+    assert len(cases) >= FEWEST_CASES
+
+
+def what_is_left(storage: Storage) -> set[str]:
+    """All files but those about the runs themselves."""
+    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.DELETING}/")
+    return {entry.path for entry in storage.list("") if not entry.path.startswith(of_runs)}

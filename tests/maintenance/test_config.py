@@ -1,0 +1,85 @@
+"""`statekeeper.toml`: what it says holds, and what it says wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import BadConfiguration
+from statestore.maintenance.config import Configuration, Mode, Policies, load, parse_duration
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.storage import StorageSpec
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "statekeeper.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_root_says_what_it_wants_and_the_defaults_say_the_rest(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [defaults.snapshot]
+            changelogs = 20
+            [defaults.retention]
+            grace = "90s"
+            [roots.flights]
+            url = "state/flights"
+            mode = "snapshots"
+            retention = { versions = 7 }
+            [roots.orders]
+            url = "s3://bucket/orders"
+            storage = { endpoint_url = "http://127.0.0.1:9000" }
+            """,
+        )
+    )
+    flights = found.find("flights")
+    assert flights.spec == StorageSpec(str(tmp_path / "state/flights")), "from the file's own folder"
+    assert flights.policies.mode is Mode.SNAPSHOTS
+    assert flights.policies.snapshot == SnapshotPolicy(changelogs=20)
+    assert flights.policies.retention == RetentionPolicy(versions=7, grace_seconds=90.0)
+    orders = found.find("s3://bucket/orders")
+    assert orders.name == "orders", "a configured root is found by its URL, too"
+    assert orders.spec.options == (("endpoint_url", "http://127.0.0.1:9000"),)
+    assert found.find("elsewhere").policies == found.defaults
+
+
+def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed() -> None:
+    policies = Configuration().find("anything").policies
+    assert policies.mode_for(is_own=True) is Mode.FULL
+    assert policies.mode_for(is_own=False) is Mode.OBSERVE
+    assert Policies(mode=Mode.FULL).mode_for(is_own=False) is Mode.FULL
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[roots.a]\nurl = 3", "roots.a.url is missing or no text"),
+        (
+            "[roots.a]\nurl = 'x'\nretension = {}",
+            "roots.a.retension is not known -> known are snapshot, retention, mode",
+        ),
+        ("[roots.a]\nurl = 'x'\nretention = {versions = 0}", "roots.a.retention.versions is 0 -> write a whole number"),
+        ("[defaults.retention]\ngrace = 3600", "defaults.retention.grace is 3600 -> write 90s, 10m, 1h or 7d"),
+        ("[defaults]\nmode = 'all'", "defaults.mode is 'all' -> write one of observe, snapshots, full"),
+        ("roots = 1", "roots is 1 -> write it as a table"),
+        ("[roots", "write it as TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(BadConfiguration) as refused:
+        load(written(tmp_path, text))
+    assert said in str(refused.value)
+    assert "statekeeper.toml" in str(refused.value)
+
+
+def test_durations_are_written_with_their_unit() -> None:
+    assert [parse_duration(text) for text in ("90s", "10m", "1h", "7d", "1.5h")] == [90, 600, 3600, 604_800, 5400]
+    for text in ("", "90", "1 hour", "-1h", "h"):
+        with pytest.raises(ValueError, match="is no duration"):
+            parse_duration(text)

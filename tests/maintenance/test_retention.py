@@ -1,0 +1,384 @@
+"""What retention keeps and deletes: on disk and on S3, against a model that knows what each version holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import CorruptFile, LeaseLost, NotACheckpoint, RefusedAsUnsafe, RootHeld, VersionNotLoadable
+from statestore.format import names
+from statestore.format.names import EMPTY, VersionId
+from statestore.format.snapshot import read_snapshot
+from statestore.maintenance import announcements, lease, retention, snapshot
+from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule
+from statestore.storage import Storage
+from tests.checkpoints import Checkpoint
+from tests.hosts import column
+from tests.storage.clocks import SleeplessClock
+
+AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
+"""Keeps the five newest versions, however young the others are."""
+
+
+@pytest.fixture
+def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(storage, tmp_path / "job")
+
+
+def planned(storage: Storage, policy: RetentionPolicy = AT_ONCE) -> RetentionPlan:
+    return retention.plan(retention.gather(storage, policy, clock=SystemClock()), policy)
+
+
+def collect(storage: Storage, plan: RetentionPlan) -> list[Deleted]:
+    run = RandomIds().fresh()
+    with lease.held(storage, "gc", run=run, holder="a test", clock=SystemClock()) as held:
+        return list(retention.execute(storage, plan, run=run, lease=held, clock=SystemClock()))
+
+
+def take_snapshots(storage: Storage, scratch: Path) -> list[snapshot.Taken]:
+    plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True)
+    return [
+        snapshot.execute(storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()) for action in plan.take
+    ]
+
+
+def rules(plan: RetentionPlan) -> dict[str, Rule]:
+    return {verdict.path: verdict.rule for verdict in plan.verdicts}
+
+
+def paths(storage: Storage, folder: str = names.STATE) -> set[str]:
+    return {entry.path for entry in storage.list(folder)}
+
+
+# -- what stays, what goes ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_what_it_was(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    plan = planned(checkpoint.storage)
+    assert (plan.head, plan.floor, plan.findings) == (20, 16, ())
+    assert {store.base.version for store in plan.stores if store.base} == {15}
+    before = paths(checkpoint.storage)
+    done = collect(checkpoint.storage, plan)
+    assert {step.outcome for step in done} == {Outcome.DONE}
+    assert before - paths(checkpoint.storage) == {v.path for v in plan.deletions if v.path.startswith("state/")}
+    for store in checkpoint.stores:
+        files = catalog.files(checkpoint.storage)[store]
+        assert {version.version for version in files.changelogs} == {16, 17, 18, 19, 20}
+        assert {version.version for version in files.snapshots} == {15, 20}
+    for batch in range(14, 20):
+        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
+    with pytest.raises(VersionNotLoadable):
+        checkpoint.assert_right(tmp_path / "too old", 12)
+    assert {entry.path for entry in checkpoint.storage.list(names.COMMITS)} == {f"commits/{n}" for n in range(15, 20)}
+    assert planned(checkpoint.storage).deletions == [], "a second run has nothing to do"
+
+
+def test_every_file_has_a_verdict_and_what_is_not_known_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(12)
+    take_snapshots(checkpoint.storage, tmp_path)
+    foreign = "state/0/0/notes.txt"
+    checkpoint.storage.create(foreign, b"mine")
+    plan = planned(checkpoint.storage)
+    found = rules(plan)
+    state = {path for path in paths(checkpoint.storage) if "_metadata" not in path}
+    assert state <= set(found)
+    assert found[foreign] is Rule.UNKNOWN
+    assert max(Counter(verdict.path for verdict in plan.verdicts).values()) == 1
+
+
+def test_without_a_snapshot_below_the_floor_everything_stays(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(12)
+    take_snapshots(checkpoint.storage, tmp_path)
+    plan = planned(checkpoint.storage)
+    assert {store.base for store in plan.stores} == {EMPTY}
+    assert all(verdict.rule is Rule.OLD_LOG for verdict in plan.deletions)
+    collect(checkpoint.storage, plan)
+    for batch in range(12):
+        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
+
+
+def test_what_is_young_stays_however_old_its_version(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    policy = RetentionPolicy(versions=5, grace_seconds=3600)
+    plan = planned(checkpoint.storage, policy)
+    assert plan.floor == 1, "all versions are younger than the grace period"
+    assert plan.deletions == []
+    later = SleeplessClock(SystemClock().now_seconds() + 3601)
+    plan = retention.plan(retention.gather(checkpoint.storage, policy, clock=later), policy)
+    assert plan.floor == 16
+    assert plan.deletions
+
+
+def test_a_clock_that_ran_backwards_makes_everything_young(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    plan = retention.plan(retention.gather(checkpoint.storage, AT_ONCE, clock=SleeplessClock(1000.0)), AT_ONCE)
+    assert plan.deletions == []
+
+
+def test_attempts_that_were_never_committed_go_and_those_newer_than_the_head_stay(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.grow(6)
+    store = checkpoint.stores[0]
+    lost = _commit_beside(checkpoint, 3, tmp_path)
+    running = _commit_beside(checkpoint, 6, tmp_path)
+    orphan = store.table_file(f"000999-{RandomIds().fresh()}.sst")
+    checkpoint.storage.create(orphan, b"a table that no zip names")
+    found = rules(planned(checkpoint.storage))
+    assert found[store.changelog(lost)] is Rule.DEAD_BRANCH
+    assert found[store.changelog(running)] is Rule.RUNNING
+    assert found[orphan] is Rule.UNNAMED
+    collect(checkpoint.storage, planned(checkpoint.storage))
+    left = paths(checkpoint.storage)
+    assert store.changelog(lost) not in left
+    assert orphan not in left
+    assert store.changelog(running) in left
+    checkpoint.assert_right(tmp_path / "host")
+
+
+def _commit_beside(checkpoint: Checkpoint, number: int, tmp_path: Path, partition: int = 0) -> VersionId:
+    """Another attempt at the version after `number`."""
+    base = checkpoint.versions[number][partition]
+    with checkpoint.load(checkpoint.stores[partition], base, tmp_path / f"zombie-{number}") as opened:
+        opened.put(column([b"of a zombie"]), column([b"x"]))
+        return opened.commit()
+
+
+# -- damage holds the floor --------------------------------------------------------------------------------------------
+
+
+def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_the_same(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    victim = checkpoint.stores[0]
+    # Neither snapshot of 15 or 20 nor the changelogs between: the store loads up to version 12.
+    checkpoint.storage.delete([victim.snapshot(checkpoint.versions[v][0]) for v in (15, 20)])
+    checkpoint.storage.delete([victim.changelog(checkpoint.versions[13][0])])
+    plan = planned(checkpoint.storage)
+    assert (plan.wanted_floor, plan.floor) == (16, 12)
+    assert any(victim.changelog(checkpoint.versions[13][0]) in finding for finding in plan.findings)
+    assert any(verdict.rule is Rule.SUPERSEDED for verdict in plan.deletions), "below version 10 all goes"
+    collect(checkpoint.storage, plan)
+    checkpoint.assert_right(tmp_path / "restart", 11)
+
+
+def test_when_no_version_loads_everywhere_only_what_was_never_committed_goes(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.grow(12)
+    first, second = checkpoint.stores
+    checkpoint.storage.delete([first.changelog(checkpoint.versions[1][0])])
+    lost = _commit_beside(checkpoint, 8, tmp_path, partition=1)
+    plan = planned(checkpoint.storage)
+    assert plan.floor is None
+    assert [verdict.path for verdict in plan.deletions] == [second.changelog(lost)]
+
+
+def test_an_unreadable_commit_log_stops_all_deletion(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(12)
+    checkpoint.storage.replace("commits/7", b"v2\n{")
+    with pytest.raises(CorruptFile, match="commits/7"):
+        planned(checkpoint.storage)
+
+
+def test_a_snapshot_that_cannot_be_read_keeps_all_tables_of_its_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    victim = checkpoint.stores[0]
+    damaged = victim.snapshot(checkpoint.versions[20][0])
+    checkpoint.storage.replace(damaged, checkpoint.storage.read(damaged)[:100])
+    plan = planned(checkpoint.storage)
+    tables = {rule for path, rule in rules(plan).items() if path.startswith(f"{victim}/SSTs/")}
+    assert Rule.UNNAMED not in tables
+    assert any(damaged in finding for finding in plan.findings)
+
+
+def test_a_commit_log_and_a_lineage_that_contradict_each_other_hold_everything(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    other = RandomIds().fresh()
+    path = names.commits(17)
+    body = checkpoint.storage.read(path).decode().replace(str(checkpoint.versions[18][0].id), other)
+    checkpoint.storage.replace(path, body.encode())
+    plan = planned(checkpoint.storage)
+    assert plan.floor is None
+    assert any(other in finding for finding in plan.findings)
+    assert plan.deletions == []
+
+
+def test_no_checkpoint_and_a_native_one_are_said_and_nothing_is_deleted(storage: Storage, tmp_path: Path) -> None:
+    with pytest.raises(NotACheckpoint):
+        planned(storage)
+    checkpoint = Checkpoint(storage, tmp_path)
+    checkpoint.grow(12)
+    storage.delete([names.BINDING])
+    plan = planned(storage)
+    assert plan.deletions == []
+    assert "Spark itself" in plan.findings[0]
+    with pytest.raises(RefusedAsUnsafe):
+        collect(storage, plan)
+
+
+def test_a_run_deletes_no_more_than_it_may_and_the_next_goes_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    few = RetentionPolicy(versions=5, grace_seconds=0, most_files=7)
+    everything = {verdict.path for verdict in planned(checkpoint.storage).deletions}
+    runs = 0
+    while (plan := planned(checkpoint.storage, few)).deletions:
+        assert len(plan.deletions) <= 7
+        collect(checkpoint.storage, plan)
+        checkpoint.assert_right(tmp_path / f"host-{runs}", 15)
+        runs += 1
+    assert runs >= len(everything) // 7
+    assert not everything & (paths(checkpoint.storage) | paths(checkpoint.storage, names.COMMITS))
+
+
+# -- the losing schedules ----------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_a_snapshot_names_since_the_plan_was_made_is_spared(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.grow(6)
+    [taken, _] = take_snapshots(checkpoint.storage, tmp_path)
+    store = taken.action.store
+    zip_path = store.snapshot(taken.action.version)
+    body = checkpoint.storage.read(zip_path)
+    # As it looks between the upload of the tables and that of the zip.
+    checkpoint.storage.delete([zip_path])
+    plan = planned(checkpoint.storage)
+    tables = {v.path for v in plan.deletions if v.rule is Rule.UNNAMED}
+    assert tables
+    checkpoint.storage.create(zip_path, body)
+    done = collect(checkpoint.storage, plan)
+    assert {path for step in done for path in step.spared} == tables
+    checkpoint.assert_snapshots_are_right(tmp_path / "host")
+
+
+def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    store = checkpoint.stores[0]
+    base = snapshot_tables(checkpoint, checkpoint.versions[15][0])
+    announcements.announce(checkpoint.storage, "a run that sleeps", [store.table_file(name) for name in base])
+    plan = planned(checkpoint.storage)
+    [of_store] = [verdicts for verdicts in plan.stores if verdicts.store == store]
+    assert of_store.base is not None
+    assert of_store.base.version < 15
+
+
+def test_a_doomed_table_is_sent_again_under_another_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(5)
+    take_snapshots(checkpoint.storage, tmp_path)
+    store = checkpoint.stores[0]
+    base = snapshot_tables(checkpoint, checkpoint.versions[5][0])
+    doomed = [store.table_file(name) for name in base]
+    announcements.announce(checkpoint.storage, "a run that sleeps", doomed)
+    checkpoint.grow(1)
+    take_snapshots(checkpoint.storage, tmp_path)
+    assert not set(base) & set(snapshot_tables(checkpoint, checkpoint.versions[6][0]))
+    checkpoint.storage.delete(doomed)
+    checkpoint.assert_snapshots_are_right(tmp_path / "host")
+
+
+def snapshot_tables(checkpoint: Checkpoint, version: VersionId) -> list[str]:
+    path = checkpoint.stores[0].snapshot(version)
+    return [table.dfs_name for table in read_snapshot(checkpoint.storage.read(path), path).metadata.tables]
+
+
+def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    plan = planned(checkpoint.storage)
+    victim = checkpoint.stores[0]
+    checkpoint.storage.delete([victim.snapshot(checkpoint.versions[15][0])])
+    done = collect(checkpoint.storage, plan)
+    assert [step.store for step in done if step.outcome is Outcome.CHANGED] == [victim]
+    checkpoint.assert_right(tmp_path / "host", 17)
+
+
+def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    stale = planned(checkpoint.storage)
+    for _ in range(3):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+        collect(checkpoint.storage, planned(checkpoint.storage))
+    # Deleted as it was planned, without a second look and without a lease: the worst that a sleeper can do.
+    checkpoint.storage.delete([verdict.path for verdict in stale.deletions])
+    for batch in range(30, 35):
+        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+
+
+def test_who_lost_the_lease_stops_before_the_next_deletion(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    plan = planned(checkpoint.storage)
+    storage, clock = checkpoint.storage, SystemClock()
+    mine = lease.acquire(storage, "gc", run="mine", holder="a test", clock=clock)
+    steps = retention.execute(storage, plan, run="mine", lease=mine, clock=clock)
+    next(steps)
+    lease.break_lease(storage, run="another", holder="a person", clock=clock)
+    before = paths(storage)
+    with pytest.raises(LeaseLost):
+        next(steps)
+    assert paths(storage) == before
+    checkpoint.assert_right(tmp_path / "host", 17)
+
+
+def test_a_plan_that_has_grown_old_is_not_carried_out(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    plan = planned(checkpoint.storage)
+    clock = SleeplessClock(SystemClock().now_seconds())
+    mine = lease.acquire(checkpoint.storage, "gc", run="mine", holder="a test", clock=clock)
+    steps = retention.execute(checkpoint.storage, plan, run="mine", lease=mine, clock=clock)
+    next(steps)
+    clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
+    with pytest.raises(RefusedAsUnsafe, match="grown old"):
+        next(steps)
+
+
+def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) -> None:
+    clock = SleeplessClock(SystemClock().now_seconds())
+    with (
+        lease.held(storage, "gc", run="first", holder="here:1", clock=clock),
+        pytest.raises(RootHeld, match="here:1 is at it: gc"),
+    ):
+        lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)
+    second = lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)
+    second.require()
+    clock.sleep(lease.LIFE_SECONDS * 2)
+    third = lease.acquire(storage, "gc", run="third", holder="there:3", clock=clock)
+    third.require()
+    with pytest.raises(LeaseLost):
+        second.require()

@@ -1,0 +1,61 @@
+"""When nobody makes snapshots any more, the job makes them itself before its lineage is too long; on real Spark."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pipelines import driver
+from statestore.errors import StorageError
+from statestore.lineage import BaseKind
+from statestore.storage import LocalStorage
+from tests.pipelines.streams import Stream
+from tests.pipelines.test_operator import ROWS, adding, rows_of
+
+
+@pytest.fixture
+def stream(delta_session, tmp_path):
+    return Stream(delta_session, tmp_path, ROWS)
+
+
+@pytest.mark.spark
+def test_a_job_without_maintenance_makes_its_snapshots_itself_and_says_so_loudly(stream, monkeypatch, caplog):
+    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 4)
+    for value in range(10):
+        stream.append(rows_of((1, value), (2, value)))
+    with caplog.at_level(logging.WARNING, "statekeeper"):
+        reports = stream.run(adding())
+    tails = [max(s.commit.tail_changelogs for p in report.partitions for s in p.stores) for report in reports]
+    assert max(tails) == 4, tails
+    assert "see that `statekeeper snapshot` runs for this root" in caplog.text
+    assert len(list(stream.root.glob("state/0/*/*.zip"))) == caplog.text.count("emergency snapshot of version")
+    assert stream.state() == {(1,): (10, 45), (2,): (10, 45)}
+
+    # Another host replays no more than what came after the newest of them.
+    stream.append(rows_of((1, 100)))
+    (stream.folder / "local").rename(stream.folder / "the host that was")
+    [report] = stream.run(adding())
+    loads = [store.load for partition in report.partitions for store in partition.stores]
+    assert {load.base for load in loads} == {BaseKind.SNAPSHOT}
+    assert all(load.replayed_changelogs < 4 for load in loads)
+    assert stream.state() == {(1,): (11, 145), (2,): (10, 45)}
+
+
+@pytest.mark.spark
+def test_an_emergency_snapshot_that_fails_is_told_and_the_job_goes_on(stream, monkeypatch, caplog):
+    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
+    create = LocalStorage.create
+
+    def full(self, path, data):
+        if path.endswith(".sst"):
+            raise StorageError("no space left", path=path)
+        return create(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "create", full)
+    for value in range(5):
+        stream.append(rows_of((1, value)))
+    with caplog.at_level(logging.WARNING, "statekeeper"):
+        stream.run(adding())
+    assert "an emergency snapshot failed: state/0/" in caplog.text
+    assert stream.state() == {(1,): (5, 10)}
