@@ -10,20 +10,45 @@ from rich.table import Table
 
 from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, output_option, root_argument
+from statestore.cli.lineage import lineage_lines, lineage_object
+from statestore.clock import SystemClock
+from statestore.format import names
 from statestore.lineage import BaseKind
+from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.snapshot import Gathered, StoreFacts
 
 
 @click.command()
 @root_argument
+@click.option("--lineage", metavar="STORE", help="Draw the chain of one store: state/0/3, or 0/3.")
 @output_option
-def inspect(root: Opened, output: Output) -> None:
-    """Stores, heads, bases, tails and sizes."""
+def inspect(root: Opened, lineage: str | None, output: Output) -> None:
+    """Stores, heads, bases, tails and sizes; with --lineage, one store's versions, snapshots and dead branches."""
+    if lineage is not None:
+        _show_lineage(root, lineage, output)
+        return
     gathered = snapshots.gather(root.storage)
     output.show(_facts_object(gathered), lambda console: console.print(_facts_table(gathered)))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
+
+
+def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
+    policy = root.policies.retention
+    gathered = retention.gather(root.storage, policy, clock=SystemClock())
+    judged = retention.judge_stores(gathered, policy)
+    folder = wanted if wanted.startswith(f"{names.STATE}/") else f"{names.STATE}/{wanted}"
+    chains = {str(chain.store): chain for chain in gathered.chains}
+    chain = chains.get(folder)
+    if chain is None:
+        known = ", ".join(list(chains)[:5]) or "none, before the first batch"
+        raise click.BadParameter(f"there is no store {wanted!r}; there are {known} ...", param_hint="--lineage")
+    verdicts = judged[chain.store]
+    output.show(
+        lineage_object(chain, verdicts),
+        lambda console: console.print(tables.plain("\n".join(lineage_lines(chain, verdicts))), soft_wrap=True),
+    )
 
 
 def _facts_object(gathered: Gathered) -> dict[str, Any]:

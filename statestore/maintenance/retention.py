@@ -253,6 +253,12 @@ def plan(gathered: Gathered, policy: RetentionPolicy) -> RetentionPlan:
     return _bounded(whole, policy.most_files)
 
 
+def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
+    """What the rules say of each store's files, whoever wrote them: for looking at, a plan may say less. Pure."""
+    judge = _Judge(gathered, policy, _common_floor(gathered.chains, gathered.wanted_floor))
+    return {chain.store: judge.store(chain) for chain in gathered.chains}
+
+
 def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     if floor == gathered.wanted_floor:
         return

@@ -15,6 +15,7 @@ from statestore.format import names
 from statestore.maintenance import lease
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
+from tests.hosts import column
 
 NOW = ("--retain", "3", "--grace", "0s")
 
@@ -113,3 +114,26 @@ def test_a_duration_without_a_unit_is_a_usage_error(root: Path, checkpoint: Chec
     shown = run("gc", root, "--grace", "60")
     assert shown.exit_code == 2
     assert "write 90s, 10m, 1h or 7d" in shown.output
+
+
+def test_a_lineage_is_drawn_with_snapshots_dead_branches_and_what_goes_next(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    store = checkpoint.stores[0]
+    with checkpoint.load(store, checkpoint.versions[9][0], tmp_path / "zombie") as opened:
+        opened.put(column([b"of a zombie"]), column([b"x"]))
+        dead = opened.commit()
+    config = tmp_path / "own.toml"
+    config.write_text(f"[roots.counting]\nurl = '{root}'\nretention = {{versions = 3, grace = '0s'}}\n")
+    shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    assert lines[0] == "state/0/0: head 12, the floor is restored from 8"
+    assert lines[1].startswith("12 changelog and snapshot, ")
+    assert any(line.startswith(f"10 changelog (goes next) of a dead branch, {dead.id}, ") for line in lines)
+    assert any(line.startswith("8 changelog (goes next) and snapshot, ") for line in lines)
+    assert any(line.startswith("1 .. 3 changelog (goes next), below the chain, ") for line in lines)
+    body = json.loads(run("--config", config, "inspect", "counting", "--lineage", "0/0", "--output", "json").stdout)
+    [of_dead] = [one for one in body["versions"] if one["version"] == str(dead)]
+    assert (of_dead["committed"], of_dead["files"]) == (False, {"changelog": "dead_branch"})
+    assert run("inspect", root, "--lineage", "7/7").exit_code == 2

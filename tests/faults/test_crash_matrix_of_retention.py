@@ -70,9 +70,10 @@ def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_s
     storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     roots = copies(storage_spec, checkpoint)
-    rehearsal = FaultyStorage(next(roots))
+    undisturbed = next(roots)
+    rehearsal = FaultyStorage(undisturbed)
     garbage_collection(rehearsal, SystemClock())
-    expected = what_is_left(rehearsal)
+    expected = what_is_left(undisturbed)
     assert len(expected) < len(what_is_left(checkpoint.storage))
     cases = crash_matrix(rehearsal.trace)
     for number, (request, fault) in enumerate(cases):

@@ -1,0 +1,105 @@
+"""A store's lineage as a picture of text: its chain, dead branches, snapshots, and what the next gc would delete."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from statestore.chain import Chain
+from statestore.format.names import StoreFileKind, VersionId, parse_store_path
+from statestore.maintenance.retention import Rule, StoreVerdicts, Verdict
+
+
+@dataclass
+class _Version:
+    """The files of one version."""
+
+    version: VersionId
+    files: dict[StoreFileKind, Verdict] = field(default_factory=dict)
+
+
+def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
+    """The lineage for a program: committed versions and dead ones, ascending, each with its files and their rules."""
+    committed = set(chain.versions)
+    return {
+        "store": str(chain.store),
+        "head": str(chain.head),
+        "base_of_floor": None if verdicts.base is None else str(verdicts.base),
+        "begins": chain.end,
+        "versions": [
+            {
+                "version": str(one.version),
+                "committed": one.version in committed,
+                "loads_from": str(chain.bases[one.version]) if one.version in chain.bases else None,
+                "problem": _problem(chain, one.version),
+                "files": {kind.value: verdict.rule.name.lower() for kind, verdict in one.files.items()},
+            }
+            for one in _versions(chain, verdicts)
+        ],
+    }
+
+
+def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
+    """The lineage for a person, the newest version on top; versions that are alike stand in one line."""
+    base = "-" if verdicts.base is None else str(verdicts.base.version)
+    yield f"{chain.store}: head {chain.head.version}, the floor is restored from {base}"
+    newest_first = list(_versions(chain, verdicts))[::-1]
+    for line, alike in groupby(newest_first, key=lambda one: _line(chain, one)):
+        together = list(alike)
+        newest, oldest = together[0].version.version, together[-1].version.version
+        span = f"{newest}" if newest == oldest else f"{oldest} .. {newest}"
+        size = sum(verdict.size_bytes for one in together for verdict in one.files.values())
+        yield f"{span:>16}  {line}, {size:,} bytes"
+    if chain.end:
+        yield f"further back: {chain.end}"
+    going = [verdict for verdict in verdicts.files if verdict.rule is Rule.UNNAMED]
+    if going:
+        size = sum(verdict.size_bytes for verdict in going)
+        yield f"{len(going):,} tables that no kept snapshot names, {size:,} bytes (go next)"
+
+
+def _line(chain: Chain, one: _Version) -> str:
+    """What a person is told of a version. Dead branches never stand together with others."""
+    what = " and ".join(_file(one.files[kind], kind) for kind in sorted(one.files, key=lambda kind: kind.value))
+    if one.version.version > chain.head.version:
+        return f"{what} of an attempt that may be at work, {one.version.id}"
+    if one.version not in chain.versions:
+        if one.version.version > chain.versions[0].version:
+            return f"{what} of a dead branch, {one.version.id}"
+        return f"{what}, below the chain"
+    problem = _problem(chain, one.version)
+    return (what or "no file") if problem is None else f"{what or 'no file'}: {problem}"
+
+
+def _file(verdict: Verdict, kind: StoreFileKind) -> str:
+    return f"{_NAMES[kind]} (goes next)" if verdict.rule.deletes else _NAMES[kind]
+
+
+_NAMES = {StoreFileKind.CHANGELOG: "changelog", StoreFileKind.SNAPSHOT: "snapshot"}
+
+
+def _problem(chain: Chain, version: VersionId) -> str | None:
+    facts = chain.snapshots.get(version)
+    if facts is not None:
+        return facts.damage
+    return chain.broken.get(version)
+
+
+def _versions(chain: Chain, verdicts: StoreVerdicts) -> Iterator[_Version]:
+    found: defaultdict[VersionId, dict[StoreFileKind, Verdict]] = defaultdict(dict)
+    for version in chain.versions:
+        found[version] = {}
+    for verdict, (version, kind) in _of_versions(verdicts.files):
+        found[version][kind] = verdict
+    for version in sorted(found, key=lambda version: (version.version, version.id or "")):
+        yield _Version(version, found[version])
+
+
+def _of_versions(verdicts: Sequence[Verdict]) -> Iterator[tuple[Verdict, tuple[VersionId, StoreFileKind]]]:
+    for verdict in verdicts:
+        place = parse_store_path(verdict.path)
+        if place is not None:
+            yield verdict, (place[1].version, place[1].kind)
