@@ -21,7 +21,7 @@ from tests.pipelines import flights_in_pandas
 
 @dataclass(frozen=True)
 class Findings:
-    """How much was compared, and found equal."""
+    """How much was compared, and found equal. `restored_versions`: older ones whose state was read, too."""
 
     batches: int
     facts: int
@@ -30,21 +30,30 @@ class Findings:
     orphan_changelogs: int
     lost_attempts: int
     controls: int
+    restored_versions: int = 0
 
 
-def examine(places: Places, days: int) -> Findings:
-    """Compare facts, state and logs after so many days. Raises `AssertionError` with the first difference."""
+def examine(places: Places, days: int, *, retained: int | None = None) -> Findings:
+    """Compare facts, state and logs after so many days. Raises `AssertionError` with the first difference.
+
+    `retained`: so many versions retention had to leave, and each of a few of them is compared, the oldest too.
+    """
     expected = first_days(flights_in_pandas.flights(), days)
     facts = DeltaTable(places.facts).to_pandas()
     flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected))
     session = spark_session("kill-test", master="local[2]")
     try:
         state = state_frame(session, places.state)
+        older = [] if retained is None else _some_of(days - retained, days - 1)
+        for batch in older:
+            then = flights_in_pandas.state(first_days(flights_in_pandas.flights(), batch + 1))
+            flights_in_pandas.assert_state_equal(state_frame(session, places.state, batch=batch), then)
     finally:
         session.stop()
     flights_in_pandas.assert_state_equal(state, flights_in_pandas.state(expected))
-    ids, orphans = _compare_logs(places, days)
-    lost = _compare_sink(places, days)
+    oldest = _compare_logs(places, days, retained)
+    ids, orphans = _compare_ids(places, oldest, days, complete=retained is None)
+    lost = _compare_sink(places, oldest, days)
     controls = [
         _turns_red(flights_in_pandas.assert_facts_equal, facts.drop(index=len(facts) // 2), facts),
         _turns_red(flights_in_pandas.assert_facts_equal, pd.concat([facts, facts.iloc[:1]]), facts),
@@ -52,7 +61,7 @@ def examine(places: Places, days: int) -> Findings:
         _turns_red(flights_in_pandas.assert_state_equal, state.assign(legs=state["legs"] + (state.index == 0)), state),
     ]
     assert all(controls), f"a control that should have turned red did not: {controls}"
-    return Findings(days, len(facts), len(state), ids, orphans, lost, len(controls))
+    return Findings(days, len(facts), len(state), ids, orphans, lost, len(controls), len(older))
 
 
 def first_days(flights: pd.DataFrame, days: int) -> pd.DataFrame:
@@ -61,26 +70,39 @@ def first_days(flights: pd.DataFrame, days: int) -> pd.DataFrame:
     return flights[dates.isin(sorted(dates.unique())[:days])]
 
 
-def _compare_logs(places: Places, days: int) -> tuple[int, int]:
-    """Each batch is committed, without gaps, and each id has its file; how many ids, and files that no commit names."""
+def _some_of(first: int, last: int) -> list[int]:
+    return sorted({first, first + 1, (first + last) // 2, last})
+
+
+def _compare_logs(places: Places, days: int, retained: int | None) -> int:
+    """Each batch that has to be is in the commit log, without gaps; the oldest one."""
     root = open_storage(StorageSpec(places.state))
-    committed = {names.parse_batch(entry.path.rpartition("/")[2]) for entry in root.list(names.COMMITS)}
-    assert committed == set(range(days)), f"commits: {sorted(committed ^ set(range(days)))} are missing or too many"
+    found = {names.parse_batch(entry.path.rpartition("/")[2]) for entry in root.list(names.COMMITS)}
+    committed = sorted(batch for batch in found if batch is not None)
+    oldest = committed[0] if retained is not None else 0
+    assert committed == list(range(oldest, days)), f"commits: {committed}"
+    assert retained is None or oldest <= days - retained, f"{days - oldest} batches are left in the commit log"
+    # Spark keeps the newest hundred of its own.
+    own = sorted(int(path.name) for path in (Path(places.checkpoint) / "commits").iterdir() if path.name.isdigit())
+    assert own == list(range(own[0], days)), f"the query's own commit log has gaps: {own}"
+    return oldest
+
+
+def _compare_ids(places: Places, oldest: int, days: int, *, complete: bool) -> tuple[int, int]:
+    """Each id has its changelog, when none was deleted; how many have, and files that no commit names."""
+    root = open_storage(StorageSpec(places.state))
     files = {entry.path for entry in root.list(names.STATE) if entry.path.endswith(".changelog")}
     named = set()
-    for batch in range(days):
+    for batch in range(oldest, days):
         path = names.commits(batch)
         for operator, partitions in (logs.parse_commit(root.read(path), path).ids or {}).items():
             for partition, (checkpoint_id, *_) in enumerate(partitions):
                 named.add(StorePath(operator, partition).changelog(VersionId(batch + 1, checkpoint_id)))
-    assert named <= files, f"named by a commit and not there: {sorted(named - files)}"
-    # Spark keeps the newest hundred of its own.
-    own = sorted(int(path.name) for path in (Path(places.checkpoint) / "commits").iterdir() if path.name.isdigit())
-    assert own == list(range(own[0], days)), f"the query's own commit log has gaps: {own}"
-    return len(named), len(files - named)
+    assert not complete or named <= files, f"named by a commit and not there: {sorted(named - files)}"
+    return len(named & files), len(files - named)
 
 
-def _compare_sink(places: Places, days: int) -> int:
+def _compare_sink(places: Places, oldest: int, days: int) -> int:
     """The sink holds each batch once, from an attempt that the root knows; how many attempts lost."""
     root = open_storage(StorageSpec(places.state))
     held = [
@@ -90,7 +112,7 @@ def _compare_sink(places: Places, days: int) -> int:
     ]
     assert sorted(attempt["batch"] for attempt in held) == list(range(days)), "a batch is in the sink twice, or not"
     pending = {entry.path for entry in root.list(names.PENDING)}
-    won = {names.pending(attempt["batch"], attempt["attempt"]) for attempt in held}
+    won = {names.pending(attempt["batch"], attempt["attempt"]) for attempt in held if attempt["batch"] >= oldest}
     assert won <= pending, f"in the sink, and no pending file: {sorted(won - pending)}"
     return len(pending - won)
 

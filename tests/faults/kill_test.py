@@ -1,10 +1,13 @@
 """Kills the flights job with SIGKILL, again and again, and compares what is left at the end with pandas.
 
-    python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small]
+    python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
 
 Each run of the job is shot at one point of its life (`kill_points`), the next one goes on from there. After the last
 shot a run goes to the end of the input, and then the facts and the state, which Spark's own reader reads, have to be
 those of an independent computation in pandas over the whole input, and the logs have to be whole.
+
+With --maintained, snapshots, audits and retention run beside the job in a loop and are killed, too. Then each retained
+version has to be what it was, the audit has to be clean, and what lies on disk has to stay bounded.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from pathlib import Path
 from pipelines.flights.job import Places
 from pipelines.progress import Outcome
 from statestore.errors import SparkDied
+from tests.faults.disk_plot import draw
 from tests.faults.final_state import Findings, examine
 from tests.faults.flights_under_fire import changelogs
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
+from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
 from tests.faults.processes import in_session, kill
 
 _RUN_SECONDS = 400.0
@@ -159,6 +164,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="a folder that is not there yet, kept at the end")
     parser.add_argument("--days", type=int, help="how many days are fed (default: enough for all kills)")
     parser.add_argument("--all", action="store_true", help="go on to the end of the year")
+    parser.add_argument("--maintained", action="store_true", help="with maintenance beside the job, killed as well")
+    parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
     parser.add_argument("--small", action="store_true", help="five kills over about ten batches")
     chosen = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -171,20 +178,52 @@ def main() -> int:
         parser.error(f"{folder} is not empty")
     started = time.monotonic()
     campaign = Campaign(folder, days)
+    maintenance = None
+    if chosen.maintained:
+        root = Path(campaign.places.state)
+        maintenance = MaintenanceLoop(root, folder / "maintenance", random.Random(chosen.seed))
+        maintenance.start()
     findings = None
     # Stopped from outside, it still takes the running job with it and says how far it came.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         _shoot(campaign, planned, started)
-        findings = examine(campaign.places, campaign.days)
+        if maintenance is not None:
+            _settle(maintenance)
+        findings = examine(campaign.places, campaign.days, retained=RETAIN if maintenance else None)
     except (Broken, AssertionError) as error:
         print(f"BROKEN (seed {chosen.seed}, all is kept in {folder}): {error}")
         return 1
     finally:
+        if maintenance is not None:
+            maintenance.stop()
+            _print_maintenance(maintenance)
         _print(campaign, findings, chosen.seed, time.monotonic() - started)
+    if maintenance is not None and chosen.plot is not None:
+        draw(maintenance.samples, chosen.plot)
     if chosen.folder is None:
         shutil.rmtree(folder)
     return 0
+
+
+def _settle(maintenance: MaintenanceLoop) -> None:
+    """The last round, undisturbed: the audit is clean, retention leaves nothing that it would delete, disk is bounded."""
+    maintenance.stop()
+    if maintenance.unexpected:
+        raise Broken(f"{len(maintenance.unexpected)} verbs failed, the first: {maintenance.unexpected[0]}")
+    maintenance.once("lease", "--break")
+    maintenance.once("snapshot", "--all")
+    maintenance.once("gc")
+    maintenance.once("audit")
+    time.sleep(6)  # what the last run wrote is younger than its grace period
+    maintenance.once("gc")
+    left = [file for file in maintenance.once("gc")["files"] if "_statekeeper" not in file["path"]]  # type: ignore[attr-defined,index]
+    if left:
+        raise Broken(f"retention leaves what it would delete: {left[:5]}")
+    late = [sample.files for sample in maintenance.samples if sample.batches > maintenance.samples[-1].batches // 2]
+    early = [sample.files for sample in maintenance.samples if sample.batches <= maintenance.samples[-1].batches // 2]
+    if early and max(late) > 2 * max(early):
+        raise Broken(f"files grow without bound: {max(early)} in the first half, {max(late)} in the second")
 
 
 def _days_for(planned: list[Shot], fewest: int) -> int:
@@ -210,6 +249,18 @@ def _shoot(campaign: Campaign, planned: list[Shot], started: float) -> None:
     campaign.run(None)
 
 
+def _print_maintenance(maintenance: MaintenanceLoop) -> None:
+    print("\nmaintenance beside it")
+    for verb in sorted({*maintenance.ended, *maintenance.killed}):
+        print(f"  {verb:<42}{maintenance.ended[verb]:>4} ended, {maintenance.killed[verb]} killed")
+    if maintenance.samples:
+        most = max(maintenance.samples, key=lambda sample: sample.files)
+        newest = maintenance.samples[-1]
+        print(
+            f"  at most {most.files:,} files below state/, at the end {newest.files:,} with {newest.size_bytes:,} bytes"
+        )
+
+
 def _print(campaign: Campaign, findings: Findings | None, seed: int, seconds: float) -> None:
     print("\nkills")
     for point in Point:
@@ -232,6 +283,7 @@ def _print(campaign: Campaign, findings: Findings | None, seed: int, seconds: fl
             "ids in the commit log, each with its changelog": findings.ids,
             "changelogs of dead attempts": findings.orphan_changelogs,
             "pending attempts that lost": findings.lost_attempts,
+            "older versions read by Spark, equal to pandas": findings.restored_versions,
             "negative controls that turned red": findings.controls,
         }
     rows |= {"seconds": round(seconds), "seed": seed}
