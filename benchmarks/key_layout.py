@@ -11,7 +11,7 @@ import io
 import itertools
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -105,9 +105,9 @@ def _filled(layout: Layout, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArr
     writer.finish()
     layout.changelog_bytes = changelog.tell() / len(keys)
     limits = EngineLimits()
-    changes: Iterator[dict[bytes, bytes | None]] = iter([dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))])
+    changes = sorted(zip(keys.to_pylist(), values.to_pylist(), strict=True))
     with Database.create(path, limits) as database:
-        database.apply(changes, LocalCopy(VersionId(1, None), ()))
+        database.apply([changes], LocalCopy(VersionId(1, None), ()))
     layout.table_bytes = sum(file.stat().st_size for file in path.glob("*.sst")) / len(keys)
     database = Database.open_read_only(path, limits)
     in_order = [layout.group_of(key) for key in sorted(keys.to_pylist())]

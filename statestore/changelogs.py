@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format.changelog import Header, Readable, read_changelog, read_header
+from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
 from statestore.format.names import StorePath, VersionId
+from statestore.format.replay import Window
 from statestore.storage import Storage, at_once
 
-_WINDOW_KEYS = 250_000
-_WINDOW_BYTES = 64 * 1024 * 1024
 _MAP_FROM_BYTES = 16 * 1024 * 1024
 
 
@@ -44,23 +43,26 @@ class Changelogs:
             self.fetch_again([version])
             return read_header(self._content(version), path)
 
-    def windows(self, versions: Iterable[VersionId]) -> Iterator[dict[bytes, bytes | None]]:
-        """The changes of these versions, in order, as maps of bounded size: the last record of a key wins.
+    def windows(self, versions: Iterable[VersionId], memory_bytes: int) -> Iterator[Changes]:
+        """What is left of the changes of these versions, in windows of bounded size, oldest first.
 
-        The files have to be on this host. Raises `CorruptFile` as late as the damage comes.
+        Within a window each key stands once, with its last record, and in key order. No window is empty. The files have
+        to be on this host. Raises `CorruptFile` as late as the damage comes.
         """
-        window: dict[bytes, bytes | None] = {}
-        window_bytes = 0
+        window = Window(memory_bytes)
         for version in versions:
             _, pieces = read_changelog(self._content(version), self._store.changelog(version))
             for changes in pieces:
-                window.update(changes.pairs())
-                window_bytes += len(changes.buffer)
-                if len(window) >= _WINDOW_KEYS or window_bytes >= _WINDOW_BYTES:
-                    yield window
-                    window, window_bytes = {}, 0
+                window.add(changes)
+                if window.is_full:
+                    yield window.survivors()
         if window:
-            yield window
+            yield window.survivors()
+
+    def check(self, version: VersionId) -> None:
+        """Read one to its end. Raises as `windows`."""
+        for _ in read_changelog(self._content(version), self._store.changelog(version))[1]:
+            pass
 
     def small(
         self, versions: Iterable[VersionId], *, most_records: int, most_bytes: int

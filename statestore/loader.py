@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from statestore.errors import (
     UnknownFormatVersion,
     VersionNotLoadable,
 )
+from statestore.format.changelog import Changes
 from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
@@ -346,10 +347,10 @@ class Loader:
         try:
             attempt.changelogs.fetch(plan.replay)
             try:
-                written = database.apply(attempt.changelogs.windows(plan.replay), holds)
+                written = database.apply(self._windows(attempt, plan), holds)
             except CorruptFile:
                 attempt.changelogs.fetch_again(plan.replay)
-                written = database.apply(attempt.changelogs.windows(plan.replay), holds)
+                written = database.apply(self._windows(attempt, plan), holds)
         except (ObjectMissing, CorruptFile) as error:
             broken, what = self._oldest_broken(attempt, plan.replay, error)
             raise VersionNotLoadable(
@@ -360,6 +361,10 @@ class Loader:
         attempt.metrics.replayed_changelogs = len(plan.replay)
         attempt.metrics.replayed_keys = written
 
+    def _windows(self, attempt: _Attempt, plan: LoadPlan) -> Iterator[Iterator[tuple[bytes, bytes | None]]]:
+        # Not a loop of its own: that would hold a window while the next one is read.
+        return map(Changes.pairs, attempt.changelogs.windows(plan.replay, self._limits.replay_bytes))
+
     def _oldest_broken(
         self, attempt: _Attempt, replay: Lineage, seen: ObjectMissing | CorruptFile
     ) -> tuple[VersionId, str]:
@@ -367,8 +372,7 @@ class Loader:
         for version in replay:
             try:
                 attempt.changelogs.fetch([version])
-                for _ in attempt.changelogs.windows([version]):
-                    pass
+                attempt.changelogs.check(version)
             except (ObjectMissing, CorruptFile) as error:
                 return version, error.what
         return next((v for v in replay if self._store.changelog(v) == seen.path), replay[0]), seen.what

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,10 +51,12 @@ _COMPACTION_TRIGGER_FILES = 8
 @dataclass(frozen=True)
 class EngineLimits:
     """Memory for one open database. `block_cache_bytes` is this process's share of the host's budget, `block_bytes` what
-    the blocks of tables that are written here hold: small ones for the single reads of a batch."""
+    the blocks of tables that are written here hold: small ones for the single reads of a batch. `replay_bytes` is for
+    the changes that are gathered to be written as one table: the more, the fewer tables and keys that are in several."""
 
     block_cache_bytes: int = 32 * 1024 * 1024
     block_bytes: int = 1024
+    replay_bytes: int = 64 * 1024 * 1024
 
 
 class Database:
@@ -136,30 +137,29 @@ class Database:
         if keys:
             yield keys, values
 
-    def apply(self, windows: Iterator[Mapping[bytes, bytes | None]], holds: LocalCopy | None) -> int:
+    def apply(self, windows: Iterable[Iterable[tuple[bytes, bytes | None]]], holds: LocalCopy | None) -> int:
         """Put (value) or delete (None) keys, later windows over earlier ones, and mark what is held then; None: no mark.
 
-        All or nothing: the tables are ingested by one edit of the MANIFEST. Returns the number of keys written.
-
-        Each window must fit into memory; only one is held at a time.
+        Within a window keys ascend, each stands there once, and there is one at least. All or nothing: the tables are
+        ingested by one edit of the MANIFEST. Returns the number of keys written.
         """
-        tables: list[str] = []
+        tables: list[Path] = []
         written = 0
         marker = None if holds is None else _marker(holds)
         with translated(self.path):
             try:
-                for window in itertools.chain(windows, ({},)):
-                    if window or marker is not None:
-                        tables.append(self._write_table(len(tables), window, marker))
-                        written += len(window)
-                        marker = None
+                for window in windows:
+                    written += self._write_table(tables, window, marker)
+                    marker = None
+                if marker is not None:
+                    self._write_table(tables, (), marker)
                 if tables:
                     move = IngestExternalFileOptions()
                     move.set_move_files(True)
-                    self._rdict.ingest_external_file(tables, move)
+                    self._rdict.ingest_external_file([str(table) for table in tables], move)
             finally:
                 for table in tables:
-                    Path(table).unlink(missing_ok=True)
+                    table.unlink(missing_ok=True)
         return written
 
     def wants_merge(self) -> bool:
@@ -204,26 +204,30 @@ class Database:
         with contextlib.suppress(LocalStateError) if error is not None else contextlib.nullcontext():
             self.close()
 
-    def _write_table(self, number: int, window: Mapping[bytes, bytes | None], marker: bytes | None) -> str:
-        path = str(self.path / f"ingest-{number}.tmp")
+    def _write_table(
+        self, tables: list[Path], window: Iterable[tuple[bytes, bytes | None]], marker: bytes | None
+    ) -> int:
+        """Write one more table, add it to the others, and say how many keys of the window are in it."""
+        path = self.path / f"ingest-{len(tables)}.tmp"
         # A process that died after the ingestion left its file here: the same inode as a live table, which opening it
         # for writing would cut to nothing.
-        Path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        tables.append(path)
         writer = SstFileWriter(_options(self._limits))
-        writer.open(path)
-        keys = sorted(window)
-        if keys and keys[-1] >= FIRST_RESERVED_KEY:
-            raise UnsupportedType(f"a key that begins with ff ff ff ff: {keys[-1][:40]!r}", hint="no row begins so")
-        for key in keys:
-            value = window[key]
+        writer.open(str(path))
+        count, key = 0, b""
+        for key, value in window:
+            count += 1
             if value is None:
                 del writer[key]
             else:
                 writer[key] = value
+        if key >= FIRST_RESERVED_KEY:
+            raise UnsupportedType(f"a key that begins with ff ff ff ff: {key[:40]!r}", hint="no row begins so")
         if marker is not None:
             writer[_MARKER_KEY] = marker
         writer.finish()
-        return path
+        return count
 
 
 def _options(limits: EngineLimits, *, create: bool = False) -> Options:

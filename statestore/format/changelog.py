@@ -10,6 +10,7 @@ key wins. Versions 2 and 4 (column families) carry typed records and are refused
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import mmap
 import struct
@@ -38,6 +39,9 @@ Readable = bytes | mmap.mmap
 WINDOW_BYTES = 8 * 1024 * 1024
 """How many plain bytes of records are held at a time."""
 
+_PAIRS_AT_ONCE = 10_000
+_LARGEST_COPIED_RECORD_BYTES = 1024
+
 
 @dataclass(frozen=True)
 class Header:
@@ -49,7 +53,8 @@ class Header:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes in the order of their writing, as slices of one buffer: arrays of int64, one element a record.
+    """Changes as slices of one buffer, in the order of their writing unless another is named: arrays of int64, one
+    element a record.
 
     `value_length` is -1 for a deletion.
     """
@@ -63,31 +68,36 @@ class Changes:
     def __len__(self) -> int:
         return len(self.key_start)
 
-    def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Each record as (key, value or None for a deletion), in order."""
-        if self._are_alike():
-            key_size, value_size = int(self.key_length[0]), int(self.value_length[0])
-            start, width = int(self.key_start[0]) - 4, 8 + key_size + value_size
-            records = memoryview(self.buffer)[start : start + width * len(self)]
-            # In C: the loop below makes each of them in Python.
-            return struct.iter_unpack(f"4x{key_size}s4x{value_size}s", records)
-        return self._pairs_one_by_one()
-
-    def _are_alike(self) -> bool:
-        """Whether all records have the same lengths, and none deletes."""
-        return bool(
-            len(self)
-            and self.value_length[0] >= 0
-            and (self.key_length == self.key_length[0]).all()
-            and (self.value_length == self.value_length[0]).all()
-        )
-
-    def _pairs_one_by_one(self) -> Iterator[tuple[bytes, bytes | None]]:
-        buffer = self.buffer
+    def take(self, places: np.ndarray | slice) -> Changes:
+        """The records at these places, in that order, over the same buffer."""
         columns = (self.key_start, self.key_length, self.value_start, self.value_length)
-        for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in columns), strict=True):
-            value = None if value_size < 0 else buffer[value_at : value_at + value_size]
-            yield buffer[key_at : key_at + key_size], value
+        return Changes(self.buffer, *(column[places] for column in columns))
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Each record as (key, value or None for a deletion), in order. Few are made at a time."""
+        parts = (self.take(slice(first, first + _PAIRS_AT_ONCE)) for first in range(0, len(self), _PAIRS_AT_ONCE))
+        return itertools.chain.from_iterable(map(_pairs, parts))
+
+
+def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Of one record at least."""
+    key_size, value_size = changes.key_length[0], changes.value_length[0]
+    same = (changes.key_length == key_size).all() and (changes.value_length == value_size).all()
+    if not same or value_size < 0 or key_size + value_size > _LARGEST_COPIED_RECORD_BYTES:
+        return _pairs_one_by_one(changes)
+    # In C, where the loop below makes each of them in Python. Every place of the buffer is a slot in which a record may
+    # lie; the slots overlap.
+    record = struct.Struct(f"{key_size}s4x{value_size}s")
+    slots = np.ndarray(len(changes.buffer) - record.size + 1, f"V{record.size}", changes.buffer, strides=1)
+    return record.iter_unpack(slots[changes.key_start].tobytes())
+
+
+def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
+    buffer = changes.buffer
+    columns = (changes.key_start, changes.key_length, changes.value_start, changes.value_length)
+    for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in columns), strict=True):
+        value = None if value_size < 0 else buffer[value_at : value_at + value_size]
+        yield buffer[key_at : key_at + key_size], value
 
 
 def lineage_json(lineage: Iterable[VersionId]) -> str:

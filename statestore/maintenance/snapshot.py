@@ -38,6 +38,10 @@ _SPARKS_BLOCK_BYTES = 4096
 """Spark's own block size: what its readers of a snapshot are used to."""
 
 
+MEMORY_BYTES = 512 * 1024 * 1024
+"""What making snapshots may take, unless more or less is asked for."""
+
+
 @dataclass(frozen=True)
 class SnapshotPolicy:
     """When a store deserves a snapshot: its tail has `changelogs` files or `tail_bytes` (as they lie in storage)."""
@@ -250,8 +254,18 @@ def _base_name(load: LoadPlan) -> str:
     return "the beginning" if load.base_kind is BaseKind.NOTHING else f"version {load.base.version}"
 
 
-def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clock, ids: Ids) -> Taken:
+def execute(
+    storage: Storage,
+    action: TakeSnapshot,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Taken:
     """Make one snapshot, below `scratch` on local disk, and publish it: tables first, zip last.
+
+    `memory_bytes` bounds what the process has then; the less, the more tables a long tail becomes.
 
     *Guarantee*: nothing is overwritten or deleted, and a crash at any request leaves a store that loads: tables without
     a zip are orphans. When another maintainer was first and its snapshot is whole, that one stands.
@@ -265,7 +279,7 @@ def execute(storage: Storage, action: TakeSnapshot, *, scratch: Path, clock: Clo
         scratch.mkdir(parents=True, exist_ok=True)
     with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
         folder, captured = Path(name), Path(name) / "captured"
-        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES)
+        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=memory_bytes // 2)
         cache = LocalCopyFolder(folder / "store", limits, ids)
         loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
         restored = loader.restore(action.version, folder / "database")

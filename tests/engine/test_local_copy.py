@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> LocalCopyFolder:
 def build(folder: LocalCopyFolder, number: int) -> Path:
     path = folder.fresh_directory()
     with Database.create(path, LIMITS) as database:
-        database.apply(iter([{b"number": b"%d" % number}]), LocalCopy(VersionId(number, ID), ()))
+        database.apply([[(b"number", b"%d" % number)]], LocalCopy(VersionId(number, ID), ()))
     return path
 
 

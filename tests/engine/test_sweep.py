@@ -42,7 +42,7 @@ def copy_at(host: Path, name: str, *, age: float, size_bytes: int = 10_000) -> P
     path = folder.fresh_directory()
     with Database.create(path, ENGINE) as database:
         version = VersionId(1, RandomIds().fresh())
-        database.apply(iter([{b"key": os.urandom(size_bytes)}]), LocalCopy(version, ()))
+        database.apply([[(b"key", os.urandom(size_bytes))]], LocalCopy(version, ()))
     folder.serve(path)
     folder.cached_changelog(version).write_bytes(b"as uploaded")
     aged(folder.folder, age)

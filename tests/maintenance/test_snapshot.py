@@ -16,6 +16,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.lineage import BaseKind, LoadPlan
 from statestore.maintenance.snapshot import (
+    MEMORY_BYTES,
     Gathered,
     Published,
     SnapshotPlan,
@@ -49,8 +50,10 @@ def take(storage: Storage, scratch: Path, **how: Any) -> list[Taken]:
     return [one(storage, action, scratch) for action in planned(storage, **how).take]
 
 
-def one(storage: Storage, action: TakeSnapshot, scratch: Path) -> Taken:
-    return execute(storage, action, scratch=scratch / "scratch", clock=SystemClock(), ids=RandomIds())
+def one(storage: Storage, action: TakeSnapshot, scratch: Path, memory_bytes: int = MEMORY_BYTES) -> Taken:
+    return execute(
+        storage, action, scratch=scratch / "scratch", clock=SystemClock(), ids=RandomIds(), memory_bytes=memory_bytes
+    )
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -151,6 +154,13 @@ def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path)
         checkpoint.grow(1)
         most = max(most, *(taken.tables for taken in take(checkpoint.storage, tmp_path)))
     assert 4 <= most <= 9
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+
+
+def test_a_tail_that_is_more_than_memory_becomes_several_tables(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(5)
+    for action, memory_bytes in zip(planned(checkpoint.storage).take, (1, MEMORY_BYTES), strict=True):
+        assert one(checkpoint.storage, action, tmp_path, memory_bytes).tables == (5 if memory_bytes == 1 else 1)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 

@@ -426,7 +426,7 @@ def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stre
     copy = LocalCopyFolder(folder, EngineLimits(), RandomIds()).current()
     with Database.open_for_writing(copy, EngineLimits()) as database:
         version = VersionId(head, checkpoint_id)
-        database.apply(iter([]), LocalCopy(version, (*lineage, version)))
+        database.apply([], LocalCopy(version, (*lineage, version)))
     stream.append(rows_of((1, 3)))
     with pytest.raises(LineageCeiling) as stopped:
         stream.run(adding(), partitions=1)

@@ -1,0 +1,96 @@
+"""Replay: what is left of the records of many changelogs, found on arrays instead of record by record.
+
+Belongs here: which record of a key wins, and the order of keys. What a record looks like is `changelog`'s business; what
+becomes of those that are left, the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow.compute as pc
+
+from statestore.format.changelog import Changes
+from statestore.format.ragged import Counts, gather
+
+_LONGEST_KEY_OF_WORDS_BYTES = 64
+"""Longer keys are left to Arrow: a column of words for each eight bytes of the longest one would cost too much."""
+
+_RECORD_BYTES = 100
+"""What sorting takes for each record, beside its plain bytes."""
+
+
+class Window:
+    """Records of successive changelogs, gathered until they would take `memory_bytes` to sort; one piece at least."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._pieces: list[Changes] = []
+        self._taken_bytes = 0
+
+    def add(self, changes: Changes) -> None:
+        """Take changes in that come after all others."""
+        if len(changes):
+            self._pieces.append(changes)
+            # Their plain bytes are there twice while they are joined.
+            self._taken_bytes += 2 * len(changes.buffer) + _RECORD_BYTES * len(changes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bound is reached."""
+        return self._taken_bytes >= self._memory_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def survivors(self) -> Changes:
+        """The last record of each key, deletions too, in the order of their keys' bytes. Leaves the window empty."""
+        changes = _joined(self._pieces)
+        self._taken_bytes = 0
+        return changes.take(_last_of_each_key(changes))
+
+
+def _joined(pieces: list[Changes]) -> Changes:
+    """All of them over one buffer, eight bytes longer than they are: see `_words`. Empties the list."""
+    bases = np.cumsum([0, *(len(piece.buffer) for piece in pieces[:-1])])
+    columns = (
+        np.concatenate([piece.key_start + base for piece, base in zip(pieces, bases, strict=True)]),
+        np.concatenate([piece.key_length for piece in pieces]),
+        np.concatenate([piece.value_start + base for piece, base in zip(pieces, bases, strict=True)]),
+        np.concatenate([piece.value_length for piece in pieces]),
+    )
+    buffer = b"".join([*(piece.buffer for piece in pieces), bytes(8)])
+    pieces.clear()
+    return Changes(buffer, *columns)
+
+
+def _last_of_each_key(changes: Changes) -> Counts:
+    """The places of the records that win, in key order. Both sorts are stable: the last of equal keys is the newest."""
+    order: Counts
+    if changes.key_length.max() > _LONGEST_KEY_OF_WORDS_BYTES:
+        keys = gather(np.frombuffer(changes.buffer, np.uint8), changes.key_start, changes.key_length).to_arrow()
+        order = pc.sort_indices(keys).to_numpy().astype(np.int64)
+        keys = keys.take(order)
+        same = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
+    else:
+        # Keys that differ only in zeros at their end have the same words: the shorter one is the smaller.
+        columns = [column for column in (*_words(changes), changes.key_length) if (column != column[0]).any()]
+        order = np.lexsort(columns[::-1]) if columns else np.arange(len(changes))
+        same = np.ones(len(changes) - 1, np.bool_)
+        for column in columns:
+            ordered = column[order]
+            same &= ordered[:-1] == ordered[1:]
+    places: Counts = order[np.append(~same, True)]
+    return places
+
+
+def _words(changes: Changes) -> Iterator[np.ndarray]:
+    """The keys as columns of uint64, eight bytes each, big-endian: numbers sort as bytes do. Short keys end in zeros."""
+    # Every eight bytes of the buffer, wherever they begin. The last word of the last key may reach over the records' end.
+    eights = np.ndarray(len(changes.buffer) - 7, "V8", changes.buffer, strides=1)
+    for offset in range(0, int(changes.key_length.max()), 8):
+        places = np.minimum(changes.key_start + offset, len(eights) - 1)
+        words = eights[places].view(">u8").astype(np.uint64)
+        foreign_bits = (64 - 8 * np.clip(changes.key_length - offset, 0, 8)).astype(np.uint64)
+        yield words >> foreign_bits << foreign_bits

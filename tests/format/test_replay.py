@@ -1,0 +1,124 @@
+"""What is left of many changelogs: the same as a loop over every record leaves in a map."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from operator import itemgetter
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from statestore.format import changelog, replay
+from statestore.format.changelog import Changes
+from statestore.format.replay import Window
+
+Records = list[tuple[bytes, bytes | None]]
+
+PLENTY = 1 << 40
+
+
+def changes_of(records: Records, *, garbage: bytes = b"") -> Changes:
+    """The records as a changelog holds them, behind something that is none."""
+    plain = bytearray(garbage)
+    columns: list[list[int]] = [[], [], [], []]
+    for key, value in records:
+        place = len(plain) + 4
+        sizes = place, len(key), place + len(key) + 4, -1 if value is None else len(value)
+        for column, size in zip(columns, sizes, strict=True):
+            column.append(size)
+        plain += struct.pack(">i", len(key)) + key + struct.pack(">i", sizes[3]) + (value or b"")
+    return Changes(bytes(plain), *(np.array(column, np.int64) for column in columns))
+
+
+def left_of(pieces: list[Records], memory_bytes: int = PLENTY) -> list[Records]:
+    """What each window leaves, garbage of another length in front of each piece."""
+    window = Window(memory_bytes)
+    left = []
+    for number, piece in enumerate(pieces):
+        window.add(changes_of(piece, garbage=b"\xff" * number))
+        if window.is_full:
+            left.append(list(window.survivors().pairs()))
+    return [*left, list(window.survivors().pairs())] if window else left
+
+
+def one_by_one(records: Records) -> Records:
+    """The oracle."""
+    return sorted(dict(records).items(), key=itemgetter(0))
+
+
+any_keys = st.binary(max_size=90)
+# Zeros and ff at their ends, one the beginning of another, and more than eight bytes that are the same.
+close_keys = st.builds(
+    lambda beginning, ends: beginning + b"".join(ends),
+    st.sampled_from([b"", b"\0" * 7, b"\xff" * 8, b"12345678", b"x" * 60, b"x" * 64]),
+    st.lists(st.sampled_from([b"\0", b"\1", b"\x7f", b"\x80", b"\xff", b"\xff\xff\xff\xff"]), max_size=4),
+)
+alike_keys = st.integers(0, 2**16).map(lambda number: struct.pack("<iq", number % 7, number))
+values = st.none() | st.binary(max_size=5) | st.just(b"alike")
+
+
+def pieces_of(keys: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Records]]:
+    return st.lists(st.lists(st.tuples(keys, values), max_size=30), max_size=4)
+
+
+@given(pieces_of(any_keys) | pieces_of(close_keys) | pieces_of(alike_keys) | pieces_of(any_keys | close_keys))
+@example([[(b"", b"1")], [(b"", None)]])
+@example([[(b"a", b"1"), (b"a\0", b"2"), (b"a\0\0", None), (b"a", b"3")]])
+@example([[(b"same", b"1")] * 3, [], [(b"same", b"2")]])
+@example([[(b"1234567890123456", b"1")], [(b"123456789012345", b"2"), (b"12345678", b"3")]])
+def test_the_last_record_of_each_key_is_left_in_the_order_of_keys(pieces: list[Records]) -> None:
+    records = [record for piece in pieces for record in piece]
+    assert left_of(pieces) == ([one_by_one(records)] if records else [])
+
+
+@given(pieces_of(close_keys), st.integers(1, 4000))
+def test_one_window_after_the_other_leaves_what_a_single_one_does(pieces: list[Records], memory_bytes: int) -> None:
+    left = left_of(pieces, memory_bytes)
+    assert all(window == one_by_one(window) != [] for window in left)
+    records = [record for window in left for record in window]
+    assert one_by_one(records) == one_by_one([record for piece in pieces for record in piece])
+
+
+def test_a_window_is_full_at_its_bound_and_empty_when_it_was_taken() -> None:
+    window = Window(10_000)
+    added = 0
+    while not window.is_full:
+        window.add(changes_of([(b"key", bytes(100))]))
+        added += 1
+    assert 20 < added < 60
+    assert window
+    window.survivors()
+    assert not window
+    assert not window.is_full
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 100])
+def test_pairs_that_are_made_a_few_at_a_time_are_all_made(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(changelog, "_PAIRS_AT_ONCE", at_once)
+    records: Records = [(b"%02d" % number, None if number % 5 == 4 else b"v%d" % number) for number in range(20)]
+    assert left_of([records[10:], records[:10]]) == [records]
+
+
+def test_pairs_of_large_records_are_made_without_a_copy_of_all() -> None:
+    window = Window(PLENTY)
+    window.add(changes_of([(b"%03d" % number, bytes(100_000)) for number in range(300)]))
+    changes = window.survivors()
+    tracemalloc.start()
+    try:
+        assert sum(len(value or b"") for _, value in changes.pairs()) == 30_000_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@given(pieces_of(close_keys))
+def test_long_keys_and_short_ones_are_sorted_alike(pieces: list[Records]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        lefts = []
+        for longest in (0, 1_000):
+            patch.setattr(replay, "_LONGEST_KEY_OF_WORDS_BYTES", longest)
+            lefts.append(left_of(pieces))
+    assert lefts[0] == lefts[1]
