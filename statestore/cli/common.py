@@ -16,6 +16,7 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.errors import StatekeeperError
+from statestore.format.names import StorePath
 from statestore.maintenance.config import FILE_NAME, Configuration, Policies, load, parse_duration
 from statestore.storage import Storage, open_storage
 
@@ -56,10 +57,11 @@ class Verbs(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-def say(error: StatekeeperError) -> None:
-    """Tell a person of an error."""
+def say(error: StatekeeperError, *, of: StorePath | None = None) -> None:
+    """Tell a person of an error, and of which store it is."""
     # Not as markup: names out of files may hold brackets.
-    TALK.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
+    store = f"{of}: " if of else ""
+    TALK.print(Text.assemble((error.code, "red"), ": ", store, str(error)), soft_wrap=True)
 
 
 class Duration(click.ParamType[float]):

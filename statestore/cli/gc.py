@@ -25,11 +25,11 @@ from statestore.cli.common import (
     say,
 )
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.maintenance import lease, retention
+from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
+from statestore.maintenance import retention
 from statestore.maintenance.config import Mode
-from statestore.maintenance.history import History
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Rule
+from statestore.maintenance.runs import run
 
 
 @click.command()
@@ -66,22 +66,23 @@ def gc(
             f"mode {allowed.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
         )
     failure: StatekeeperError | None = None
-    run = RandomIds().fresh()
-    with lease.held(storage, "gc", run=run, holder=holder(), clock=clock) as held:
-        history = History.begin(storage, "gc", run, clock)
-        history.plan(_record(planned))
-        try:
-            with progress_bar() as progress:
-                total = sum(1 for store in planned.stores if store.deletions)
-                steps = retention.execute(storage, planned, run=run, lease=held, clock=clock)
-                # Step by step: when one fails, those before it are shown.
-                done.extend(progress.track(steps, total=total, description="deleting"))
-        except StatekeeperError as error:
-            failure = error
-            say(error)
-        finally:
-            output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
-        history.outcome(_step_object(step) for step in done)
+    try:
+        with (
+            run(storage, "gc", _record(planned), holder=holder(), clock=clock, ids=RandomIds()) as under_way,
+            progress_bar() as progress,
+        ):
+            total = sum(1 for store in planned.stores if store.deletions)
+            steps = retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=clock)
+            for step in progress.track(steps, total=total, description="deleting"):
+                done.append(step)
+                under_way.done.append(_step_object(step))
+    except RootHeld:
+        raise
+    except StatekeeperError as error:
+        failure = error
+        say(error)
+    finally:
+        output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
     if failure is not None:
         sys.exit(PARTLY_DONE if done else failure.exit_code)
     sys.exit(FINDINGS if planned.findings or any(step.outcome is Outcome.CHANGED for step in done) else 0)

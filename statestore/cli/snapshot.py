@@ -20,6 +20,7 @@ from statestore.cli.common import (
     PARTLY_DONE,
     Opened,
     Output,
+    holder,
     output_option,
     progress_bar,
     root_argument,
@@ -28,7 +29,11 @@ from statestore.cli.common import (
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
 from statestore.maintenance import snapshot as snapshots
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.runs import run
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+
+_MIB = 1024 * 1024
 
 
 @click.command()
@@ -43,36 +48,82 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
     show_default="the system's folder for temporary files",
     help="Local disk to work on.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=WORKERS,
+    show_default="the number of cores",
+    help="So many stores at a time.",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=click.IntRange(64),
+    default=snapshots.MEMORY_BYTES // _MIB,
+    show_default=True,
+    help="MiB of memory to work in, for all workers together.",
+)
 @output_option
 def snapshot(
-    root: Opened, take_all: bool, dry_run: bool, changelogs: int | None, scratch: Path, output: Output
+    root: Opened,
+    take_all: bool,
+    dry_run: bool,
+    changelogs: int | None,
+    scratch: Path,
+    workers: int,
+    memory_mib: int,
+    output: Output,
 ) -> None:
     """Make snapshots of the stores whose tail is long.
 
     It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
     """
+    storage = root.storage
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
-    plan = snapshots.plan(snapshots.gather(root.storage), policy, take_all=take_all)
+    plan = snapshots.plan(snapshots.gather(storage), policy, take_all=take_all)
     if dry_run:
         output.show(_plan_object(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:
-        with progress_bar() as progress:
-            for action in progress.track(plan.take, description="snapshots"):
-                try:
-                    taken.append(
-                        snapshots.execute(root.storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds())
-                    )
-                except StatekeeperError as error:
-                    failed.append((action, error))
-                    say(error)
+        if plan.take:
+            _take(root, plan, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_mib * _MIB)
     finally:
-        # Also when it is interrupted: what was made is there.
+        # Also when it is interrupted: what was made is there. Worst first, as planned.
+        places = {action.store: place for place, action in enumerate(plan.take)}
+        taken.sort(key=lambda one: places[one.action.store])
+        failed.sort(key=lambda one: places[one[0].store])
         output.show(_taken_object(plan, taken, failed), lambda console: _print_taken(console, plan, taken, failed))
     sys.exit(_exit_code(plan, taken, failed))
+
+
+def _take(
+    root: Opened,
+    plan: SnapshotPlan,
+    taken: list[snapshots.Taken],
+    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
+    **how: Any,
+) -> None:
+    """Make them, under the lease and on record."""
+    clock, ids = SystemClock(), RandomIds()
+    progress = progress_bar()
+    bar = progress.add_task("snapshots", total=len(plan.take))
+    planned = [_action_object(action) for action in plan.take]
+    with run(root.storage, "snapshot", planned, holder=holder(), clock=clock, ids=ids) as under_way, progress:
+
+        def ended(action: snapshots.TakeSnapshot, outcome: snapshots.Taken | StatekeeperError) -> None:
+            if isinstance(outcome, StatekeeperError):
+                failed.append((action, outcome))
+                under_way.done.append(_failed_object(action, outcome))
+                say(outcome, of=action.store)
+            else:
+                taken.append(outcome)
+                under_way.done.append(_one_object(outcome))
+            progress.advance(bar)
+
+        snapshots.execute_all(root.storage, plan.take, ended, clock=clock, ids=ids, **how)
 
 
 def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
@@ -122,23 +173,28 @@ def _taken_object(
     """What became of a plan."""
     return {
         **_plan_object(plan),
-        "taken": [
-            {
-                "store": str(one.action.store),
-                "version": str(one.action.version),
-                "outcome": one.published.name.lower(),
-                "keys": one.keys,
-                "tables": one.tables,
-                "new_tables": one.new_tables,
-                "uploaded_bytes": one.uploaded_bytes,
-                "replayed_keys": one.replayed_keys,
-                "skipped_snapshots": list(one.skipped_snapshots),
-                "seconds": round(one.seconds, 3),
-            }
-            for one in taken
-        ],
-        "failed": [{"store": str(a.store), "code": error.code, "error": str(error)} for a, error in failed],
+        "taken": [_one_object(one) for one in taken],
+        "failed": [_failed_object(action, error) for action, error in failed],
     }
+
+
+def _one_object(one: Taken) -> dict[str, Any]:
+    return {
+        "store": str(one.action.store),
+        "version": str(one.action.version),
+        "outcome": one.published.name.lower(),
+        "keys": one.keys,
+        "tables": one.tables,
+        "new_tables": one.new_tables,
+        "uploaded_bytes": one.uploaded_bytes,
+        "replayed_keys": one.replayed_keys,
+        "skipped_snapshots": list(one.skipped_snapshots),
+        "seconds": round(one.seconds, 3),
+    }
+
+
+def _failed_object(action: TakeSnapshot, error: StatekeeperError) -> dict[str, Any]:
+    return {"store": str(action.store), "code": error.code, "error": str(error)}
 
 
 def _print_taken(

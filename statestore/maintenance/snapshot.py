@@ -9,16 +9,17 @@ from commits), FLIP-428 (incremental by file).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from statestore import catalog
+from statestore.chain import look_at_snapshot
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, StatekeeperError, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import (
@@ -27,11 +28,11 @@ from statestore.format.snapshot import (
     TableFile,
     encode_snapshot,
     is_small_file,
-    read_snapshot,
 )
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.loader import Loader
 from statestore.maintenance import announcements
+from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.storage import Entry, Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
@@ -144,7 +145,7 @@ class Published(Enum):
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of one action. `uploaded_bytes` and `new_tables` are those that this run sent."""
+    """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage."""
 
     action: TakeSnapshot
     published: Published
@@ -185,7 +186,7 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
             case LoadPlan(replay=()):
-                return StoreFacts(store, head, step, 0, _damage(storage, store, head, files.tables))
+                return StoreFacts(store, head, step, 0, look_at_snapshot(storage, store, head, files).damage)
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
@@ -198,21 +199,6 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                     return StoreFacts(store, head, None, 0, str(error))
             case NotLoadable(missing, reason):
                 return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
-
-
-def _damage(storage: Storage, store: StorePath, version: VersionId, tables: Mapping[str, Entry]) -> str | None:
-    """What is wrong with a snapshot in storage; None when its zip can be read and all of its tables are there."""
-    path = store.snapshot(version)
-    try:
-        snapshot = read_snapshot(storage.read(path), path)
-    except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
-        return str(error)
-    for table in snapshot.metadata.tables:
-        held = tables.get(table.dfs_name)
-        if held is None or held.size_bytes != table.size_bytes:
-            there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
-            return f"{path}: its table {table.dfs_name} {there}"
-    return None
 
 
 def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
@@ -254,6 +240,30 @@ def _base_name(load: LoadPlan) -> str:
     return "the beginning" if load.base_kind is BaseKind.NOTHING else f"version {load.base.version}"
 
 
+def execute_all(
+    storage: Storage,
+    actions: Sequence[TakeSnapshot],
+    ended: Callable[[TakeSnapshot, Taken | StatekeeperError], None],
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> None:
+    """Make snapshots, `workers` at a time, which share `memory_bytes`. The rest is as with `execute`.
+
+    What becomes of failures and interruptions, and how `ended` is told: `pool.in_pool`.
+    """
+    at_a_time = max(1, min(workers, len(actions)))
+
+    def work(action: TakeSnapshot) -> Taken:
+        share = memory_bytes // at_a_time
+        return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
+
+    in_pool(work, actions, ended, workers=at_a_time)
+
+
 def execute(
     storage: Storage,
     action: TakeSnapshot,
@@ -274,7 +284,6 @@ def execute(
     its tables are deleted as soon as they are sent; `LocalDiskFull`, `StorageError`.
     """
     started = clock.monotonic_seconds()
-    written_before = storage.requests.snapshot()
     with translated(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
     with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
@@ -292,7 +301,8 @@ def execute(
         at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
         snapshot = Snapshot(small, SnapshotMetadata("v1", tables, keys, {}))
-        published = _publish(storage, action, encode_snapshot(snapshot))
+        body = encode_snapshot(snapshot)
+        published = _publish(storage, action, body)
         if published is Published.NEW:
             _require_tables(storage, action, tables, captured)
     return Taken(
@@ -301,7 +311,7 @@ def execute(
         keys,
         len(tables),
         len(fresh),
-        storage.requests.since(written_before).bytes_written,
+        sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
         restored.metrics.replayed_keys,
         restored.metrics.skipped_snapshots,
         clock.monotonic_seconds() - started,
@@ -346,7 +356,7 @@ def _publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
     try:
         storage.create(path, body)
     except AlreadyExists as error:
-        damage = _damage(storage, action.store, action.version, _tables(storage, action.store))
+        damage = look_at_snapshot(storage, action.store, action.version, _files(storage, action.store)).damage
         if damage is not None:
             raise CorruptFile(
                 f"stands where the snapshot is to be, and is damaged: {damage}",
@@ -361,10 +371,10 @@ def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableF
     # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible. All
     # tables still lie here, those of the base too: they are sent again, and from now on a zip names them. Should it
     # sleep and delete one of them again, retention has rested nothing on this snapshot as long as the deleter can live.
-    gone = _gone(tables, _tables(storage, action.store))
+    gone = _gone(tables, _files(storage, action.store).tables)
     if gone:
         at_once(lambda table: _upload(storage, action.store, table, captured), gone)
-        gone = _gone(tables, _tables(storage, action.store))
+        gone = _gone(tables, _files(storage, action.store).tables)
     if gone:
         raise ObjectMissing(
             "was deleted, sent again, and deleted again, while a snapshot names it",
@@ -373,8 +383,9 @@ def _require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableF
         )
 
 
-def _tables(storage: Storage, store: StorePath) -> Mapping[str, Entry]:
-    return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles()).tables
+def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
+    """The store's tables, as they are now."""
+    return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles())
 
 
 def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:

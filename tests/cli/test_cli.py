@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from click.testing import CliRunner, Result
 from statestore.cli import main
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
+
+COMMAND = Path(sys.executable).parent / "statekeeper"
 
 
 @pytest.fixture
@@ -115,6 +118,44 @@ def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_
     assert run("snapshot", root, "--all").exit_code == 1, "nothing was done"
 
 
+def test_whatever_the_number_of_workers_all_stores_are_taken_and_told_worst_first(root: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(open_storage(str(root)), tmp_path, partitions=6)
+    checkpoint.grow(2)
+    gone = root / checkpoint.stores[4].changelog(checkpoint.versions[1][4])
+    gone.write_bytes(gone.read_bytes()[:-30])
+    result = run("snapshot", root, "--all", "--workers", 3, "--output", "json")
+    assert result.exit_code == 4
+    body = json.loads(result.stdout)
+    assert [one["store"] for one in body["taken"]] == [f"state/0/{partition}" for partition in (5, 3, 2, 1, 0)]
+    assert "state/0/4: " in result.stderr
+    for one in body["taken"]:
+        folder = root / one["store"]
+        assert one["uploaded_bytes"] == sum(
+            file.stat().st_size for file in folder.rglob("*") if file.suffix in (".zip", ".sst")
+        )
+
+
+def test_an_interruption_ends_it_cleanly_and_says_what_is_done(root: Path, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(open_storage(str(root)), tmp_path, partitions=40)
+    checkpoint.grow(1)
+    command = [COMMAND, "snapshot", root, "--all", "--output", "json", "--workers", "2"]
+    command += ["--scratch", tmp_path / "scratch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not list(root.rglob("*.zip")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    assert not list((tmp_path / "scratch").iterdir())
+    taken = [one["store"] for one in json.loads(stdout)["taken"]]
+    assert sorted(taken) == sorted(str(zip_file.parent.relative_to(root)) for zip_file in root.rglob("*.zip"))
+    assert 1 <= len(taken) < 40
+    assert len(said("snapshot", root, "--all")["taken"]) == 40 - len(taken)
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+
+
 def test_names_that_look_like_markup_are_shown_as_they_are(root: Path, checkpoint: Checkpoint) -> None:
     commit = root / "commits" / "3"
     commit.write_text("[/red] and [bold]")
@@ -139,7 +180,6 @@ def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Pa
 
 
 def test_the_command_is_installed_and_lists_its_verbs() -> None:
-    command = Path(sys.executable).parent / "statekeeper"
-    shown = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
     for verb in main.commands:
         assert verb in shown

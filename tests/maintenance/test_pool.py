@@ -1,0 +1,111 @@
+"""Many stores at a time: in order, bounded, and whatever happens to one of them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from statestore.errors import CorruptFile
+from statestore.maintenance.pool import in_pool
+
+Ended = list[tuple[int, object]]
+
+
+def ended_of(work: Callable[[int], object], items: Sequence[int], workers: int, ended: Ended | None = None) -> Ended:
+    ended = [] if ended is None else ended
+    in_pool(work, items, lambda item, outcome: ended.append((item, outcome)), workers=workers)
+    return ended
+
+
+def test_no_more_run_at_once_than_there_are_workers_and_so_many_do() -> None:
+    meeting = threading.Barrier(3, timeout=30)
+    running = most = 0
+    lock = threading.Lock()
+
+    def work(item: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        meeting.wait()
+        with lock:
+            running -= 1
+        return item * item
+
+    assert sorted(ended_of(work, range(12), workers=3)) == [(item, item * item) for item in range(12)]
+    assert most == 3
+
+
+def test_the_first_begin_first_and_nothing_is_no_work() -> None:
+    begun: list[int] = []
+    ended_of(begun.append, [3, 1, 2, 5], workers=1)
+    assert begun == [3, 1, 2, 5]
+    assert ended_of(begun.append, [], workers=2) == []
+
+
+def test_one_that_fails_is_told_and_does_not_stop_the_others() -> None:
+    damaged = CorruptFile("cut", path="7.changelog")
+
+    def work(item: int) -> str:
+        if item == 1:
+            raise damaged
+        return "done"
+
+    assert dict(ended_of(work, range(4), workers=2)) == {0: "done", 1: damaged, 2: "done", 3: "done"}
+
+
+def test_each_is_told_while_others_still_run() -> None:
+    first_is_told = threading.Event()
+
+    def work(item: int) -> bool:
+        return item == 0 or first_is_told.wait(30)
+
+    in_pool(work, range(2), lambda *_: first_is_told.set(), workers=2)
+    assert first_is_told.is_set()
+
+
+def test_an_interruption_lets_what_has_begun_end_and_nothing_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    both_run = threading.Barrier(2, timeout=30)
+    nothing_begins = threading.Event()
+    shutdown = ThreadPoolExecutor.shutdown
+
+    def when_nothing_begins(pool: ThreadPoolExecutor, **how: bool) -> None:
+        nothing_begins.set()
+        shutdown(pool, **how)
+
+    def work(item: int) -> str:
+        begun.append(item)
+        both_run.wait()
+        # A signal that comes just before the main thread begins to wait is noticed with the next one only.
+        while item == 0 and not nothing_begins.wait(1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert nothing_begins.wait(30)
+        return "done"
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", when_nothing_begins)
+    ended: Ended = []
+    with pytest.raises(KeyboardInterrupt):
+        ended_of(work, range(8), 2, ended)
+    assert sorted(begun) == [0, 1]
+    assert sorted(ended) == [(0, "done"), (1, "done")]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_mistake_in_the_work_ends_it_all(workers: int, first: int) -> None:
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        if item == first:
+            raise ValueError("a mistake")
+        threading.Event().wait(0.05)
+
+    with pytest.raises(ValueError, match="a mistake"):
+        ended_of(work, range(100), workers)
+    assert len(begun) < 50
