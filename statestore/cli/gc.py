@@ -38,10 +38,20 @@ from statestore.maintenance.runs import run
 @click.option("--retain", type=click.IntRange(1), help="So many versions stay; 100 unless configured.")
 @click.option("--grace", type=Duration(), help="What is younger stays: 90s, 10m, 1h, 7d; 1h unless configured.")
 @click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint.")
+@click.option(
+    "--orphans", "everything", is_flag=True, help="Look at every store, also where nothing is known to have changed."
+)
 @click.option("--verbose", is_flag=True, help="Every file with its rule, also those that are kept.")
 @output_option
 def gc(
-    root: Opened, apply: bool, retain: int | None, grace: float | None, mode: str | None, verbose: bool, output: Output
+    root: Opened,
+    apply: bool,
+    retain: int | None,
+    grace: float | None,
+    mode: str | None,
+    everything: bool,
+    verbose: bool,
+    output: Output,
 ) -> None:
     """Show which files nobody needs, and why; with --apply, delete them.
 
@@ -55,7 +65,8 @@ def gc(
         grace_seconds=policy.grace_seconds if grace is None else grace,
     )
     storage = root.storage
-    planned = retention.plan(retention.gather(storage, policy, clock=clock), policy)
+    gathered = retention.gather(storage, policy, clock=clock, everything=everything)
+    planned = retention.plan(gathered, policy)
     done: list[Deleted] = []
     if not apply:
         output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
@@ -76,6 +87,7 @@ def gc(
             for step in progress.track(steps, total=total, description="deleting"):
                 done.append(step)
                 under_way.done.append(_step_object(step))
+            retention.remember(storage, gathered, planned, done)
     except RootHeld:
         raise
     except StatekeeperError as error:
@@ -101,6 +113,7 @@ def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> d
         "head": planned.head,
         "floor": planned.floor,
         "wanted_floor": planned.wanted_floor,
+        "stores": len(planned.stores),
         "findings": list(planned.findings),
         "rules": by_rule,
         "left_out": planned.left_out,
@@ -136,7 +149,8 @@ def _print(console: Console, planned: RetentionPlan, done: Sequence[Deleted], ve
         counts[verdict.rule] += 1
         sizes[verdict.rule] += verdict.size_bytes
     floor = "none" if planned.floor is None else f"version {planned.floor}"
-    table = tables.table(f"head version {planned.head}, floor {floor}", "what", "files", "bytes", "why")
+    looked_at = f"{len(planned.stores):,} stores looked at"
+    table = tables.table(f"head version {planned.head}, floor {floor}, {looked_at}", "what", "files", "bytes", "why")
     for rule in sorted(counts, key=lambda rule: (not rule.deletes, -sizes[rule])):
         what = "delete" if rule.deletes else "keep"
         tables.add(table, what, f"{counts[rule]:,}", f"{sizes[rule]:,}", rule.value)

@@ -15,6 +15,7 @@
         lease/<epoch>.json      who maintains the root
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
+        retained.json           what the last retention pass found
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -36,6 +37,7 @@ SCHEMAS = f"{CONTROL}/schemas"
 LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
+RETAINED = f"{CONTROL}/retained.json"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
@@ -45,6 +47,7 @@ _OPERATOR_METADATA = re.compile(rf"{STATE}/[0-9]+/_metadata/metadata")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
+_HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
@@ -229,3 +232,14 @@ def deleting(run: str) -> str:
 def history(stamp: str, verb: str, run: str, part: str) -> str:
     """The path of a record of what a maintenance run planned or did; names sort by time."""
     return f"{HISTORY}/{stamp}-{verb}-{run}.{part}.jsonl"
+
+
+def parse_history(path: str) -> tuple[str, str] | None:
+    """Verb and part of a record's path; None for another path."""
+    match = _HISTORY.fullmatch(path)
+    return (match["verb"], match["part"]) if match else None
+
+
+def outcome_of(plan: str) -> str:
+    """The path of the outcome that belongs to a plan's record."""
+    return plan.removesuffix(".plan.jsonl") + ".outcome.jsonl"

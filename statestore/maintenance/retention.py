@@ -25,9 +25,13 @@ from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements
+from statestore.maintenance import announcements, last_pass
+from statestore.maintenance.last_pass import LastPass
 from statestore.maintenance.lease import HeldLease
 from statestore.storage import DELETE_BATCH, TEMP_FOLDER, Entry, Storage, at_once
+
+Strays = Mapping[StorePath, Mapping[VersionId, SnapshotFacts]]
+"""Snapshots beside a store's chain, by store."""
 
 MayDelete = Callable[[], None]
 """Raises when nothing more may be deleted."""
@@ -111,15 +115,19 @@ class LogFiles:
 @dataclass(frozen=True)
 class Gathered:
     """The facts. `log` is None before the first commit. `strays`: snapshots that are not on a store's chain and may
-    stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch."""
+    stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch.
+
+    `since`: the last pass, when only the stores that are due since then were looked at.
+    """
 
     is_own: bool
     log: CommitLog | None
     chains: tuple[Chain, ...]
-    strays: Mapping[StorePath, Mapping[VersionId, SnapshotFacts]]
+    strays: Strays
     logs: LogFiles
     wanted_floor: int
     now_seconds: float
+    since: LastPass | None = None
 
 
 @dataclass(frozen=True)
@@ -150,50 +158,86 @@ class RetentionPlan:
         return of_stores + [verdict for verdict in self.logs if verdict.rule.deletes]
 
 
-def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock) -> Gathered:
-    """The facts about the whole checkpoint.
+def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
+    """The facts about the stores in which something may have changed since the last pass, or about `everything`.
 
-    One listing of `state/` and of each log, one request a batch of the commit log, one for each retained snapshot, and
-    one for each store whose base is older than the commit log. Raises `NotACheckpoint`, `CorruptFile` for a commit log
-    that cannot be read (nothing may be deleted then), `StorageError`.
+    Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
+    one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
+    commit. And a listing of each log. Raises `NotACheckpoint`, `CorruptFile` for a commit log that cannot be read
+    (nothing may be deleted then), `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
-    doomed = announcements.doomed(storage)
     # The log before the files: what is committed in between is newer than this head, and stays.
-    log = catalog.commit_log(storage)
+    heads = catalog.heads(storage)
     logs = _log_files(storage)
     now = clock.now_seconds()
-    if log is None:
+    if heads is None:
         return Gathered(is_own, None, (), {}, logs, 0, now)
-    files = catalog.files(storage)
-    wanted = _wanted_floor(log, logs.commits, policy, now)
-    stores = sorted(log.newest.heads)
-    down_to: int | None = wanted
-    chains: dict[StorePath, Chain] = {}
-    while down_to is not None:
-        depth = down_to
+    wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
+    look = _Look(storage, policy, announcements.doomed(storage), now)
+    last = None if everything or not is_own else last_pass.read(storage)
+    if last is not None:
+        since = last_pass.snapshot_plans(logs.history) - last.plans
+        due = last.due(wanted, last_pass.planned_stores(storage, since))
+        if due is not None and due <= heads.heads.keys():
+            files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in due}
+            log = CommitLog({heads.batch: heads.heads})
+            chains, strays = look.at(log, files, wanted)
+            if _common_floor(chains, wanted) == wanted or not chains:
+                return Gathered(is_own, log, chains, strays, logs, wanted, now, last)
+    full = catalog.commit_log(storage)
+    assert full is not None
+    found = catalog.files(storage)
+    every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
+    chains, strays = look.at(full, every, wanted)
+    return Gathered(is_own, full, chains, strays, logs, wanted, now)
 
-        def follow(store: StorePath, depth: int = depth) -> None:
-            of_store = files.get(store, StoreFiles())
-            chains[store] = walk(storage, store, log.of_store(store), of_store, down_to=depth, doomed=doomed)
 
-        at_once(follow, stores)
-        down_to = _deeper(list(chains.values()), depth)
-    strays: dict[StorePath, dict[VersionId, SnapshotFacts]] = {store: {} for store in stores}
-    beside = [
-        (store, version)
-        for store in stores
-        for version, entry in chains[store].files.snapshots.items()
-        if version not in chains[store].snapshots
-        and (version.version > chains[store].versions[0].version or _is_young(entry, policy.grace_seconds, now))
-    ]
+@dataclass(frozen=True)
+class _Look:
+    """Looks at stores."""
 
-    def look(place: tuple[StorePath, VersionId]) -> None:
-        store, version = place
-        strays[store][version] = look_at_snapshot(storage, store, version, chains[store].files)
+    storage: Storage
+    policy: RetentionPolicy
+    doomed: frozenset[str]
+    now_seconds: float
 
-    at_once(look, beside)
-    return Gathered(is_own, log, tuple(chains[store] for store in stores), strays, logs, wanted, now)
+    def at(
+        self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
+    ) -> tuple[tuple[Chain, ...], Strays]:
+        """The chains of these stores, as far back as a floor needs, and the snapshots that are not on them and may
+        stay."""
+        stores = sorted(files)
+        chains: dict[StorePath, Chain] = {}
+        down_to: int | None = wanted
+        while down_to is not None:
+            depth = down_to
+
+            def follow(store: StorePath, depth: int = depth) -> None:
+                committed = log.of_store(store)
+                chains[store] = walk(self.storage, store, committed, files[store], down_to=depth, doomed=self.doomed)
+
+            at_once(follow, stores)
+            down_to = _deeper(list(chains.values()), depth)
+        strays: dict[StorePath, dict[VersionId, SnapshotFacts]] = {store: {} for store in stores}
+
+        def read(place: tuple[StorePath, VersionId]) -> None:
+            store, version = place
+            strays[store][version] = look_at_snapshot(self.storage, store, version, files[store])
+
+        at_once(read, [(store, version) for store in stores for version in self._beside(chains[store])])
+        return tuple(chains[store] for store in stores), strays
+
+    def _beside(self, chain: Chain) -> list[VersionId]:
+        return [
+            version
+            for version, entry in chain.files.snapshots.items()
+            if version not in chain.snapshots
+            and (
+                version.version > chain.versions[0].version
+                or _is_young(entry, self.policy.grace_seconds, self.now_seconds)
+            )
+        ]
 
 
 def _log_files(storage: Storage) -> LogFiles:
@@ -201,9 +245,8 @@ def _log_files(storage: Storage) -> LogFiles:
     return LogFiles(*(tuple(storage.list(folder)) for folder in folders))
 
 
-def _wanted_floor(log: CommitLog, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
+def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
     """The oldest version to retain, by count and by age."""
-    head = log.newest.batch + 1
     young = [
         batch + 1
         for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
@@ -243,7 +286,7 @@ def plan(gathered: Gathered, policy: RetentionPolicy) -> RetentionPlan:
         )
         head = None if gathered.log is None else gathered.log.newest.batch + 1
         return RetentionPlan(gathered.is_own, head, None, gathered.wanted_floor, (), (), why)
-    floor = _common_floor(gathered.chains, gathered.wanted_floor)
+    floor = _floor(gathered)
     findings = list(_findings(gathered, floor))
     judge = _Judge(gathered, policy, floor)
     stores = tuple(judge.store(chain) for chain in gathered.chains)
@@ -253,9 +296,14 @@ def plan(gathered: Gathered, policy: RetentionPolicy) -> RetentionPlan:
     return _bounded(whole, policy.most_files)
 
 
+def _floor(gathered: Gathered) -> int | None:
+    # Stores that were not looked at are known to load it.
+    return gathered.wanted_floor if gathered.since else _common_floor(gathered.chains, gathered.wanted_floor)
+
+
 def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
     """What the rules say of each store's files, whoever wrote them: for looking at, a plan may say less. Pure."""
-    judge = _Judge(gathered, policy, _common_floor(gathered.chains, gathered.wanted_floor))
+    judge = _Judge(gathered, policy, _floor(gathered))
     return {chain.store: judge.store(chain) for chain in gathered.chains}
 
 
@@ -449,6 +497,28 @@ def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLe
         yield Deleted(None, Outcome.DONE, len(logs), sum(verdict.size_bytes for verdict in logs))
     if tables:
         announcements.withdraw(storage, run)
+
+
+def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done: Iterable[Deleted]) -> None:
+    """After a plan was executed to its end: leave for the next pass what it need not look at again.
+
+    Raises `StorageError`.
+    """
+    verified = gathered.since.verified if gathered.since else last_pass.verified_by(gathered.chains)
+    if verified is None or planned.left_out or planned.floor is None:
+        return
+    changed = {step.store for step in done if step.outcome is Outcome.CHANGED}
+    waiting = dict(gathered.since.waiting) if gathered.since else {}
+    for chain, verdicts in zip(gathered.chains, planned.stores, strict=True):
+        base = verdicts.base
+        unfinished = (
+            base is None
+            or chain.store in changed
+            or any(verdict.rule in (Rule.YOUNG, Rule.HELD) for verdict in verdicts.files)
+        )
+        newer = tuple(v.version for v in chain.snapshots if base is not None and v.version > base.version)
+        waiting[chain.store] = (last_pass.ALWAYS,) if unfinished else newer
+    last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 
 def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Deleted:

@@ -1,0 +1,148 @@
+"""A retention pass that looks only at what can have changed: the same deletions, and far fewer requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import names
+from statestore.maintenance import last_pass, retention, snapshot
+from statestore.maintenance.retention import Deleted, Gathered, RetentionPolicy
+from statestore.maintenance.runs import run
+from statestore.storage import Storage, open_storage
+from tests.checkpoints import Checkpoint
+
+POLICY = RetentionPolicy(versions=5, grace_seconds=0)
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(storage, tmp_path / "job", partitions=4)
+
+
+def collect(storage: Storage) -> tuple[Gathered, list[Deleted]]:
+    """What `statekeeper gc --apply` does."""
+    gathered = retention.gather(storage, POLICY, clock=CLOCK)
+    planned = retention.plan(gathered, POLICY)
+    with run(storage, "gc", [], holder="a test", clock=CLOCK, ids=RandomIds()) as under_way:
+        steps = retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=CLOCK)
+        done = list(steps)
+        retention.remember(storage, gathered, planned, done)
+    return gathered, done
+
+
+def take_snapshots(storage: Storage, scratch: Path, *partitions: int) -> None:
+    """Of the stores of some partitions, as `statekeeper snapshot` does."""
+    plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True)
+    chosen = [action for action in plan.take if action.store.partition in partitions]
+    lines = [{"store": str(action.store)} for action in chosen]
+    with run(storage, "snapshot", lines, holder="a test", clock=CLOCK, ids=RandomIds()):
+        for action in chosen:
+            snapshot.execute(storage, action, scratch=scratch, clock=CLOCK, ids=RandomIds())
+
+
+def looked_at(gathered: Gathered) -> list[int]:
+    return [chain.store.partition for chain in gathered.chains]
+
+
+def test_only_stores_with_a_new_snapshot_or_one_that_the_floor_reached_are_looked_at(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    checkpoint.grow(8)
+    take_snapshots(storage, tmp_path, 0, 1, 2, 3)
+    checkpoint.grow(2)
+    first, _ = collect(storage)
+    assert looked_at(first) == [0, 1, 2, 3]
+    again, done = collect(storage)
+    assert (looked_at(again), done) == ([], []), "nothing has changed"
+    checkpoint.grow(1)
+    take_snapshots(storage, tmp_path, 2)
+    gathered, _ = collect(storage)
+    assert looked_at(gathered) == [2]
+    # The floor becomes 9: beyond the snapshots of version 8 that all have.
+    checkpoint.grow(2)
+    gathered, done = collect(storage)
+    assert looked_at(gathered) == [0, 1, 2, 3]
+    assert sum(step.files for step in done if step.store is not None) > 0
+    for batch in range(8, 13):
+        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
+
+
+def test_a_pass_in_parts_deletes_what_a_pass_over_everything_would(tmp_path: Path) -> None:
+    left = []
+    for name, everything in (("in parts", False), ("everything", True)):
+        checkpoint = Checkpoint(open_storage(str(tmp_path / name / "root")), tmp_path / name / "job", partitions=4)
+        storage = checkpoint.storage
+        for number in range(14):
+            checkpoint.grow(3)
+            take_snapshots(storage, tmp_path, number % 4, (number + 1) % 4)
+            if everything:
+                storage.delete([names.RETAINED])
+            collect(storage)
+            checkpoint.assert_right(tmp_path / name / f"host-{number}", max(0, 3 * number - 1))
+        storage.delete([names.RETAINED])
+        collect(storage)
+        of_state = (entry.path for entry in storage.list(names.STATE))
+        # Ids and tables' names are chance; versions and kinds are not.
+        files = [path for path in of_state if path.endswith((".changelog", ".zip"))]
+        left.append(sorted((path.partition("_")[0], path.rpartition(".")[2]) for path in files))
+    assert left[0] == left[1]
+
+
+def test_when_the_floor_rises_beyond_what_was_seen_to_load_everything_is_looked_at(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.grow(8)
+    take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
+    collect(checkpoint.storage)
+    checkpoint.grow(6)
+    gathered, _ = collect(checkpoint.storage)
+    assert gathered.since is None
+    assert looked_at(gathered) == [0, 1, 2, 3]
+
+
+def test_a_record_that_cannot_be_read_is_no_record(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(8)
+    take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
+    collect(checkpoint.storage)
+    for damage in (b"", b"{", b"[1]", b'{"verified": [1], "waiting": [], "plans": []}', b"\xff"):
+        checkpoint.storage.replace(names.RETAINED, damage)
+        assert last_pass.read(checkpoint.storage) is None
+        assert retention.gather(checkpoint.storage, POLICY, clock=CLOCK).since is None
+
+
+def test_a_due_store_that_is_damaged_makes_everything_be_looked_at_and_holds_the_floor(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    checkpoint.grow(8)
+    take_snapshots(storage, tmp_path, 0, 1, 2, 3)
+    checkpoint.grow(4)
+    take_snapshots(storage, tmp_path, 1)
+    collect(storage)
+    take_snapshots(storage, tmp_path, 0)
+    storage.delete([checkpoint.stores[0].snapshot(checkpoint.versions[8][0])])
+    storage.delete([checkpoint.stores[0].changelog(checkpoint.versions[9][0])])
+    checkpoint.grow(1)
+    gathered = retention.gather(storage, POLICY, clock=CLOCK)
+    assert gathered.since is None
+    planned = retention.plan(gathered, POLICY)
+    assert planned.findings
+    assert planned.floor is None or planned.floor < gathered.wanted_floor
+
+
+def test_a_snapshot_that_is_under_way_keeps_its_store_due(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    storage = checkpoint.storage
+    checkpoint.grow(8)
+    take_snapshots(storage, tmp_path, 0, 1, 2, 3)
+    checkpoint.grow(1)
+    collect(storage)
+    with run(storage, "snapshot", [{"store": "state/0/3"}], holder="a test", clock=CLOCK, ids=RandomIds()):
+        for _ in range(2):
+            gathered = retention.gather(storage, POLICY, clock=CLOCK)
+            assert looked_at(gathered) == [3]
+            retention.remember(storage, gathered, retention.plan(gathered, POLICY), [])
