@@ -211,7 +211,7 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
             ),
             f"{best.name} to the same jobs without state, the most that can be reached: "
             f"{ratio(best.rounds, floor.rounds).shown(2, 'x')}",
-            verdict("what ours takes to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.5),
+            verdict("what ours takes to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.75),
         ],
         [
             f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file, each key in it once; "
