@@ -107,7 +107,7 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
                 path=storage.url,
                 hint="restore the root, or start over with a new checkpoint and a new root",
             )
-        held = _encode_binding(replace(wanted, root_id=ids.fresh()))
+        held = encode_binding(replace(wanted, root_id=ids.fresh()))
         try:
             storage.create(names.BINDING, held)
         except AlreadyExists:
@@ -122,6 +122,14 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
     return Bound(binding, older, wanted.stores)
+
+
+def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
+    """The binding as it stands, with the newest value schemas, and those that held before.
+
+    Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
+    """
+    return _evolved(_parse_binding(storage.read(names.BINDING)), _later_schemas(storage))
 
 
 def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
@@ -173,6 +181,8 @@ def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Bin
     previous: dict[int, dict[str, str]] = {}
     for batch, values in later.items():
         before = {store.name: store.value_json for store in binding.stores}
+        if not values.keys() <= before.keys():
+            raise CorruptFile("names a store that the binding does not have", path=names.later_schema(batch))
         previous[batch] = {name: before[name] for name, value in values.items() if before[name] != value}
         binding = replace(
             binding, stores=tuple(replace(s, value_json=values.get(s.name, s.value_json)) for s in binding.stores)
@@ -180,7 +190,8 @@ def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Bin
     return binding, previous
 
 
-def _encode_binding(binding: Binding) -> bytes:
+def encode_binding(binding: Binding) -> bytes:
+    """The bytes of `binding.json`."""
     body = {
         "format": _FORMAT,
         "root": binding.root_id,

@@ -7,7 +7,7 @@ and logs, for checkpoints of Spark's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from statestore.errors import CorruptFile, NotACheckpoint
@@ -59,8 +59,13 @@ class CommitLog:
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
     """All files below `state/`, or below one store's folder, by the store that they belong to. One listing."""
+    return by_store(storage.list(folder))
+
+
+def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
+    """The files of a listing by the store that they belong to; those that are in no store are left out."""
     found: defaultdict[StorePath, StoreFiles] = defaultdict(StoreFiles)
-    for entry in storage.list(folder):
+    for entry in entries:
         place = names.parse_place(entry.path)
         if place is None:
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
@@ -110,12 +111,16 @@ class Changelogs:
             unfinished.unlink(missing_ok=True)
 
     def _content(self, version: VersionId) -> Readable:
-        path = self._folder.cached_changelog(version)
         try:
-            if path.stat().st_size < _MAP_FROM_BYTES:
-                return path.read_bytes()
-            with path.open("rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return readable(self._folder.cached_changelog(version))
         except FileNotFoundError as error:
             # Who reads without the lock may find what its holder has just forgotten.
             raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
+
+
+def readable(path: Path) -> Readable:
+    """A local file: in memory when it is small, else mapped. Raises `OSError`."""
+    if path.stat().st_size < _MAP_FROM_BYTES:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from statestore import binding
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -22,14 +23,19 @@ class Checkpoint:
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
         self._folder = folder
-        storage.create(names.BINDING, b"{}")
-        storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+        schema = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}')
+        bound = binding.Binding("the root", "a query", partitions, 64, (schema,))
+        storage.create(names.BINDING, binding.encode_binding(bound))
+        storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))
+        storage.create(names.state_schema(0), operators.encode_schema(schema.key_json, schema.value_json))
         info = operators.StoreInfo(names.DEFAULT_STORE, 1, partitions)
         metadata = operators.OperatorMetadata(0, "counting", (info,))
         storage.create(names.operator_metadata(0), operators.encode_operator(metadata))
 
     def batch(self, *changes: Changes) -> None:
         """Commit one batch: the changes of each store."""
+        number = len(self.versions) - 1
+        self.storage.create(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, number, {}, ('"a source"',))))
         new = []
         for store, base, of_store in zip(self.stores, self.versions[-1], changes, strict=True):
             with self.load(store, base, self._folder / "writer") as opened:
@@ -38,7 +44,7 @@ class Checkpoint:
         self.states.append([changed(s, c) for s, c in zip(self.states[-1], changes, strict=True)])
         self.versions.append(new)
         ids = tuple((str(version.id),) for version in new)
-        self.storage.create(names.commits(len(self.versions) - 2), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+        self.storage.create(names.commits(number), logs.encode_commit(logs.CommitLog(0, {0: ids})))
 
     def grow(self, batches: int) -> None:
         """So many batches, each of which puts, overwrites and deletes; a store's changes grow with its partition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,13 @@ output_option = click.option(
     default="table",
     callback=lambda _, __, value: Output(value == "json"),
     help="Tables for people, or one JSON object on stdout.",
+)
+scratch_option = click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=lambda: Path(tempfile.gettempdir()),
+    show_default="the system's folder for temporary files",
+    help="Local disk to work on.",
 )
 
 

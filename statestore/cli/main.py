@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from statestore.cli.audit import audit
 from statestore.cli.common import Verbs, config_option
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
@@ -24,5 +25,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, snapshot, gc, lease):
+for verb in (inspect, audit, snapshot, gc, lease):
     main.add_command(verb)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from statestore.cli.common import (
     progress_bar,
     root_argument,
     say,
+    scratch_option,
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
@@ -41,13 +41,7 @@ _MIB = 1024 * 1024
 @click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
-@click.option(
-    "--scratch",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=lambda: Path(tempfile.gettempdir()),
-    show_default="the system's folder for temporary files",
-    help="Local disk to work on.",
-)
+@scratch_option
 @click.option(
     "--workers",
     type=click.IntRange(1),

@@ -108,6 +108,11 @@ def parse_store_file(name: str) -> StoreFile | None:
     return StoreFile(StoreFileKind(match["kind"]), VersionId(int(match["version"]), match["id"]))
 
 
+def is_sidecar(name: str) -> bool:
+    """Whether a file name inside a store's folder is that of a checksum which Spark 4.1 and later put beside a file."""
+    return name.endswith(".crc") and parse_store_file(name.removesuffix(".crc")) is not None
+
+
 @dataclass(frozen=True, order=True)
 class StorePath:
     """Where a store lives: the unit that has versions. `store` is a folder of its own unless it is `default`."""

@@ -1,0 +1,126 @@
+"""`statekeeper audit`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, root_argument, scratch_option
+from statestore.maintenance.audit import Audit, AuditPolicy, Finding, Severity, StoreAudit, gather, judge
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
+
+
+@click.command()
+@root_argument
+@click.option("--deep", is_flag=True, help="Also read and decode every byte of every store.")
+@click.option(
+    "--retain",
+    type=click.IntRange(1),
+    help="So many versions are kept at least, as for gc; older ones that do not load are its business.",
+)
+@scratch_option
+@output_option
+def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, output: Output) -> None:
+    """The whole lineage against the commit log and the files. Nothing is written below ROOT.
+
+    Exit code 3 means that someone must act: what the next gc deletes anyway is counted and no finding.
+    """
+    with progress_bar() as progress:
+        bar = progress.add_task("stores", total=None)
+        facts = gather(
+            root.storage,
+            scratch=scratch if deep else None,
+            progress=lambda done, of: progress.update(bar, completed=done, total=of),
+        )
+    result = judge(facts, AuditPolicy(retained_versions=retain or root.policies.retention.versions))
+    output.show(_object(result), lambda console: _print(console, result))
+    sys.exit(FINDINGS if result.findings else 0)
+
+
+def _object(result: Audit) -> dict[str, Any]:
+    return {
+        "batch": result.batch,
+        "version": None if result.batch is None else result.batch + 1,
+        "restart": {"batch": result.restart.batch, "explained": result.restart.explained},
+        "findings": [_finding_object(finding) for finding in result.findings],
+        "stores": [_store_object(store) for store in result.stores],
+        "decoded": {str(store): asdict(decoded) for store, decoded in result.decoded.items()},
+        "totals": {
+            "errors": result.count(Severity.ERROR),
+            "warnings": result.count(Severity.WARNING),
+            "stores": len(result.stores),
+            "versions": result.versions,
+            "requests": result.requests.total,
+            "bytes_read": result.requests.bytes_read,
+            "files": sum(store.files for store in result.stores),
+            "bytes": sum(store.bytes for store in result.stores),
+            "garbage_files": sum(store.garbage_files for store in result.stores),
+            "garbage_bytes": sum(store.garbage_bytes for store in result.stores),
+        },
+        "unproven": list(result.unproven),
+    }
+
+
+def _finding_object(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity.name.lower(),
+        "code": finding.what.code,
+        "store": None if finding.store is None else str(finding.store),
+        "file": finding.file,
+        "problem": finding.problem,
+        "meaning": finding.meaning,
+        "action": finding.action,
+    }
+
+
+def _store_object(store: StoreAudit) -> dict[str, Any]:
+    return {
+        **asdict(store),
+        "store": str(store.store),
+        "head": str(store.head),
+        "loadable": None if store.loadable is None else str(store.loadable),
+        "base": None if store.base is None else str(store.base),
+        "lost": [str(version) for version in store.lost],
+    }
+
+
+def _print(console: Console, result: Audit) -> None:
+    """Findings in groups, worst first; then the whole in a line."""
+    shown = result.findings[: tables.ROWS]
+    for (severity, what), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.what)):
+        console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", what.value), soft_wrap=True)
+        for finding in group:
+            # As plain text: names and errors come out of files and may hold what looks like markup.
+            console.print(Text(f"  {finding.file} {finding.problem}"), soft_wrap=True)
+            console.print(Text(f"    {finding.meaning}"), soft_wrap=True)
+            console.print(Text(f"    -> {finding.action}"), soft_wrap=True)
+        console.print()
+    if len(result.findings) > tables.ROWS:
+        console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json has all of them")
+    console.print(Text(_summary(result)), soft_wrap=True)
+    for text in result.unproven:
+        console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
+
+
+def _summary(result: Audit) -> str:
+    totals = _object(result)["totals"]
+    verdict = "clean" if not result.findings else f"{totals['errors']:,} errors, {totals['warnings']:,} warnings"
+    read = f"{totals['requests']:,} requests, {totals['bytes_read']:,} bytes read"
+    decoded = result.decoded.values()
+    if decoded:
+        records, keys = sum(one.records for one in decoded), sum(one.keys for one in decoded)
+        read += f", {records:,} records and {keys:,} keys of snapshots decoded"
+    garbage = f"the next gc may delete {totals['garbage_files']:,} files, {totals['garbage_bytes']:,} bytes"
+    return (
+        f"{tables.when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
+        f"{result.restart.explained}; {read}; {garbage}"
+    )

@@ -1,0 +1,141 @@
+"""What an audit looks at: values only, as the files say it, with what is wrong with each file beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from statestore.binding import Binding, OlderSchemas
+from statestore.chain import Chain
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format.logs import CommitLog, OffsetLog
+from statestore.format.names import StorePath, VersionId
+from statestore.format.operators import OperatorMetadata
+from statestore.lineage import Lineage
+from statestore.storage import RequestCounts
+
+T = TypeVar("T")
+
+
+class Flaw(Enum):
+    """In which way a file is bad."""
+
+    MISSING = "is missing"
+    CORRUPT = "cannot be read"
+    UNKNOWN_FORMAT = "has a format that this release does not know"
+    AT_ODDS = "contradicts other files"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A file that cannot be used, and why."""
+
+    path: str
+    flaw: Flaw
+    why: str
+
+
+def attempt(path: str, read: Callable[[], T]) -> T | Bad:
+    """What `read` makes of a file, or what is wrong with it. Raises `StorageError` but for a missing object."""
+    try:
+        return read()
+    except ObjectMissing:
+        return Bad(path, Flaw.MISSING, "is missing")
+    except CorruptFile as error:
+        return Bad(path, Flaw.CORRUPT, error.what)
+    except UnknownFormatVersion as error:
+        return Bad(path, Flaw.UNKNOWN_FORMAT, error.what)
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into."""
+
+    commits: Mapping[int, CommitLog | Bad]
+    offsets: frozenset[int]
+    offsets_read: Mapping[int, OffsetLog | Bad]
+
+    @property
+    def readable(self) -> Mapping[int, CommitLog]:
+        """The commits that can be read."""
+        return {batch: log for batch, log in self.commits.items() if isinstance(log, CommitLog)}
+
+
+@dataclass(frozen=True)
+class RootFacts:
+    """What the root says of itself. `binding` is None on a checkpoint of Spark's own; `schemas` are by operator.
+
+    `seen`: how many partitions of an operator the commit log and the files know.
+    `strangers`: files below the root in places where nobody writes such names.
+    """
+
+    query: str | Bad
+    binding: tuple[Binding, OlderSchemas] | Bad | None
+    operators: Mapping[int, OperatorMetadata | Bad]
+    schemas: Mapping[int, tuple[str, str] | Bad]
+    seen: Mapping[int, int]
+    strangers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a deep audit has read of a store, all of it: plain figures."""
+
+    changelogs: int = 0
+    records: int = 0
+    snapshots: int = 0
+    keys: int = 0
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """One store that could be looked at.
+
+    committed       its versions in the commit log, by number
+    contradicted    of these, those of which the head's lineage says, with files that exist, that they are others
+    chain           the versions as they load; in `broken` also what was found in the bytes
+    changelogs      what is wrong with changelogs of the chain
+    snapshots       what is wrong with snapshots of the chain
+    lineage         what the head's changelog names before it; None when it was not, or could not be read
+    """
+
+    store: StorePath
+    committed: Mapping[int, VersionId]
+    contradicted: Mapping[int, VersionId]
+    chain: Chain
+    changelogs: Mapping[VersionId, Bad]
+    snapshots: Mapping[VersionId, Bad]
+    lineage: Lineage | None
+    decoded: Decoded | None = None
+
+
+@dataclass(frozen=True)
+class NotAudited:
+    """A store of which nothing can be said, and why."""
+
+    store: StorePath
+    bad: Bad
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What a commit that can be read says otherwise than an operator's metadata."""
+
+    operator: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
+    `deep`: whether every byte was read."""
+
+    root: RootFacts
+    logs: LogFacts
+    misfits: Mapping[int, Misfit]
+    stores: tuple[StoreFacts | NotAudited, ...]
+    undescribed: tuple[StorePath, ...]
+    deep: bool
+    requests: RequestCounts

@@ -1,0 +1,150 @@
+"""What an audit says: findings, worst first, and the state of each store. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.audit.facts import Decoded
+from statestore.storage import RequestCounts
+
+
+class Severity(IntEnum):
+    """How bad a finding is; the worst sorts first."""
+
+    ERROR = 0
+    """State would be lost, or is wrong."""
+    WARNING = 1
+    """Needs attention; nothing is lost yet."""
+
+
+class What(Enum):
+    """The kinds of findings, in plain words. The names are stable: programs may rely on them."""
+
+    COMMIT_MISSING = "the commit log has a gap"
+    COMMIT_UNREADABLE = "a commit cannot be read"
+    COMMIT_UNKNOWN_ID = "a commit names an id that no file has"
+    COMMIT_AT_ODDS = "a commit and the operators' metadata disagree"
+    OFFSETS_MISSING = "a committed batch has no offsets"
+    OFFSETS_UNREADABLE = "offsets cannot be read"
+    OFFSETS_AHEAD = "offsets are further than the commit log"
+    DESCRIPTION_MISSING = "a file that describes the checkpoint is missing"
+    DESCRIPTION_UNREADABLE = "a file that describes the checkpoint cannot be read"
+    DESCRIPTION_AT_ODDS = "files that describe the checkpoint disagree"
+    TWO_OPERATORS = "two operators have one id"
+    STORE_UNKNOWN_FORMAT = "a store has a format that this release does not know"
+    STORE_NOT_AUDITED = "a store could not be looked at"
+    STORE_UNDESCRIBED = "files of a store that nothing describes"
+    CHANGELOG_MISSING = "a changelog is missing"
+    CHANGELOG_UNREADABLE = "a changelog cannot be read"
+    LINEAGE_AT_ODDS = "a changelog was written on top of another state than the commit log says"
+    NO_BASE = "there is nothing to start a load from"
+    SNAPSHOT_MISSING = "a snapshot is missing"
+    SNAPSHOT_UNREADABLE = "a snapshot cannot be read"
+    SNAPSHOT_AT_ODDS = "a snapshot does not hold what it says"
+    TABLE_MISSING = "a table that a snapshot names is missing"
+    TABLE_WRONG_SIZE = "a table has another size than its snapshot says"
+    TABLE_UNREADABLE = "a table cannot be read"
+    NEAR_CEILING = "the lineage is near its ceiling"
+    FOREIGN_FILE = "files that neither Spark nor Statekeeper writes"
+
+    @property
+    def code(self) -> str:
+        """For programs."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that someone must look at.
+
+    `file`: the file to look at, relative to the root. `problem`: what is wrong with it; `meaning`: which versions cannot
+    be loaded any more, and from where a restart is possible; `action`: what to do.
+    """
+
+    severity: Severity
+    what: What
+    store: StorePath | None
+    file: str
+    problem: str
+    meaning: str
+    action: str
+
+
+@dataclass(frozen=True)
+class AuditPolicy:
+    """What counts as a finding.
+
+    retained_versions    what retention keeps at least: older versions that do not load are the next gc's business
+    ceiling_share        so much of the lineage's ceiling is too much
+    least_commits_left   with fewer commits to go until the ceiling the query is about to stop
+    """
+
+    retained_versions: int = 100
+    ceiling_share: float = 0.75
+    least_commits_left: int = 10
+
+
+@dataclass(frozen=True)
+class StoreAudit:
+    """One store. Numbers of bytes and files are those in storage.
+
+    oldest           the oldest version that is retained: from it to the head all should load
+    loadable         the newest version that loads; None when none does
+    base             what a load of the head starts from; None when it cannot be loaded
+    tail             how many changelogs such a load replays
+    lost             of the retained versions those that do not load
+    lineage_bytes    what the next changelog's lineage takes, of the `ceiling_bytes` it may; None where there is none
+    commits_left     how many more commits fit under the ceiling
+    garbage_files    dead branches, old versions, tables that no snapshot names: the next gc deletes them
+    """
+
+    store: StorePath
+    head: VersionId
+    oldest: int
+    loadable: VersionId | None
+    base: VersionId | None
+    tail: int
+    lost: tuple[VersionId, ...]
+    lineage_bytes: int | None
+    ceiling_bytes: int
+    commits_left: int | None
+    files: int
+    bytes: int
+    garbage_files: int
+    garbage_bytes: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """From which batch the query can go on: the newest whose version every store loads."""
+
+    batch: int | None
+    explained: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The whole. `batch`: the newest in the commit log, None before the first commit.
+
+    `unproven`: what these findings rest on and no file can show. `decoded`: by store, what was read of its bytes.
+    """
+
+    batch: int | None
+    restart: Restart
+    findings: tuple[Finding, ...]
+    stores: tuple[StoreAudit, ...]
+    decoded: Mapping[StorePath, Decoded]
+    requests: RequestCounts
+    unproven: tuple[str, ...]
+
+    @property
+    def versions(self) -> int:
+        """How many versions were judged: of each store, those from its oldest retained one to its head."""
+        return sum(store.head.version - store.oldest + 1 for store in self.stores)
+
+    def count(self, severity: Severity) -> int:
+        """How many findings are so bad."""
+        return sum(finding.severity is severity for finding in self.findings)

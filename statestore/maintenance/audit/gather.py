@@ -1,0 +1,258 @@
+"""Looking at a whole checkpoint, read-only: its logs, what it says of itself, and each of its stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeGuard
+
+from statestore import catalog
+from statestore.binding import Binding, OlderSchemas, read_binding
+from statestore.catalog import StoreFiles
+from statestore.engine.rocks import translated
+from statestore.errors import UnknownFormatVersion
+from statestore.format import logs, names, operators
+from statestore.format.names import StorePath, VersionId
+from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.maintenance.audit.facts import (
+    Bad,
+    Facts,
+    Flaw,
+    LogFacts,
+    Misfit,
+    NotAudited,
+    RootFacts,
+    StoreFacts,
+    attempt,
+)
+from statestore.maintenance.audit.store import look_at_store
+from statestore.storage import Entry, Storage, at_once
+
+_NEWEST_OFFSETS = 2
+"""Of the batch that was committed last, and of the one that may be running."""
+
+
+def gather(
+    storage: Storage, *, scratch: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
+) -> Facts:
+    """The facts about a checkpoint. With `scratch`, a folder on local disk, every byte of every store is read too.
+
+    Requests: four listings, one for each commit, a handful for the root, two an operator; for a store see
+    `look_at_store`. `progress` is told how many stores are done, of how many, from several threads.
+
+    *Guarantee*: nothing is written below the root, and what is wrong with one file or store does not keep the others
+    from being looked at. Raises `NotACheckpoint`; `UnknownFormatVersion` when no commit, or no store, has a format that
+    this release knows; `StorageError` when the root cannot be listed, `LocalStateError`.
+    """
+    before = storage.requests.snapshot()
+    state, control = storage.list(names.STATE), storage.list(names.CONTROL)
+    log, strangers = _logs(storage, deep=scratch is not None)
+    if not log.commits:
+        catalog.heads(storage)  # says whether this is a checkpoint at all
+    files = catalog.by_store(state)
+    root = _root(storage, log, state, control, files, strangers)
+    described = _described(root, log, files)
+    committed, misfits = _committed(root, log, described)
+    if scratch is not None:
+        with translated(scratch):
+            scratch.mkdir(parents=True, exist_ok=True)
+    found: dict[StorePath, StoreFacts | NotAudited] = {}
+
+    def look(store: StorePath) -> None:
+        found[store] = look_at_store(storage, store, committed[store], files.get(store, StoreFiles()), scratch)
+        progress(len(found), len(committed))
+
+    at_once(look, sorted(committed))
+    unknown = [store.bad for store in found.values() if _is_unknown(store)]
+    if unknown and len(unknown) == len(found):
+        raise UnknownFormatVersion(unknown[0].why, path=unknown[0].path, hint="nothing was changed")
+    return Facts(
+        root,
+        log,
+        misfits,
+        tuple(found[store] for store in sorted(found)),
+        tuple(sorted(set(files) - set(committed))),
+        scratch is not None,
+        storage.requests.since(before),
+    )
+
+
+def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:
+    return isinstance(store, NotAudited) and store.bad.flaw is Flaw.UNKNOWN_FORMAT
+
+
+def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
+    """The commit log, all of it; of the offset log the newest batches, or all when `deep`; and files of other names."""
+    strangers: list[str] = []
+    commits, offsets = (
+        _batches(storage.list(folder), path_of, strangers)
+        for folder, path_of in ((names.COMMITS, names.commits), (names.OFFSETS, names.offsets))
+    )
+    read_commits: dict[int, logs.CommitLog | Bad] = {}
+    read_offsets: dict[int, logs.OffsetLog | Bad] = {}
+
+    def read_commit(batch: int) -> None:
+        path = names.commits(batch)
+        read_commits[batch] = attempt(path, lambda: logs.parse_commit(storage.read(path), path))
+
+    def read_offset(batch: int) -> None:
+        path = names.offsets(batch)
+        read_offsets[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
+
+    at_once(read_commit, commits)
+    at_once(read_offset, offsets if deep else offsets[-_NEWEST_OFFSETS:])
+    log = LogFacts(dict(sorted(read_commits.items())), frozenset(offsets), dict(sorted(read_offsets.items())))
+    unknown = [bad for bad in log.commits.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
+    if unknown and len(unknown) == len(commits):
+        raise UnknownFormatVersion(unknown[-1].why, path=unknown[-1].path, hint="nothing was changed")
+    return log, strangers
+
+
+def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers: list[str]) -> list[int]:
+    found: list[int] = []
+    for entry in entries:
+        batch = names.parse_batch(entry.path.rpartition("/")[2])
+        if batch is None or path_of(batch) != entry.path:
+            strangers.append(entry.path)
+        else:
+            found.append(batch)
+    return sorted(found)
+
+
+def _root(
+    storage: Storage,
+    log: LogFacts,
+    state: Sequence[Entry],
+    control: Sequence[Entry],
+    files: Mapping[StorePath, StoreFiles],
+    strangers: list[str],
+) -> RootFacts:
+    ids = [commit.ids for commit in log.readable.values()]
+    numbers = {operator for of_commit in ids for operator in of_commit or ()}
+    numbers |= {int(entry.path.split("/")[1]) for entry in state if names.is_operator_metadata(entry.path)}
+    if None in ids:
+        # A commit of structure V1 names no store: which there are, the folders tell.
+        numbers |= {store.operator for store in files}
+    seen = {
+        operator: max(
+            len({store.partition for store in files if store.operator == operator}),
+            *(len((of_commit or {}).get(operator, ())) for of_commit in ids),
+            0,
+        )
+        for operator in numbers
+    }
+    paths = {entry.path for entry in state}
+    return RootFacts(
+        attempt(names.QUERY_METADATA, lambda: _query(storage)),
+        _binding(storage, control),
+        {operator: _operator(storage, operator, paths) for operator in sorted(numbers)},
+        {
+            operator: _schema(storage, operator)
+            for operator in sorted(numbers)
+            if _is_own(control) or names.state_schema(operator) in paths
+        },
+        seen,
+        tuple(sorted([*strangers, *_strangers(state)])),
+    )
+
+
+def _query(storage: Storage) -> str:
+    return logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+
+
+def _is_own(control: Sequence[Entry]) -> bool:
+    """Whether a job of ours wrote the root. Maintenance may leave files of its own in the roots of others."""
+    places = (names.BINDING, f"{names.PENDING}/", f"{names.SCHEMAS}/")
+    return any(entry.path.startswith(places) for entry in control)
+
+
+def _binding(storage: Storage, control: Sequence[Entry]) -> tuple[Binding, OlderSchemas] | Bad | None:
+    return attempt(names.BINDING, lambda: read_binding(storage)) if _is_own(control) else None
+
+
+def _operator(storage: Storage, operator: int, paths: set[str]) -> OperatorMetadata | Bad:
+    path = names.operator_metadata(operator)
+    if path not in paths and any(p.startswith(f"{names.STATE}/{operator}/_metadata/v2/") for p in paths):
+        return Bad(path, Flaw.UNKNOWN_FORMAT, "operator metadata v2: known is v1")
+    return attempt(path, lambda: operators.parse_operator(storage.read(path), path))
+
+
+def _schema(storage: Storage, operator: int) -> tuple[str, str] | Bad:
+    path = names.state_schema(operator)
+    return attempt(path, lambda: operators.parse_schema(storage.read(path), path))
+
+
+def _strangers(state: Sequence[Entry]) -> list[str]:
+    """Files below `state/` under names that neither Spark nor this library gives."""
+    found = []
+    for entry in state:
+        place = names.parse_place(entry.path)
+        if place is None:
+            known = any(part in ("_metadata", "_stateSchema") for part in entry.path.split("/"))
+        else:
+            name = place[1]
+            is_table = name.startswith(names.TABLES) and name.endswith(".sst")
+            known = is_table or names.is_sidecar(name) or names.parse_store_file(name) is not None
+        if not known:
+            found.append(entry.path)
+    return found
+
+
+def _described(
+    root: RootFacts, log: LogFacts, files: Mapping[StorePath, StoreFiles]
+) -> Mapping[int, tuple[StoreInfo, ...]]:
+    """The stores of each operator, in the order of their ids. Where nothing describes an operator that has one kind of
+    store, it is taken for what the files and the commit log show."""
+    described: dict[int, tuple[StoreInfo, ...]] = {}
+    for operator, metadata in root.operators.items():
+        if isinstance(metadata, OperatorMetadata):
+            described[operator] = metadata.stores
+            continue
+        kinds = {store.store for store in files if store.operator == operator}
+        widths = {len(stores) for commit in log.readable.values() for stores in (commit.ids or {}).get(operator, ())}
+        if len(kinds) == 1 and widths <= {1}:
+            described[operator] = (StoreInfo(kinds.pop(), 0, root.seen[operator]),)
+    return described
+
+
+def _committed(
+    root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
+) -> tuple[dict[StorePath, dict[int, VersionId]], dict[int, Misfit]]:
+    """The committed versions of each store that is described, and where commits say otherwise."""
+    # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
+    stores = {
+        StorePath(operator, partition, info.name): place
+        for operator, infos in described.items()
+        for place, info in enumerate(infos)
+        for partition in range(min(info.partitions, root.seen[operator]))
+    }
+    found: dict[StorePath, dict[int, VersionId]] = {store: {} for store in stores} if log.readable else {}
+    misfits: dict[int, Misfit] = {}
+    for batch, commit in log.readable.items():
+        if commit.ids is None:
+            for of_store in found.values():
+                of_store[batch + 1] = VersionId(batch + 1)
+            continue
+        for operator, infos in described.items():
+            problem = _misfit(commit.ids.get(operator, ()), infos)
+            if problem is not None:
+                misfits.setdefault(batch, Misfit(operator, problem))
+        for store, place in stores.items():
+            with suppress(KeyError, IndexError):
+                found[store][batch + 1] = VersionId(batch + 1, commit.ids[store.operator][store.partition][place])
+    return found, misfits
+
+
+def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo]) -> str | None:
+    described = {info.partitions for info in infos}
+    if described != {len(ids)}:
+        return f"names {len(ids):,} partitions, the metadata describes {_listed(described)}"
+    widths = {len(of_partition) for of_partition in ids}
+    if widths != {len(infos)}:
+        return f"names {_listed(widths)} stores a partition, the metadata describes {len(infos)}"
+    return None
+
+
+def _listed(numbers: Collection[int]) -> str:
+    return " and ".join(f"{number:,}" for number in sorted(numbers)) or "none"

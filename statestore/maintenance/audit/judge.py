@@ -1,0 +1,106 @@
+"""From facts to findings: pure. What is garbage, what is lost, what is only slower, and from where one can go on."""
+
+from __future__ import annotations
+
+from statestore.format.names import StorePath
+from statestore.maintenance.audit.facts import Facts, Flaw, NotAudited, StoreFacts
+from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, Restart, Severity, What
+from statestore.maintenance.audit.judge_root import of_logs, of_root
+from statestore.maintenance.audit.judge_store import View, of_store, store_audit, view
+
+_NAMED_FILES = 5
+
+_NO_CHECKSUM = (
+    "the logs, the operators' metadata and the binding carry no checksum: they were compared with each other, "
+    "with the names of files and with the lineages",
+    "a whole file that was replaced by another whole one of the same name is seen only where names, sizes, lineages or "
+    "key counts tell it",
+    "the checksums of Spark's sidecars (.crc) were not compared",
+)
+_BYTES_NOT_READ = "the contents of changelogs and tables were not read: --deep reads every byte"
+_SCANNED = (
+    "a table's blocks were compared with their checksums by going over all keys and values; its filters, which only "
+    "look-ups of single keys read, were not"
+)
+
+
+def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
+    """The audit of a checkpoint. Pure."""
+    policy = policy or AuditPolicy()
+    stores = [store for store in facts.stores if isinstance(store, StoreFacts)]
+    views = [view(store, policy, is_own=facts.root.binding is not None) for store in stores]
+    restart = _restart(facts, views)
+    findings = [*of_logs(facts, restart), *of_root(facts)]
+    for one in views:
+        findings += of_store(one, policy, restart)
+    findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
+    findings += [_undescribed(store) for store in facts.undescribed]
+    findings += _foreign(facts.root.strangers)
+    order = {what: number for number, what in enumerate(What)}
+    findings.sort(key=lambda f: (f.severity, order[f.what], f.store or StorePath(-1, -1), f.file))
+    return Audit(
+        max(facts.logs.commits, default=None),
+        restart,
+        tuple(findings),
+        tuple(store_audit(one, policy) for one in views),
+        {store.store: store.decoded for store in stores if store.decoded is not None},
+        facts.requests,
+        (_SCANNED if facts.deep else _BYTES_NOT_READ, *_NO_CHECKSUM),
+    )
+
+
+def _restart(facts: Facts, views: list[View]) -> Restart:
+    if not facts.logs.commits:
+        return Restart(None, "no batch is committed yet")
+    audited = {one.facts.store.operator for one in views}
+    if len(views) < len(facts.stores) or not facts.root.operators.keys() <= audited:
+        return Restart(
+            None, "from which batch a restart is possible cannot be said: not every store could be looked at"
+        )
+    newest = max(facts.logs.commits)
+    for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys(), reverse=True):
+        if all(one.loads_committed(batch + 1) for one in views):
+            if batch == newest:
+                return Restart(batch, f"a restart from the head, batch {batch} (version {batch + 1}), is possible")
+            return Restart(batch, f"the newest batch that every store loads is {batch} (version {batch + 1})")
+    return Restart(None, "there is no batch that every store loads")
+
+
+def _not_audited(store: NotAudited) -> Finding:
+    unknown = store.bad.flaw is Flaw.UNKNOWN_FORMAT
+    return Finding(
+        Severity.WARNING if unknown else Severity.ERROR,
+        What.STORE_UNKNOWN_FORMAT if unknown else What.STORE_NOT_AUDITED,
+        store.store,
+        store.bad.path,
+        store.bad.why,
+        "nothing is known of this store",
+        "use a Statekeeper that knows this format" if unknown else "mend what the other findings say, audit again",
+    )
+
+
+def _undescribed(store: StorePath) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        What.STORE_UNDESCRIBED,
+        store,
+        store.folder,
+        "has files of a store that neither the commit log nor an operator's metadata names",
+        "nothing looks after these files, and nothing loads them",
+        "restore the operator's metadata if the store belongs to this query, else move the folder away",
+    )
+
+
+def _foreign(paths: tuple[str, ...]) -> list[Finding]:
+    return [
+        Finding(
+            Severity.WARNING,
+            What.FOREIGN_FILE,
+            None,
+            path,
+            "has a name that neither Spark nor Statekeeper gives",
+            "it is in no store's way here, but Spark's own clean-up may stumble over it",
+            "move it away",
+        )
+        for path in paths
+    ]

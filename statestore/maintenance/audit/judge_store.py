@@ -1,0 +1,342 @@
+"""What the facts about one store mean. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from statestore.chain import Chain, SnapshotFacts
+from statestore.format import names
+from statestore.format.changelog import lineage_bytes
+from statestore.format.java_io import UTF_LIMIT_BYTES
+from statestore.format.names import VersionId
+from statestore.lineage import shortened
+from statestore.maintenance.audit.facts import Bad, Flaw, StoreFacts
+from statestore.maintenance.audit.findings import AuditPolicy, Finding, Restart, Severity, StoreAudit, What
+from statestore.storage import Entry
+from statestore.store import LINEAGE_STOP_BYTES
+
+_CHANGELOG_CODES = {
+    Flaw.MISSING: What.CHANGELOG_MISSING,
+    Flaw.CORRUPT: What.CHANGELOG_UNREADABLE,
+    Flaw.AT_ODDS: What.LINEAGE_AT_ODDS,
+}
+_SNAPSHOT_CODES = {
+    Flaw.CORRUPT: What.SNAPSHOT_UNREADABLE,
+    Flaw.AT_ODDS: What.SNAPSHOT_AT_ODDS,
+}
+_TABLE_CODES = {
+    Flaw.MISSING: What.TABLE_MISSING,
+    Flaw.AT_ODDS: What.TABLE_WRONG_SIZE,
+    Flaw.CORRUPT: What.TABLE_UNREADABLE,
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """A store's facts, and which of its versions are retained."""
+
+    facts: StoreFacts
+    oldest: int
+    ceiling_bytes: int
+
+    @property
+    def chain(self) -> Chain:
+        """The store's versions."""
+        return self.facts.chain
+
+    @cached_property
+    def lost(self) -> tuple[VersionId, ...]:
+        """The retained versions that do not load."""
+        return tuple(v for v in self.chain.versions if v.version >= self.oldest and v not in self.chain.bases)
+
+    def loads_committed(self, number: int) -> bool:
+        """Whether the version that the commit log names loads."""
+        version = self.facts.committed.get(number)
+        return version is not None and version in self.chain.bases
+
+    def regained(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
+        """The lost versions that would load if these had a whole snapshot."""
+        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, SnapshotFacts(None, None))}
+        bases = replace(self.chain, snapshots=whole).bases
+        return tuple(version for version in self.lost if version in bases)
+
+
+def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool) -> View:
+    """A store, seen from its oldest retained version."""
+    return View(facts, _oldest(facts, policy), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES)
+
+
+def _oldest(facts: StoreFacts, policy: AuditPolicy) -> int:
+    """Retention deletes from the old end on: what is gone there, up to a whole snapshot, is its work. Where it was
+    interrupted, changelogs without a base are left: as long as they are old enough, the next gc deletes them."""
+    chain, files = facts.chain, facts.chain.files
+    first_committed = max(chain.versions[0].version, min(facts.committed))
+    if all(version in chain.bases for version in chain.versions):
+        return first_committed
+    gone = itertools.takewhile(
+        lambda v: v not in chain.bases and v not in files.changelogs and v not in files.snapshots, chain.versions
+    )
+    left = chain.versions[min(len(list(gone)), len(chain.versions) - 1)].version
+    return max(first_committed, left, chain.head.version - policy.retained_versions + 1)
+
+
+def store_audit(one: View, policy: AuditPolicy) -> StoreAudit:
+    """The state of a store."""
+    chain = one.chain
+    loads = chain.head in chain.bases
+    following = _next_lineage_bytes(one.facts)
+    entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
+    garbage = _garbage(chain, policy)
+    return StoreAudit(
+        one.facts.store,
+        chain.head,
+        one.oldest,
+        chain.newest_loadable,
+        chain.bases[chain.head] if loads else None,
+        len(chain.tail(chain.head)) if loads else 0,
+        one.lost,
+        following,
+        one.ceiling_bytes,
+        None if following is None else _commits_left(chain.head, following, one.ceiling_bytes),
+        len(entries),
+        sum(entry.size_bytes for entry in entries),
+        len(garbage),
+        sum(entry.size_bytes for entry in garbage),
+    )
+
+
+def _next_lineage_bytes(facts: StoreFacts) -> int | None:
+    """What the changelog that is written next has to carry."""
+    head = facts.chain.head
+    whole = [version for version, snapshot in facts.chain.snapshots.items() if snapshot.is_whole]
+    if head.id is None or (facts.lineage is None and head not in whole):
+        return None
+    return lineage_bytes(shortened((*(facts.lineage or ()), head), whole))
+
+
+def _commits_left(head: VersionId, used_bytes: int, ceiling_bytes: int) -> int:
+    an_item = lineage_bytes((replace(head, version=head.version + 1),)) - 1
+    return 0 if used_bytes > ceiling_bytes else (ceiling_bytes - used_bytes) // an_item + 1
+
+
+def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
+    """Files up to the head that no retained version needs: dead branches, old versions, tables that nothing names."""
+    floor = max(chain.versions[0].version, chain.head.version - policy.retained_versions + 1)
+    base = chain.bases.get(chain.versions[floor - chain.versions[0].version])
+    needed = {version for version in chain.versions if base is None or version.version >= base.version}
+    garbage = [
+        entry
+        for files in (chain.files.changelogs, chain.files.snapshots)
+        for version, entry in files.items()
+        if version.version <= chain.head.version and version not in needed
+    ]
+    kept = [chain.snapshots[version].metadata for version in needed if version in chain.snapshots]
+    # What an unreadable zip names is not known: nothing that it may need is called garbage.
+    if None not in kept:
+        named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.tables}
+        garbage += [entry for name, entry in chain.files.tables.items() if name not in named]
+    return garbage
+
+
+def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Finding]:
+    """What is wrong with a store."""
+    yield from _of_commits(one)
+    yield from _of_changelogs(one, restart)
+    yield from _of_missing_snapshot(one, restart)
+    yield from _of_snapshots(one, restart)
+    yield from _of_ceiling(one, policy)
+
+
+def _of_commits(one: View) -> Iterator[Finding]:
+    told = {version.version: version for version in one.chain.versions}
+    for number, version in one.facts.contradicted.items():
+        yield Finding(
+            Severity.ERROR,
+            What.COMMIT_UNKNOWN_ID,
+            one.facts.store,
+            names.commits(number - 1),
+            f"names {version.id} as version {number} of {one.facts.store}: there is no file of that id, and the lineage "
+            f"of the head names {told[number].id}",
+            f"batch {number - 1} cannot be gone back to; the versions after it do not depend on this commit",
+            "restore the file from a backup",
+        )
+
+
+def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
+    for run in _runs(one):
+        retained = [version for version in run if version.version >= one.oldest]
+        if retained:
+            yield from _of_run(one, run, retained, restart)
+    for version, bad in one.facts.changelogs.items():
+        if bad.flaw is not Flaw.MISSING and version in one.chain.bases and version.version >= one.oldest:
+            yield Finding(
+                Severity.WARNING,
+                _CHANGELOG_CODES[bad.flaw],
+                one.facts.store,
+                bad.path,
+                bad.why,
+                "every version loads without it: its version has a snapshot",
+                "restore the file from a backup, so that the version does not hang on its snapshot alone",
+            )
+
+
+def _runs(one: View) -> list[list[VersionId]]:
+    """The versions that do not load, in runs without a gap."""
+    loads = one.chain.bases
+    grouped = itertools.groupby(one.chain.versions, key=lambda version: version in loads)
+    return [list(group) for is_loaded, group in grouped if not is_loaded]
+
+
+def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], restart: Restart) -> Iterator[Finding]:
+    """Why each of the versions of a run does not load. All of them lack a whole snapshot."""
+    bad = one.facts.changelogs
+    causes = [v for v in retained if v in bad and not (bad[v].flaw is Flaw.MISSING and v in one.facts.snapshots)]
+    first = retained[0]
+    if first not in bad and first not in one.regained([*one.facts.snapshots, *_presumed(one)]):
+        below = [version for version in run if version.version < first.version and version in bad]
+        if not below:
+            yield _no_base(one, retained, restart)
+        causes = [*below[-1:], *causes]
+    for group in _groups(causes, bad):
+        lost = [version for version in retained if version.version >= group[0].version]
+        yield Finding(
+            Severity.ERROR,
+            _CHANGELOG_CODES[bad[group[0]].flaw],
+            one.facts.store,
+            bad[group[0]].path,
+            _problem(one, group),
+            _lost(one, lost, restart),
+            _way_out(one, lost, restart),
+        )
+
+
+def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, Bad]) -> Iterator[list[VersionId]]:
+    """Missing changelogs that follow on each other are one finding; of the others each is one."""
+    group: list[VersionId] = []
+    for version in causes:
+        joins = group and bad[version].flaw is Flaw.MISSING and bad[group[-1]].flaw is Flaw.MISSING
+        if group and not (joins and version.version == group[-1].version + 1):
+            yield group
+            group = []
+        group.append(version)
+    if group:
+        yield group
+
+
+def _problem(one: View, group: Sequence[VersionId]) -> str:
+    bad = one.facts.changelogs[group[0]]
+    if len(group) > 1:
+        return f"is missing, and so are those up to {names.changelog(group[-1])}: {len(group):,} in a row"
+    others = [v for v in one.chain.files.changelogs if v.version == group[0].version and v != group[0]]
+    if bad.flaw is Flaw.MISSING and others:
+        there = ", ".join(names.changelog(version) for version in others)
+        return f"is missing; of the same version, under ids that the commit log does not name, there is {there}"
+    return bad.why
+
+
+def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        What.NO_BASE,
+        one.facts.store,
+        one.facts.store.folder,
+        f"before version {one.chain.versions[0].version} there is no snapshot, and {one.chain.end or 'no changelog'}",
+        _lost(one, retained, restart),
+        _way_out(one, retained, restart),
+    )
+
+
+def _presumed(one: View) -> tuple[VersionId, ...]:
+    """The snapshot that the head's lineage starts from, when it is not there."""
+    first = one.facts.lineage[0] if one.facts.lineage else None
+    if first is None or first.version == 1 or first in one.chain.files.snapshots or first not in one.chain.versions:
+        return ()
+    return (first,)
+
+
+def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
+    for version in _presumed(one):
+        lost = one.regained([version])
+        newer = any(v.version > version.version and s.is_whole for v, s in one.chain.snapshots.items())
+        if lost or not newer:
+            yield Finding(
+                Severity.ERROR if lost else Severity.WARNING,
+                What.SNAPSHOT_MISSING,
+                one.facts.store,
+                one.facts.store.snapshot(version),
+                "is missing, and the lineage of the head starts from it",
+                _lost(one, lost, restart) if lost else "every version loads without it, by a longer replay",
+                _way_out(one, lost, restart) if lost else "take a snapshot: statekeeper snapshot --all",
+            )
+
+
+def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
+    by_file: dict[str, list[VersionId]] = {}
+    for version, bad in one.facts.snapshots.items():
+        by_file.setdefault(bad.path, []).append(version)
+    for path, versions in by_file.items():
+        lost = one.regained(versions)
+        if not lost and max(versions).version < one.oldest:
+            continue
+        bad = one.facts.snapshots[versions[0]]
+        is_table = path != one.facts.store.snapshot(versions[0])
+        zips = ", ".join(names.snapshot(version) for version in sorted(versions))
+        yield Finding(
+            Severity.ERROR if lost else Severity.WARNING,
+            (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
+            one.facts.store,
+            path,
+            f"{bad.why}; it is named by {zips}" if is_table else bad.why,
+            _lost(one, lost, restart) if lost else "every version loads without it, by a longer replay",
+            _way_out(one, lost, restart)
+            if lost
+            else f"delete {zips}, then take a snapshot: statekeeper snapshot --all",
+        )
+
+
+def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
+    after = lost[-1].version + 1
+    later = f", version {after:,} and later load" if after <= one.chain.head.version else ""
+    return f"{_ranges(lost)} cannot be loaded any more{later}; {restart.explained}"
+
+
+def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
+    if lost[-1] != one.chain.head:
+        return "restore the file from a backup; without it just these versions are lost"
+    if restart.batch is None:
+        return "restore the file from a backup"
+    return f"restore the file from a backup, or go back to batch {restart.batch}"
+
+
+def _ranges(versions: Sequence[VersionId]) -> str:
+    """`version 4 (batch 3)`, `versions 4 to 8 (batches 3 to 7)`."""
+    pieces = []
+    for _, group in itertools.groupby(enumerate(versions), key=lambda pair: pair[1].version - pair[0]):
+        numbers = [version.version for _, version in group]
+        first, last = numbers[0], numbers[-1]
+        one = f"version {first:,} (batch {first - 1:,})"
+        many = f"versions {first:,} to {last:,} (batches {first - 1:,} to {last - 1:,})"
+        pieces.append(one if first == last else many)
+    return " and ".join(pieces)
+
+
+def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
+    used = _next_lineage_bytes(one.facts)
+    if used is None or used <= policy.ceiling_share * one.ceiling_bytes:
+        return
+    left = _commits_left(one.chain.head, used, one.ceiling_bytes)
+    stops = left < policy.least_commits_left
+    yield Finding(
+        Severity.ERROR if stops else Severity.WARNING,
+        What.NEAR_CEILING,
+        one.facts.store,
+        one.facts.store.changelog(one.chain.head),
+        f"the next lineage takes {used:,} of {one.ceiling_bytes:,} bytes",
+        f"after {left:,} more commits the query stops",
+        "stop the query and take a snapshot at the head: statekeeper snapshot --all"
+        if stops
+        else "take a snapshot: statekeeper snapshot --all",
+    )

@@ -1,0 +1,228 @@
+"""Looking at one store: its chain, the lineage in its head, and, when every byte is asked for, what is in the files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from statestore import catalog
+from statestore.base import SnapshotUnusable, open_base
+from statestore.catalog import StoreFiles
+from statestore.chain import Chain, SnapshotFacts, walk
+from statestore.changelogs import readable
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import LocalStateDamaged, StorageError, UnknownFormatVersion
+from statestore.format.changelog import read_changelog
+from statestore.format.names import StorePath, VersionId
+from statestore.lineage import Lineage
+from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, StoreFacts, attempt
+from statestore.storage import Storage
+
+_LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
+"""Of one database; eight are open at once. A scan reads each block once, and nothing is gained by keeping it."""
+
+
+def look_at_store(
+    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, scratch: Path | None
+) -> StoreFacts | NotAudited:
+    """The facts about one store. `committed`: its versions in the commit log; `scratch`: see `gather`.
+
+    Requests: the head of its newest changelog, one for each snapshot on the chain, and one where the commit log and
+    that lineage together do not reach back to a base. Raises `LocalStateError`.
+    """
+    if not committed:
+        return NotAudited(store, Bad(store.folder, Flaw.AT_ODDS, "no commit that can be read names it"))
+    try:
+        return _look_at_store(storage, store, committed, files, scratch)
+    except UnknownFormatVersion as error:
+        return NotAudited(store, Bad(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
+    except StorageError as error:
+        return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"the storage failed: {error}"))
+
+
+def _look_at_store(
+    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, scratch: Path | None
+) -> StoreFacts:
+    head = committed[max(committed)]
+    bad = {
+        version: Bad(entry.path, Flaw.CORRUPT, "is empty")
+        for version, entry in files.changelogs.items()
+        if entry.size_bytes == 0
+    }
+    lineage: Lineage | None = None
+    if head.id is not None and head in files.changelogs and head not in bad:
+        read = attempt(store.changelog(head), lambda: catalog.lineage(storage, store, head))
+        if isinstance(read, Bad):
+            _refuse_unknown(read)
+            bad[head] = read
+        else:
+            lineage = read
+    believed = _believed(committed, lineage or (), files)
+    chain = walk(storage, store, believed, files, down_to=min(committed))
+    if lineage is not None and (problem := _disagreement(chain, head, lineage)):
+        bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
+    look = _Look(chain, _changelogs(chain, bad), _snapshots(chain))
+    decoded = None if scratch is None else _Decoding(storage, look, scratch).run()
+    chain = replace(
+        chain,
+        broken={version: bad.why for version, bad in look.changelogs.items()},
+        snapshots={
+            version: SnapshotFacts(facts.metadata, look.snapshots[version].why if version in look.snapshots else None)
+            for version, facts in chain.snapshots.items()
+        },
+    )
+    contradicted = {number: version for number, version in committed.items() if believed[number] != version}
+    return StoreFacts(store, committed, contradicted, chain, look.changelogs, look.snapshots, lineage, decoded)
+
+
+def _refuse_unknown(bad: Bad) -> None:
+    if bad.flaw is Flaw.UNKNOWN_FORMAT:
+        raise UnknownFormatVersion(bad.why, path=bad.path)
+
+
+def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: StoreFiles) -> dict[int, VersionId]:
+    """The commit log, continued by the lineage in the head; and corrected by it where the log names what has no files.
+    A load follows the lineage. Where the log's version has files, `_disagreement` finds the changelog to be at odds."""
+    believed = {version.version: version for version in lineage}
+    for number, version in committed.items():
+        told = believed.get(number, version)
+        if told == version or version in files.changelogs or version in files.snapshots:
+            believed[number] = version
+    return believed
+
+
+def _disagreement(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
+    """What the lineage in the changelog of a version of the chain says otherwise than the chain; None when nothing."""
+    numbers = [before.version for before in lineage]
+    if numbers != list(range(version.version - len(numbers), version.version)):
+        return "its lineage jumps over a version"
+    if not lineage and version.version > 1:
+        return "its lineage does not name the version before it"
+    ours = {known.version: known for known in chain.versions}
+    for named in lineage:
+        known = ours.get(named.version, named)
+        if known != named:
+            return f"its lineage names {named.id} as version {named.version}, the commit log {known.id}"
+    return None
+
+
+@dataclass
+class _Look:
+    """What is known to be wrong with the files of a chain."""
+
+    chain: Chain
+    changelogs: dict[VersionId, Bad]
+    snapshots: dict[VersionId, Bad]
+
+
+def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId, Bad]:
+    bad: dict[VersionId, Bad] = {}
+    for version in chain.versions:
+        path = chain.store.changelog(version)
+        if version in found:
+            bad[version] = found[version]
+        elif version not in chain.files.changelogs:
+            bad[version] = Bad(path, Flaw.MISSING, "is missing")
+        elif version in chain.broken:
+            bad[version] = Bad(path, Flaw.CORRUPT, _bare(chain.broken[version], path))
+    return bad
+
+
+def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
+    bad: dict[VersionId, Bad] = {}
+    for version, facts in chain.snapshots.items():
+        path = chain.store.snapshot(version)
+        for table in facts.metadata.tables if facts.metadata else ():
+            held = chain.files.tables.get(table.dfs_name)
+            table_path = chain.store.table_file(table.dfs_name)
+            if held is None:
+                bad[version] = Bad(table_path, Flaw.MISSING, "is missing")
+                break
+            if held.size_bytes != table.size_bytes:
+                sizes = f"has {held.size_bytes:,} bytes, its snapshot says {table.size_bytes:,}"
+                bad[version] = Bad(table_path, Flaw.AT_ODDS, sizes)
+                break
+        else:
+            if facts.damage is not None:
+                bad[version] = Bad(path, Flaw.CORRUPT, _bare(facts.damage, path))
+    return bad
+
+
+def _bare(text: str, path: str) -> str:
+    """What an error's text says, without the file and the hint around it."""
+    return text.removeprefix(f"{path}: ").partition(" -> ")[0]
+
+
+@dataclass
+class _Decoding:
+    """Reads every byte of a chain's files, one file or snapshot at a time."""
+
+    storage: Storage
+    look: _Look
+    scratch: Path
+    decoded: Decoded = field(default_factory=Decoded)
+
+    def run(self) -> Decoded:
+        with (
+            translated(self.scratch),
+            tempfile.TemporaryDirectory(dir=self.scratch, prefix="audit-") as name,
+        ):
+            for version in self.look.chain.versions:
+                if version not in self.look.changelogs:
+                    self._changelog(version, Path(name) / "changelog")
+                if version in self.look.chain.snapshots and version not in self.look.snapshots:
+                    self._snapshot(version, Path(name) / "snapshot")
+        return self.decoded
+
+    def _changelog(self, version: VersionId, target: Path) -> None:
+        path = self.look.chain.store.changelog(version)
+
+        def read() -> tuple[Lineage | None, int]:
+            self.storage.download(path, target)
+            header, pieces = read_changelog(readable(target), path)
+            return header.lineage, sum(len(piece) for piece in pieces)
+
+        found = attempt(path, read)
+        target.unlink(missing_ok=True)
+        if isinstance(found, Bad):
+            _refuse_unknown(found)
+            self.look.changelogs[version] = found
+            return
+        lineage, records = found
+        if (lineage is None) != (version.id is None):
+            self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, "has a lineage in structure V1, or none in V2")
+        elif lineage is not None and (problem := _disagreement(self.look.chain, version, lineage)):
+            self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, problem)
+        self.decoded = replace(
+            self.decoded, changelogs=self.decoded.changelogs + 1, records=self.decoded.records + records
+        )
+
+    def _snapshot(self, version: VersionId, folder: Path) -> None:
+        """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""
+        store = self.look.chain.store
+        path = store.snapshot(version)
+        try:
+            base = open_base(self.storage, store, version, folder, _LIMITS)
+            with base.database as database:
+                keys = database.count_keys()
+        except (SnapshotUnusable, LocalStateDamaged) as error:
+            self.look.snapshots[version] = self._blamed(version, error)
+            return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        said = base.metadata.key_count
+        if said not in (-1, keys):
+            self.look.snapshots[version] = Bad(path, Flaw.AT_ODDS, f"holds {keys:,} keys, its metadata says {said:,}")
+        self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
+
+    def _blamed(self, version: VersionId, error: Exception) -> Bad:
+        """The file of the snapshot that an error speaks of: a table by its local name, else the zip."""
+        cause = error.__cause__ if isinstance(error, SnapshotUnusable) else error
+        store, facts = self.look.chain.store, self.look.chain.snapshots[version]
+        what = getattr(cause, "what", str(error))
+        named = [t for t in (facts.metadata.tables if facts.metadata else ()) if t.local_name in what]
+        path = store.table_file(named[0].dfs_name) if len(named) == 1 else store.snapshot(version)
+        return Bad(path, Flaw.CORRUPT, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")
