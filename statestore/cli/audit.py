@@ -50,7 +50,7 @@ def _object(result: Audit) -> dict[str, Any]:
     return {
         "batch": result.batch,
         "version": None if result.batch is None else result.batch + 1,
-        "restart": {"batch": result.restart.batch, "explained": result.restart.explained},
+        "restart": asdict(result.restart),
         "findings": [_finding_object(finding) for finding in result.findings],
         "stores": [_store_object(store) for store in result.stores],
         "decoded": {str(store): asdict(decoded) for store, decoded in result.decoded.items()},

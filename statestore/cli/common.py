@@ -133,7 +133,7 @@ def holder() -> str:
 
 
 def progress_bar() -> Progress:
-    """For work that may take longer than a second."""
+    """For work that may take longer than a second; nothing where nobody watches."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -141,4 +141,5 @@ def progress_bar() -> Progress:
         TimeElapsedColumn(),
         console=TALK,
         transient=True,
+        disable=not TALK.is_terminal,
     )

@@ -98,6 +98,7 @@ class StoreFacts:
     chain           the versions as they load; in `broken` also what was found in the bytes
     changelogs      what is wrong with changelogs of the chain
     snapshots       what is wrong with snapshots of the chain
+    unnoticed       of these, those that a load takes all the same: they can be opened, and only reading shows it
     lineage         what the head's changelog names before it; None when it was not, or could not be read
     """
 
@@ -107,6 +108,7 @@ class StoreFacts:
     chain: Chain
     changelogs: Mapping[VersionId, Bad]
     snapshots: Mapping[VersionId, Bad]
+    unnoticed: frozenset[VersionId]
     lineage: Lineage | None
     decoded: Decoded | None = None
 

@@ -119,10 +119,14 @@ class StoreAudit:
 
 @dataclass(frozen=True)
 class Restart:
-    """From which batch the query can go on: the newest whose version every store loads."""
+    """From which batch the query can go on: the newest whose version every store loads.
+
+    `delete_first`: snapshots that a load would take without noticing that they are bad. Without them it does better.
+    """
 
     batch: int | None
     explained: str
+    delete_first: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

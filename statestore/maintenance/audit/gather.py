@@ -72,7 +72,7 @@ def gather(
         log,
         misfits,
         tuple(found[store] for store in sorted(found)),
-        tuple(sorted(set(files) - set(committed))),
+        tuple(sorted(set(files) - set(committed))) if log.readable else (),
         scratch is not None,
         storage.requests.since(before),
     )

@@ -60,9 +60,13 @@ def _restart(facts: Facts, views: list[View]) -> Restart:
     newest = max(facts.logs.commits)
     for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys(), reverse=True):
         if all(one.loads_committed(batch + 1) for one in views):
+            traps = tuple(trap for one in views for trap in one.traps(batch + 1))
+            first = f"when {' and '.join(traps)} {'are' if len(traps) > 1 else 'is'} deleted, " if traps else ""
             if batch == newest:
-                return Restart(batch, f"a restart from the head, batch {batch} (version {batch + 1}), is possible")
-            return Restart(batch, f"the newest batch that every store loads is {batch} (version {batch + 1})")
+                text = f"{first}a restart from the head, batch {batch} (version {batch + 1}), is possible"
+            else:
+                text = f"{first}the newest batch that every store loads is {batch} (version {batch + 1})"
+            return Restart(batch, text, traps)
     return Restart(None, "there is no batch that every store loads")
 
 

@@ -59,9 +59,27 @@ class View:
 
     def regained(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
         """The lost versions that would load if these had a whole snapshot."""
-        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, SnapshotFacts(None, None))}
-        bases = replace(self.chain, snapshots=whole).bases
+        bases = self._with_whole(snapshots).bases
         return tuple(version for version in self.lost if version in bases)
+
+    def trapped(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
+        """The retained versions whose load starts from one of these, bad as they are, and does not notice."""
+        traps = self.facts.unnoticed.intersection(snapshots)
+        bases = self._with_whole(self.facts.unnoticed).bases
+        return tuple(v for v in self.chain.versions if v.version >= self.oldest and bases.get(v) in traps)
+
+    def traps(self, number: int) -> tuple[str, ...]:
+        """The zips without which a load of the committed version is right: each that it would start from, in turn."""
+        left = set(self.facts.unnoticed)
+        found: list[str] = []
+        while (base := self._with_whole(left).bases.get(self.facts.committed[number])) in left:
+            found.append(self.facts.store.snapshot(base))
+            left.remove(base)
+        return tuple(found)
+
+    def _with_whole(self, snapshots: Collection[VersionId]) -> Chain:
+        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, SnapshotFacts(None, None))}
+        return replace(self.chain, snapshots=whole)
 
 
 def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool) -> View:
@@ -278,22 +296,28 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
     for version, bad in one.facts.snapshots.items():
         by_file.setdefault(bad.path, []).append(version)
     for path, versions in by_file.items():
-        lost = one.regained(versions)
-        if not lost and max(versions).version < one.oldest:
+        lost, trapped = one.regained(versions), one.trapped(versions)
+        if not lost and not trapped and max(versions).version < one.oldest:
             continue
         bad = one.facts.snapshots[versions[0]]
         is_table = path != one.facts.store.snapshot(versions[0])
         zips = ", ".join(names.snapshot(version) for version in sorted(versions))
+        if lost:
+            meaning, action = _lost(one, lost, restart), _way_out(one, lost, restart)
+        else:
+            meaning = "every version loads without it, by a longer replay"
+            action = f"delete {zips}, then take a snapshot: statekeeper snapshot --all"
+        if trapped:
+            # A load opens it without complaint. A read fails then, or worse, and a new load starts from it again.
+            meaning = f"loads of {_ranges(trapped)} start from it and do not notice; {meaning}"
         yield Finding(
-            Severity.ERROR if lost else Severity.WARNING,
+            Severity.ERROR if lost or trapped else Severity.WARNING,
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
             one.facts.store,
             path,
             f"{bad.why}; it is named by {zips}" if is_table else bad.why,
-            _lost(one, lost, restart) if lost else "every version loads without it, by a longer replay",
-            _way_out(one, lost, restart)
-            if lost
-            else f"delete {zips}, then take a snapshot: statekeeper snapshot --all",
+            meaning,
+            action,
         )
 
 

@@ -14,7 +14,7 @@ from statestore.catalog import StoreFiles
 from statestore.chain import Chain, SnapshotFacts, walk
 from statestore.changelogs import readable
 from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import LocalStateDamaged, StorageError, UnknownFormatVersion
+from statestore.errors import LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
 from statestore.format.names import StorePath, VersionId
 from statestore.lineage import Lineage
@@ -75,7 +75,17 @@ def _look_at_store(
         },
     )
     contradicted = {number: version for number, version in committed.items() if believed[number] != version}
-    return StoreFacts(store, committed, contradicted, chain, look.changelogs, look.snapshots, lineage, decoded)
+    return StoreFacts(
+        store,
+        committed,
+        contradicted,
+        chain,
+        look.changelogs,
+        look.snapshots,
+        frozenset(look.unnoticed),
+        lineage,
+        decoded,
+    )
 
 
 def _refuse_unknown(bad: Bad) -> None:
@@ -116,6 +126,7 @@ class _Look:
     chain: Chain
     changelogs: dict[VersionId, Bad]
     snapshots: dict[VersionId, Bad]
+    unnoticed: set[VersionId] = field(default_factory=set)
 
 
 def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId, Bad]:
@@ -174,7 +185,9 @@ class _Decoding:
                 if version not in self.look.changelogs:
                     self._changelog(version, Path(name) / "changelog")
                 if version in self.look.chain.snapshots and version not in self.look.snapshots:
-                    self._snapshot(version, Path(name) / "snapshot")
+                    folder = Path(name) / "snapshot"
+                    self._snapshot(version, folder)
+                    shutil.rmtree(folder, ignore_errors=True)
         return self.decoded
 
     def _changelog(self, version: VersionId, target: Path) -> None:
@@ -203,26 +216,28 @@ class _Decoding:
     def _snapshot(self, version: VersionId, folder: Path) -> None:
         """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""
         store = self.look.chain.store
-        path = store.snapshot(version)
         try:
             base = open_base(self.storage, store, version, folder, _LIMITS)
+        except SnapshotUnusable as error:
+            self.look.snapshots[version] = self._blamed(version, error.__cause__ or error)
+            return
+        said = base.metadata.key_count
+        try:
             with base.database as database:
                 keys = database.count_keys()
-        except (SnapshotUnusable, LocalStateDamaged) as error:
+            if said not in (-1, keys):
+                what = f"holds {keys:,} keys, its metadata says {said:,}"
+                self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.AT_ODDS, what)
+                self.look.unnoticed.add(version)
+            self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
+        except LocalStateDamaged as error:
             self.look.snapshots[version] = self._blamed(version, error)
-            return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        said = base.metadata.key_count
-        if said not in (-1, keys):
-            self.look.snapshots[version] = Bad(path, Flaw.AT_ODDS, f"holds {keys:,} keys, its metadata says {said:,}")
-        self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
+            self.look.unnoticed.add(version)
 
-    def _blamed(self, version: VersionId, error: Exception) -> Bad:
+    def _blamed(self, version: VersionId, error: BaseException) -> Bad:
         """The file of the snapshot that an error speaks of: a table by its local name, else the zip."""
-        cause = error.__cause__ if isinstance(error, SnapshotUnusable) else error
         store, facts = self.look.chain.store, self.look.chain.snapshots[version]
-        what = getattr(cause, "what", str(error))
+        what = error.what if isinstance(error, StatekeeperError) else str(error)
         named = [t for t in (facts.metadata.tables if facts.metadata else ()) if t.local_name in what]
         path = store.table_file(named[0].dfs_name) if len(named) == 1 else store.snapshot(version)
         return Bad(path, Flaw.CORRUPT, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")

@@ -1,0 +1,146 @@
+"""`statekeeper audit`, as a person or a program calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.format import names
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
+    checkpoint = Checkpoint(open_storage(str(root)), tmp_path)
+    checkpoint.grow(4)
+    return checkpoint
+
+
+def audit(root: Path, *arguments: object) -> Result:
+    result = CliRunner().invoke(main, ["audit", str(root), *(str(argument) for argument in arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_clean_checkpoint_is_said_in_a_line_and_left_as_it_was(root: Path, checkpoint: Checkpoint) -> None:
+    before = files_of(root)
+    result = audit(root)
+    assert result.exit_code == 0
+    first, *unproven = result.stdout.splitlines()
+    assert first.startswith("batch 3, version 4: clean; 2 stores, 8 versions; a restart from the head, batch 3")
+    assert "the next gc may delete 0 files, 0 bytes" in first
+    assert "--deep reads every byte" in unproven[0]
+    assert all(line.startswith("not proved: ") for line in unproven)
+    assert files_of(root) == before
+
+
+def test_a_deep_audit_says_what_it_decoded_and_leaves_nothing_on_the_scratch_disk(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    CliRunner().invoke(main, ["snapshot", str(root), "--all"])
+    before = files_of(root)
+    result = audit(root, "--deep", "--scratch", tmp_path / "a new" / "folder")
+    assert result.exit_code == 0
+    keys = sum(len(state) for state in checkpoint.states[-1])
+    assert f"{keys} keys of snapshots decoded" in result.stdout
+    assert list((tmp_path / "a new" / "folder").iterdir()) == []
+    assert files_of(root) == before
+
+
+def test_findings_are_shown_worst_first_with_what_they_mean_and_what_to_do(root: Path, checkpoint: Checkpoint) -> None:
+    gone = checkpoint.stores[0].changelog(checkpoint.versions[3][0])
+    (root / gone).unlink()
+    (root / "state/0/1/foo.zip").write_text("[/red] and [bold]")
+    (root / "state/0/1/[bold]").write_text("")
+    result = audit(root)
+    assert result.exit_code == 3
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "ERROR: a changelog is missing",
+        f"  {gone} is missing",
+        "    versions 3 to 4 (batches 2 to 3) cannot be loaded any more; "
+        "the newest batch that every store loads is 1 (version 2)",
+        "    -> restore the file from a backup, or go back to batch 1",
+        "",
+    ]
+    assert lines[5] == "WARNING: files that neither Spark nor Statekeeper writes"
+    assert lines[6].startswith("  state/0/1/[bold] has a name")
+    assert lines[9].startswith("  state/0/1/foo.zip has a name")
+    assert "1 errors, 2 warnings" in result.stdout
+
+
+def test_a_program_gets_one_object(root: Path, checkpoint: Checkpoint) -> None:
+    gone = checkpoint.stores[1].changelog(checkpoint.versions[4][1])
+    (root / gone).unlink()
+    result = audit(root, "--output", "json")
+    assert result.exit_code == 3
+    body = json.loads(result.stdout)
+    assert (body["batch"], body["version"], body["restart"]["batch"]) == (3, 4, 2)
+    [finding] = body["findings"]
+    assert (finding["severity"], finding["code"], finding["store"], finding["file"]) == (
+        "error",
+        "changelog_missing",
+        "state/0/1",
+        gone,
+    )
+    assert [(store["store"], len(store["lost"])) for store in body["stores"]] == [("state/0/0", 0), ("state/0/1", 1)]
+    totals = body["totals"]
+    assert (totals["errors"], totals["warnings"], totals["stores"], totals["versions"]) == (1, 0, 2, 8)
+    assert totals["requests"] > 0
+    assert body["unproven"]
+
+
+def test_old_versions_are_the_next_gcs_business(root: Path, checkpoint: Checkpoint) -> None:
+    CliRunner().invoke(main, ["snapshot", str(root), "--all"])
+    (root / checkpoint.stores[0].changelog(checkpoint.versions[1][0])).unlink()
+    assert audit(root).exit_code == 3
+    assert audit(root, "--retain", 1).exit_code == 0
+
+
+def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    result = audit(tmp_path / "nowhere")
+    assert (result.exit_code, result.stdout) == (10, "")
+    assert result.stderr.startswith("not_a_checkpoint: ")
+    for batch in range(4):
+        (root / names.commits(batch)).write_text("v9\n{}")
+    result = audit(root, "--output", "json")
+    assert (result.exit_code, result.stdout) == (12, "")
+    assert result.stderr.startswith("unknown_format_version: commits/3: log version v9")
+    (tmp_path / "a file").write_text("x")
+    for batch in range(4):
+        (root / names.commits(batch)).write_text("")
+    result = audit(root, "--deep", "--scratch", tmp_path / "a file" / "below")
+    assert result.exit_code == 1
+    assert "local_state: " in result.stderr
+
+
+def test_many_findings_are_counted_and_the_worst_are_shown(root: Path, checkpoint: Checkpoint) -> None:
+    for number in range(60):
+        (root / f"state/0/0/{number}.bak").write_text("")
+    (root / names.commits(1)).write_text("")
+    result = audit(root)
+    assert result.stdout.startswith("ERROR: a commit cannot be read\n  commits/1 empty")
+    assert "the worst 50 of 61 findings; --output json has all of them" in result.stdout
+    assert len(json.loads(audit(root, "--output", "json").stdout)["findings"]) == 61
+
+
+def test_a_checkpoint_without_a_batch_is_clean(root: Path, tmp_path: Path) -> None:
+    Checkpoint(open_storage(str(root)), tmp_path)
+    result = audit(root)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("no batch is committed yet: clean")
