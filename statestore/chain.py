@@ -41,7 +41,7 @@ class Chain:
     snapshots   of these versions, those that have a zip
     broken      versions whose changelog cannot be used, and why: missing, unreadable, at odds with the commit log
     end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
-    odds        how commit log and lineages contradict each other: then nothing that follows from either is known
+    odds        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
     """
 
     store: StorePath
@@ -59,10 +59,8 @@ class Chain:
 
     @cached_property
     def bases(self) -> Mapping[VersionId, VersionId]:
-        """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`."""
+        """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`. By the commit log."""
         found: dict[VersionId, VersionId] = {}
-        if self.odds is not None:
-            return found
         base: VersionId | None = EMPTY if self.versions[0].version == 1 else None
         for version in self.versions:
             if version in self.snapshots and self.snapshots[version].is_whole:

@@ -259,17 +259,22 @@ def _deeper(chains: list[Chain], depth: int) -> int | None:
     """How far back the chains must be known before a floor can be found; None when no further walk helps."""
     if _common_floor(chains, depth) is not None:
         return None
-    reachable = [max((v.version for v in chain.bases if v.version <= depth), default=None) for chain in chains]
+    reachable = [max((number for number in _loads(chain) if number <= depth), default=None) for chain in chains]
     known = [version for version in reachable if version is not None]
     lowest = min(known, default=depth)
     return lowest if len(known) == len(chains) and lowest < depth else None
+
+
+def _loads(chain: Chain) -> set[int]:
+    """The versions that load, beyond doubt."""
+    return set() if chain.odds is not None else {version.version for version in chain.bases}
 
 
 def _common_floor(chains: Iterable[Chain], wanted: int) -> int | None:
     """The newest version up to `wanted` that every store loads."""
     common: set[int] | None = None
     for chain in chains:
-        loads = {version.version for version in chain.bases if version.version <= wanted}
+        loads = {number for number in _loads(chain) if number <= wanted}
         common = loads if common is None else common & loads
     return max(common, default=None) if common else None
 
@@ -311,7 +316,7 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     if floor == gathered.wanted_floor:
         return
     for chain in gathered.chains:
-        loads = [version.version for version in chain.bases if version.version <= gathered.wanted_floor]
+        loads = [number for number in _loads(chain) if number <= gathered.wanted_floor]
         if max(loads, default=0) < gathered.wanted_floor:
             holes = (chain.broken[v] for v in reversed(chain.versions) if v in chain.broken)
             broken = chain.odds or next(holes, chain.end)
@@ -329,7 +334,7 @@ class _Judge:
     def store(self, chain: Chain) -> StoreVerdicts:
         """The verdicts over one store's files."""
         at_floor = next((version for version in chain.versions if version.version == self._floor), None)
-        base = None if at_floor is None else chain.bases.get(at_floor)
+        base = None if at_floor is None or chain.odds is not None else chain.bases.get(at_floor)
         verdicts = [Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN) for entry in chain.files.others]
         for version, entry in chain.files.changelogs.items():
             rule = self._version_rule(chain, base, version, entry, is_snapshot=False)
