@@ -30,6 +30,11 @@ class StoreFiles:
     tables: dict[str, Entry] = field(default_factory=dict)
     others: list[Entry] = field(default_factory=list)
 
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them."""
+        return [*self.changelogs.values(), *self.snapshots.values(), *self.tables.values(), *self.others]
+
 
 @dataclass(frozen=True)
 class Heads:

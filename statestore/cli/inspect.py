@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.console import Console
 
 from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, output_option, root_argument
@@ -29,7 +29,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> None:
         _show_lineage(root, lineage, output)
         return
     gathered = snapshots.gather(root.storage)
-    output.show(_facts_object(gathered), lambda console: console.print(_facts_table(gathered)))
+    output.show(_facts_object(gathered), lambda console: _print_facts(console, gathered))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
 
@@ -57,11 +57,12 @@ def _facts_object(gathered: Gathered) -> dict[str, Any]:
     return {
         "batch": batch,
         "version": None if batch is None else batch + 1,
-        "stores": [_fact_object(fact) for fact in gathered.stores],
+        "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
+        "stores": [_fact_object(gathered, fact) for fact in gathered.stores],
     }
 
 
-def _fact_object(fact: StoreFacts) -> dict[str, Any]:
+def _fact_object(gathered: Gathered, fact: StoreFacts) -> dict[str, Any]:
     load = fact.load
     return {
         "store": str(fact.store),
@@ -69,25 +70,35 @@ def _fact_object(fact: StoreFacts) -> dict[str, Any]:
         "base": None if load is None else str(load.base),
         "tail_changelogs": None if load is None else len(load.replay),
         "tail_bytes": None if load is None else fact.tail_bytes,
+        "restore_seconds": None if load is None else round(gathered.restore_seconds(fact), 3),
+        "snapshots": fact.snapshots,
+        "files": fact.files,
+        "bytes": fact.size_bytes,
         "problem": fact.problem,
     }
 
 
-def _facts_table(gathered: Gathered) -> Table:
-    """The stores with the longest tails."""
+def _print_facts(console: Console, gathered: Gathered) -> None:
+    """The stores with the longest tails, and what is wrong with which."""
     facts = gathered.stores
+    debt = sum(gathered.restore_seconds(fact) for fact in facts)
     table = tables.table(
-        f"{tables.when(gathered.batch)}: {len(facts):,} stores", "store", "base", "tail", "tail bytes", "problem"
+        f"{tables.when(gathered.batch)}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files with "
+        f"{sum(fact.size_bytes for fact in facts):,} bytes, restore debt {debt:,.1f} s",
+        *("store", "base", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))
     for fact in worst[: tables.ROWS]:
+        sizes = (f"{fact.files:,}", f"{fact.size_bytes:,}")
         if fact.load is None:
-            tables.add(table, fact.store, "-", "-", "-", fact.problem)
+            tables.add(table, fact.store, "-", "-", "-", "-", *sizes)
         else:
-            base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else f"snapshot {fact.load.base.version}"
-            tables.add(
-                table, fact.store, base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", fact.problem or ""
-            )
+            base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
+            seconds = f"{gathered.restore_seconds(fact):,.1f}"
+            tables.add(table, fact.store, base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds, *sizes)
     if len(facts) > tables.ROWS:
         table.caption = f"the worst {tables.ROWS} of {len(facts):,}"
-    return table
+    console.print(table)
+    for fact in worst[: tables.ROWS]:
+        if fact.problem:
+            console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)

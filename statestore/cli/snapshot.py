@@ -183,6 +183,8 @@ def _one_object(one: Taken) -> dict[str, Any]:
         "uploaded_bytes": one.uploaded_bytes,
         "replayed_keys": one.replayed_keys,
         "skipped_snapshots": list(one.skipped_snapshots),
+        "tail_bytes": one.action.tail_bytes,
+        "restore_seconds": round(one.restore_seconds, 3),
         "seconds": round(one.seconds, 3),
     }
 

@@ -1,6 +1,6 @@
 """What maintenance planned and did, as JSON lines below `_statekeeper/history/`: for people and for drills.
 
-Nothing decides by it. One object for the plan, written before anything is done, and one for the outcome.
+One object for the plan, written before anything is done, and one for the outcome.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from statestore.clock import Clock
 from statestore.format import names
-from statestore.storage import Storage
+from statestore.storage import Storage, read_or_none
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,12 @@ class History:
     def _write(self, part: str, lines: Iterable[dict[str, Any]]) -> None:
         body = "".join(json.dumps(line) + "\n" for line in lines)
         self.storage.create(names.history(self.started, self.verb, self.run, part), body.encode())
+
+
+def newest_outcome(storage: Storage, verb: str) -> list[dict[str, Any]]:
+    """The lines of the newest outcome of a verb; none when there is none. One listing, one request."""
+    outcomes = [e.path for e in storage.list(names.HISTORY) if names.parse_history(e.path) == (verb, "outcome")]
+    if not outcomes:
+        return []
+    lines = (read_or_none(storage, max(outcomes)) or b"").decode().splitlines()
+    return [json.loads(line) for line in lines]

@@ -9,10 +9,11 @@ from commits), FLIP-428 (incremental by file).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from statestore import catalog
 from statestore.chain import look_at_snapshot
@@ -32,12 +33,18 @@ from statestore.format.snapshot import (
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.loader import Loader
 from statestore.maintenance import announcements
+from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.storage import Entry, Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's own block size: what its readers of a snapshot are used to."""
 
+REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
+"""Until a snapshot of the checkpoint was made and measured."""
+
+_MEASURED_FROM_BYTES = 1024 * 1024
+"""A shorter tail says more about the requests than about the replay."""
 
 MEMORY_BYTES = 512 * 1024 * 1024
 """What making snapshots may take, unless more or less is asked for."""
@@ -45,38 +52,50 @@ MEMORY_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When a store deserves a snapshot: its tail has `changelogs` files or `tail_bytes` (as they lie in storage)."""
+    """When a store deserves a snapshot: its tail has `changelogs` files, or takes `restore_seconds` to replay."""
 
     changelogs: int = 50
-    tail_bytes: int = 64 * 1024 * 1024
+    restore_seconds: float = 10.0
 
 
 @dataclass(frozen=True)
 class StoreFacts:
     """One store at its head. `load` says how the head is loaded from storage, None when it cannot be; `problem` what is
-    wrong with it, or with the snapshot at its head."""
+    wrong with it, or with the snapshot at its head. `files` and `size_bytes` are of all that lies in its folder."""
 
     store: StorePath
     head: VersionId
     load: LoadPlan | None
     tail_bytes: int
     problem: str | None = None
+    snapshots: int = 0
+    files: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs."""
+    """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
+
+    `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
+    when the newest snapshots were made.
+    """
 
     batch: int | None
     is_own: bool
     stores: tuple[StoreFacts, ...]
+    replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
+
+    def restore_seconds(self, fact: StoreFacts) -> float:
+        """How long a restart of the store waits for its tail, as far as one can tell beforehand."""
+        return fact.tail_bytes / self.replay_bytes_per_second
 
 
 class Why(Enum):
     """Why a store gets a snapshot."""
 
     COUNT = "many changelogs behind the newest snapshot"
-    BYTES = "a long tail behind the newest snapshot"
+    RESTORE = "its tail takes long to restore"
     ASKED = "asked for"
 
 
@@ -145,7 +164,8 @@ class Published(Enum):
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage."""
+    """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage;
+    `restore_seconds` what fetching the base and replaying the tail took."""
 
     action: TakeSnapshot
     published: Published
@@ -155,14 +175,15 @@ class Taken:
     uploaded_bytes: int
     replayed_keys: int
     skipped_snapshots: tuple[str, ...]
+    restore_seconds: float
     seconds: float
 
 
 def gather(storage: Storage) -> Gathered:
     """The facts about all stores at the newest committed batch.
 
-    Two listings of `state/`, one of `commits/`, one request an operator, and one for each store: the head of its newest
-    changelog, or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    Two listings of `state/`, one of `commits/` and one of the history, one request an operator, and one for each store:
+    the head of its newest changelog, or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
@@ -172,10 +193,24 @@ def gather(storage: Storage) -> Gathered:
     found: dict[StorePath, StoreFacts] = {}
 
     def look(store: StorePath) -> None:
-        found[store] = _facts(storage, store, heads.heads[store], files.get(store, catalog.StoreFiles()))
+        of_store = files.get(store, catalog.StoreFiles())
+        entries = of_store.entries
+        found[store] = replace(
+            _facts(storage, store, heads.heads[store], of_store),
+            snapshots=len(of_store.snapshots),
+            files=len(entries),
+            size_bytes=sum(entry.size_bytes for entry in entries),
+        )
 
     at_once(look, list(heads.heads))
-    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)))
+    rate = _measured_rate(newest_outcome(storage, "snapshot")) if is_own else REPLAY_BYTES_PER_SECOND
+    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)), rate)
+
+
+def _measured_rate(outcome: Iterable[dict[str, Any]]) -> float:
+    long = [line for line in outcome if line.get("tail_bytes", 0) >= _MEASURED_FROM_BYTES]
+    seconds = sum(float(line["restore_seconds"]) for line in long)
+    return sum(int(line["tail_bytes"]) for line in long) / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
 
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
@@ -206,7 +241,7 @@ def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) 
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
-        why = _why(fact, policy, take_all=take_all) if gathered.is_own else WhyNot.NATIVE
+        why = _why(gathered, fact, policy, take_all=take_all) if gathered.is_own else WhyNot.NATIVE
         if isinstance(why, Why):
             assert fact.load is not None
             take.append(TakeSnapshot(fact.store, fact.head, fact.load, fact.tail_bytes, why))
@@ -216,7 +251,7 @@ def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) 
     return SnapshotPlan(gathered.batch, tuple(take), tuple(leave))
 
 
-def _why(fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
+def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
     if fact.load is None:
         return WhyNot.NOT_LOADABLE
     if not fact.load.replay:
@@ -225,7 +260,8 @@ def _why(fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | W
         return Why.ASKED
     if len(fact.load.replay) >= policy.changelogs:
         return Why.COUNT
-    return Why.BYTES if fact.tail_bytes >= policy.tail_bytes else WhyNot.SHORT_TAIL
+    is_long = gathered.restore_seconds(fact) >= policy.restore_seconds
+    return Why.RESTORE if is_long else WhyNot.SHORT_TAIL
 
 
 def _detail(fact: StoreFacts, why: WhyNot) -> str:
@@ -292,6 +328,7 @@ def execute(
         cache = LocalCopyFolder(folder / "store", limits, ids)
         loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
         restored = loader.restore(action.version, folder / "database")
+        restore_seconds = clock.monotonic_seconds() - started
         with restored.database as database:
             if database.wants_merge():
                 database.merge_tables()
@@ -314,6 +351,7 @@ def execute(
         sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
         restored.metrics.replayed_keys,
         restored.metrics.skipped_snapshots,
+        restore_seconds,
         clock.monotonic_seconds() - started,
     )
 

@@ -15,6 +15,7 @@ from statestore.cli import main
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
 
+KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
 
 
@@ -73,9 +74,12 @@ def test_inspect_shows_base_and_tail_of_each_store(root: Path, checkpoint: Check
     assert (seen["batch"], seen["version"]) == (5, 6)
     for store, version in zip(seen["stores"], checkpoint.versions[4], strict=True):
         assert (store["base"], store["tail_changelogs"]) == (str(version), 2)
+        assert store["restore_seconds"] >= 0
+        folder = root / store["store"]
+        assert store["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in KINDS)
     table = run("inspect", root).output
     assert "batch 5, version 6: 2 stores" in table
-    assert "snapshot 4" in table
+    assert "restore s" in table
 
 
 def test_a_store_that_cannot_be_loaded_is_a_finding(root: Path, checkpoint: Checkpoint) -> None:

@@ -15,8 +15,10 @@ from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, Storag
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.lineage import BaseKind, LoadPlan
+from statestore.maintenance.history import History
 from statestore.maintenance.snapshot import (
     MEMORY_BYTES,
+    REPLAY_BYTES_PER_SECOND,
     Gathered,
     Published,
     SnapshotPlan,
@@ -68,8 +70,8 @@ def facts(partition: int, tail: int, tail_bytes: int) -> StoreFacts:
 def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
     stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
-    made = plan(Gathered(9, True, tuple(stores)), SnapshotPolicy(10, 9_000))
-    assert [(action.store.partition, action.reason) for action in made.take] == [(2, Why.BYTES), (1, Why.COUNT)]
+    made = plan(Gathered(9, True, tuple(stores), replay_bytes_per_second=100.0), SnapshotPolicy(10, 90.0))
+    assert [(action.store.partition, action.reason) for action in made.take] == [(2, Why.RESTORE), (1, Why.COUNT)]
     assert made.take[1].explained == (
         "many changelogs behind the newest snapshot: 10 changelogs, 500 bytes since version 1"
     )
@@ -79,11 +81,21 @@ def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason()
         (4, WhyNot.NOT_LOADABLE),
     ]
     assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
-    every = plan(Gathered(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 9_000), take_all=True)
+    every = plan(Gathered(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, Why.ASKED)]
-    natives = plan(Gathered(9, False, tuple(stores)), SnapshotPolicy(10, 9_000), take_all=True)
+    natives = plan(Gathered(9, False, tuple(stores)), SnapshotPolicy(10, 90.0), take_all=True)
     assert natives.take == ()
     assert {action.reason for action in natives.leave} == {WhyNot.NATIVE}
+
+
+def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    storage = checkpoint.storage
+    checkpoint.grow(3)
+    assert gather(storage).replay_bytes_per_second == REPLAY_BYTES_PER_SECOND
+    record = History.begin(storage, "snapshot", RandomIds().fresh(), SystemClock())
+    lines = [{"tail_bytes": 8_000_000, "restore_seconds": 2.0}, {"tail_bytes": 4_000_000, "restore_seconds": 1.0}]
+    record.outcome([*lines, {"tail_bytes": 100, "restore_seconds": 30.0}, {"store": "state/0/1", "error": "none"}])
+    assert gather(storage).replay_bytes_per_second == 4_000_000
 
 
 def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do(
