@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from statestore.errors import (
 from statestore.format.changelog import Changes
 from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
 from statestore.format.snapshot import SnapshotMetadata
+from statestore.key_count import KeyCount
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
 from statestore.storage import Storage
 
@@ -76,12 +77,14 @@ class Loaded:
 class Restored:
     """A version in a directory of its own, open for writing.
 
-    `base` is the metadata of the snapshot that it grew from, None when it grew from nothing; `lineage` as in `Loaded`.
+    `base` is the metadata of the snapshot that it grew from, None when it grew from nothing; `lineage` as in `Loaded`;
+    `keys` how many it holds, None when only `Database.count_keys` can say it.
     """
 
     database: Database
     base: SnapshotMetadata | None
     lineage: Lineage
+    keys: int | None
     metrics: LoadMetrics
 
 
@@ -272,8 +275,9 @@ class Loader:
             database: Database | None = None
             try:
                 database, base = self._base_database(attempt, plan, path)
-                self._replay(attempt, plan, database, marked=marked)
-                return Restored(database, base, plan.lineage, attempt.metrics)
+                held_keys = None if marked else _key_count(base)
+                keys = self._replay(attempt, plan, database, marked=marked, held_keys=held_keys)
+                return Restored(database, base, plan.lineage, keys, attempt.metrics)
             except BaseException as error:
                 if database is not None:
                     # What a damaged database says when it is closed is less than what was wrong with it before.
@@ -341,16 +345,27 @@ class Loader:
         attempt.metrics.fetched_files += 1 + len(base.metadata.tables)
         return base.database, base.metadata
 
-    def _replay(self, attempt: _Attempt, plan: LoadPlan, database: Database, *, marked: bool = True) -> None:
-        """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read."""
+    def _replay(
+        self,
+        attempt: _Attempt,
+        plan: LoadPlan,
+        database: Database,
+        *,
+        marked: bool = True,
+        held_keys: int | None = None,
+    ) -> int | None:
+        """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read.
+
+        `held_keys`: how many keys it has; returned is how many it has then, None when that takes going over all.
+        """
         holds = LocalCopy(attempt.target, plan.lineage) if marked else None
         try:
             attempt.changelogs.fetch(plan.replay)
             try:
-                written = database.apply(self._windows(attempt, plan), holds)
+                keys = self._apply(attempt, plan, database, holds, held_keys)
             except CorruptFile:
                 attempt.changelogs.fetch_again(plan.replay)
-                written = database.apply(self._windows(attempt, plan), holds)
+                keys = self._apply(attempt, plan, database, holds, held_keys)
         except (ObjectMissing, CorruptFile) as error:
             broken, what = self._oldest_broken(attempt, plan.replay, error)
             raise VersionNotLoadable(
@@ -359,11 +374,17 @@ class Loader:
                 hint=f"restore the file; the newest version that still loads is {_named(broken, less=1)}",
             ) from error
         attempt.metrics.replayed_changelogs = len(plan.replay)
-        attempt.metrics.replayed_keys = written
+        return keys
 
-    def _windows(self, attempt: _Attempt, plan: LoadPlan) -> Iterator[Iterator[tuple[bytes, bytes | None]]]:
+    def _apply(
+        self, attempt: _Attempt, plan: LoadPlan, database: Database, holds: LocalCopy | None, held_keys: int | None
+    ) -> int | None:
+        count = KeyCount(database, held_keys)
+        windows = attempt.changelogs.windows(plan.replay, self._limits.replay_bytes)
         # Not a loop of its own: that would hold a window while the next one is read.
-        return map(Changes.pairs, attempt.changelogs.windows(plan.replay, self._limits.replay_bytes))
+        counted = map(Changes.pairs, map(count.count, windows))
+        attempt.metrics.replayed_keys = database.apply(counted, holds)
+        return count.keys
 
     def _oldest_broken(
         self, attempt: _Attempt, replay: Lineage, seen: ObjectMissing | CorruptFile
@@ -376,6 +397,12 @@ class Loader:
             except (ObjectMissing, CorruptFile) as error:
                 return version, error.what
         return next((v for v in replay if self._store.changelog(v) == seen.path), replay[0]), seen.what
+
+
+def _key_count(base: SnapshotMetadata | None) -> int | None:
+    if base is None:
+        return 0
+    return base.key_count if base.key_count >= 0 else None
 
 
 def _named(version: VersionId, *, less: int = 0) -> str:

@@ -332,7 +332,7 @@ def execute(
         with restored.database as database:
             if database.wants_merge():
                 database.merge_tables()
-            keys = database.count_keys()
+            keys = database.count_keys() if restored.keys is None else restored.keys
             database.capture(captured)
         tables, fresh = _named(captured, restored.base, _doomed(storage, action.store), ids)
         at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
