@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -110,7 +111,18 @@ config_option = click.option(
     envvar="STATEKEEPER_CONFIG",
     help=f"Roots and policies; by default {FILE_NAME} in the working directory, if there is one.",
 )
-root_argument = click.argument("root", callback=_root)
+
+
+def _complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Configured names, and files."""
+    try:
+        names = [name for name in _configuration(ctx).roots if name.startswith(typed)]
+    except StatekeeperError:
+        names = []
+    return [*(CompletionItem(name) for name in names), CompletionItem(typed, type="dir")]
+
+
+root_argument = click.argument("root", callback=_root, shell_complete=_complete_root)
 output_option = click.option(
     "--output",
     type=click.Choice(["table", "json"]),

@@ -38,7 +38,13 @@ _MIB = 1024 * 1024
 
 @click.command()
 @root_argument
-@click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
+@click.option(
+    "--all",
+    "--at-head",
+    "take_all",
+    is_flag=True,
+    help="Every store that has no snapshot at its head: a restart from there replays nothing.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
 @scratch_option
