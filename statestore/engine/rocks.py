@@ -178,9 +178,10 @@ class Database:
         with translated(self.path):
             entries = self._rdict.iter()
             entries.seek_to_first()
-            while entries.valid():
+            is_at_one, step = entries.valid, entries.next
+            while is_at_one():
                 count += 1
-                entries.next()
+                step()
             entries.status()
         return count
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from statestore.format.changelog import Changes
-from statestore.format.ragged import Counts, gather
+from statestore.format.ragged import Counts, as_numpy, gather
 
 _LONGEST_KEY_OF_WORDS_BYTES = 64
 """Longer keys are left to Arrow: a column of words for each eight bytes of the longest one would cost too much."""
@@ -70,9 +70,10 @@ def _last_of_each_key(changes: Changes) -> Counts:
     order: Counts
     if changes.key_length.max() > _LONGEST_KEY_OF_WORDS_BYTES:
         keys = gather(np.frombuffer(changes.buffer, np.uint8), changes.key_start, changes.key_length).to_arrow()
-        order = pc.sort_indices(keys).to_numpy().astype(np.int64)
-        keys = keys.take(order)
-        same = pc.equal(keys[:-1], keys[1:]).to_numpy(zero_copy_only=False)
+        places = pc.sort_indices(keys)
+        keys = keys.take(places)
+        order = as_numpy(places.buffers()[1], np.dtype(np.uint64)).astype(np.int64)
+        same = as_numpy(pc.equal(keys[:-1], keys[1:]).cast("uint8").buffers()[1], np.dtype(np.bool_))
     else:
         # Keys that differ only in zeros at their end have the same words: the shorter one is the smaller.
         columns = [column for column in (*_words(changes), changes.key_length) if (column != column[0]).any()]
@@ -81,8 +82,8 @@ def _last_of_each_key(changes: Changes) -> Counts:
         for column in columns:
             ordered = column[order]
             same &= ordered[:-1] == ordered[1:]
-    places: Counts = order[np.append(~same, True)]
-    return places
+    winners: Counts = order[np.append(~same, True)]
+    return winners
 
 
 def _words(changes: Changes) -> Iterator[np.ndarray]:

@@ -184,6 +184,17 @@ def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Pa
     assert "no batch is committed yet" in run("inspect", root).output
 
 
+def test_snapshots_are_made_without_pandas(root: Path, checkpoint: Checkpoint) -> None:
+    """Its import takes longer than the command."""
+    checkpoint.batch({b"long" * 50: b"1", b"long" * 40: b"2"}, {b"long" * 50: b"3"})
+    tell = "import atexit, sys; atexit.register(lambda: print(sorted(sys.modules)))"
+    command = [sys.executable, "-c", f"{tell}; from statestore.cli import main; main()", "snapshot", root, "--all"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "2 taken" in shown
+    assert "'numpy'" in shown
+    assert "'pandas'" not in shown
+
+
 def test_the_command_is_installed_and_lists_its_verbs() -> None:
     shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
     for verb in main.commands:
