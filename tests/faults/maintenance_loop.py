@@ -21,7 +21,7 @@ RETAIN = 20
 _VERBS: dict[str, tuple[str, ...]] = {
     "snapshot": ("--changelogs", "8"),
     "gc": ("--apply", "--retain", str(RETAIN), "--grace", "5s"),
-    "audit": (),
+    "audit": ("--retain", str(RETAIN)),
 }
 _KILLED_SHARE = 0.4
 _VERB_SECONDS = 240.0
