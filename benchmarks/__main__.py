@@ -12,6 +12,7 @@ from benchmarks.measure import Table, machine
 BENCHMARKS: Mapping[str, str] = {
     "commit_cost": "what a commit costs as the state grows",
     "operator_rows": "rows a second of the stateful operator, beside Spark's own operators",
+    "maintenance_requests": "what audit and retention ask of storage over a thousand stores",
     "key_layout": "the key group in a key: an int, or two big-endian bytes",
 }
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"

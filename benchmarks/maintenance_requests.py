@@ -1,0 +1,125 @@
+"""What audit and retention ask of storage over a thousand stores: requests, by what changed and by what there is."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.measure import Table
+from benchmarks.state_roots import Changes, StateRoot, changes
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
+from statestore.maintenance import audit, retention, snapshot
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.maintenance.runs import run as maintenance_run
+
+STORES = 1_000
+VERSIONS = 100
+CHANGED = 10
+RETAINED = 40
+_KEYS = 5
+_IN_MEMORY = Path("/dev/shm")
+_AUDIT_REQUESTS_A_STORE = 3
+_AUDIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One run over the root. `stores`: how many were looked at."""
+
+    name: str
+    stores: int
+    requests: int
+    deleted: int
+    seconds: float
+
+    def row(self) -> list[str]:
+        return [self.name, f"{self.stores:,}", f"{self.requests:,}", f"{self.deleted:,}", f"{self.seconds:.1f}"]
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """The benchmark. One root, each pass once: requests are counted, not sampled."""
+    del options
+    # In memory where there is such a disk: the root is there for its names, and to fill it takes minutes elsewhere.
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
+        root = StateRoot(Path(folder) / "root", STORES)
+        _grow(root, VERSIONS // 2)
+        _take_snapshots(root, Path(folder), STORES)
+        root.snapshots_are_known()
+        _grow(root, VERSIONS // 2)
+        audited = _audit(root)
+        passes = [_collect(root, "retention, the first pass: all stores")]
+        _take_snapshots(root, Path(folder), CHANGED)
+        _grow(root, RETAINED - 1)
+        passes.append(_collect(root, f"retention, {CHANGED} stores changed"))
+        passes.append(_collect(root, "retention, nothing changed"))
+    in_bounds = audited.requests <= (_AUDIT_REQUESTS_A_STORE + 1) * STORES + 2 * VERSIONS
+    is_quick = audited.seconds < _AUDIT_SECONDS
+    return [
+        Table(
+            f"{STORES:,} stores of {VERSIONS} versions and one snapshot each",
+            ["pass", "stores looked at", "requests", "files deleted", "s"],
+            [audited.row(), *(one.row() for one in passes)],
+            [
+                f"audit: {audited.requests / STORES:.2f} requests a store, target at most {_AUDIT_REQUESTS_A_STORE} and "
+                f"one a snapshot: {'reached' if in_bounds else 'missed'}",
+                f"audit: {audited.seconds:.1f} s, target below {_AUDIT_SECONDS:.0f} s: "
+                f"{'reached' if is_quick else 'missed'}",
+                f"retention: {passes[1].requests / CHANGED:.1f} requests a changed store, of which "
+                f"{passes[2].requests / CHANGED:.1f} are asked when nothing changed, too",
+            ],
+            [
+                f"Spark's own maintenance lists each of the {STORES:,} stores once a minute.",
+                "A request is what storage counts: a listing of any length is one; S3 gives a thousand names at a time.",
+            ],
+        )
+    ]
+
+
+def _grow(root: StateRoot, batches: int) -> None:
+    random = np.random.default_rng(7)
+    for _ in range(batches):
+        numbers = random.integers(0, 10_000, _KEYS)
+        of_all: list[Iterable[Changes]] = [changes(random, numbers) for _ in root.stores]
+        root.commit(of_all)
+
+
+def _take_snapshots(root: StateRoot, scratch: Path, stores: int) -> None:
+    clock, ids = SystemClock(), RandomIds()
+    planned = snapshot.plan(snapshot.gather(root.storage), snapshot.SnapshotPolicy(), take_all=True).take[:stores]
+
+    def ended(action: snapshot.TakeSnapshot, outcome: snapshot.Taken | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            raise outcome
+
+    lines = [{"store": str(action.store)} for action in planned]
+    with maintenance_run(root.storage, "snapshot", lines, holder="a benchmark", clock=clock, ids=ids):
+        snapshot.execute_all(root.storage, planned, ended, scratch=scratch / "scratch", clock=clock, ids=ids)
+
+
+def _audit(root: StateRoot) -> _Pass:
+    started, before = perf_counter(), root.storage.requests.snapshot()
+    result = audit.judge(audit.gather(root.storage))
+    spent = root.storage.requests.since(before).total
+    return _Pass("audit", len(result.stores), spent, 0, perf_counter() - started)
+
+
+def _collect(root: StateRoot, name: str) -> _Pass:
+    """What `statekeeper gc --apply` does."""
+    clock, policy = SystemClock(), RetentionPolicy(versions=RETAINED, grace_seconds=0)
+    started, before = perf_counter(), root.storage.requests.snapshot()
+    gathered = retention.gather(root.storage, policy, clock=clock)
+    planned = retention.plan(gathered, policy)
+    with maintenance_run(root.storage, "gc", [], holder="a benchmark", clock=clock, ids=RandomIds()) as under_way:
+        steps = retention.execute(root.storage, planned, run=under_way.id, lease=under_way.lease, clock=clock)
+        done = list(steps)
+        retention.remember(root.storage, gathered, planned, done)
+    spent = root.storage.requests.since(before).total
+    deleted = sum(step.files for step in done)
+    return _Pass(name, len(gathered.chains), spent, deleted, perf_counter() - started)

@@ -1,0 +1,82 @@
+"""Roots as our jobs leave them, filled without Spark: what maintenance is measured on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from statestore.clock import RandomIds
+from statestore.format import logs, names, operators
+from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_rows import encode_keys, encode_values
+from statestore.storage import Storage, StorageSpec, open_storage
+
+GROUPS = 128
+_PIECE_KEYS = 200_000
+
+Changes = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
+
+
+def state_keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
+    """State keys in their own order, as a task finds them after Spark's sort."""
+    groups = (numbers * 2_654_435_761 % 2**32 >> 7).astype(np.int32) % GROUPS
+    order = np.argsort(groups, kind="stable")
+    return encode_keys(groups[order], pa.table({"key": numbers[order]}))
+
+
+def state_values(random: np.random.Generator, count: int) -> pa.LargeBinaryArray:
+    """Random states of a count and a mean."""
+    return encode_values(pa.table({"count": random.integers(0, 1_000_000, count), "mean": random.random(count)}))
+
+
+def changes(random: np.random.Generator, numbers: np.ndarray) -> Iterable[Changes]:
+    """New states for these keys, some at a time."""
+    for first in range(0, len(numbers), _PIECE_KEYS):
+        some = numbers[first : first + _PIECE_KEYS]
+        yield state_keys(some), state_values(random, len(some))
+
+
+class StateRoot:
+    """One operator with so many stores, in a new folder."""
+
+    def __init__(self, folder: Path, stores: int) -> None:
+        self.folder = folder
+        self.storage: Storage = open_storage(StorageSpec(str(folder)))
+        self.stores = [StorePath(0, partition) for partition in range(stores)]
+        self.lineages: list[list[VersionId]] = [[] for _ in self.stores]
+        self._ids = RandomIds()
+        self.storage.create(names.BINDING, b"{}")
+        self.storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+        info = operators.StoreInfo(names.DEFAULT_STORE, 1, stores)
+        operator = operators.OperatorMetadata(0, "counting", (info,))
+        self.storage.create(names.operator_metadata(0), operators.encode_operator(operator))
+        self._batches = 0
+
+    @property
+    def heads(self) -> list[VersionId]:
+        """The newest version of each store."""
+        return [lineage[-1] for lineage in self.lineages]
+
+    def commit(self, of_stores: Sequence[Iterable[Changes]]) -> None:
+        """One batch: a changelog for each store."""
+        for store, lineage, pieces in zip(self.stores, self.lineages, of_stores, strict=True):
+            version = VersionId(self._batches + 1, self._ids.fresh())
+            sink = io.BytesIO()
+            writer = ChangelogWriter(sink, Header(tuple(lineage)))
+            for keys, values in pieces:
+                writer.append(keys, values)
+            writer.finish()
+            self.storage.create(store.changelog(version), sink.getvalue())
+            lineage.append(version)
+        ids = tuple((str(head.id),) for head in self.heads)
+        self.storage.create(names.commits(self._batches), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+        self._batches += 1
+
+    def snapshots_are_known(self) -> None:
+        """There is a snapshot at every head: the next changelogs name nothing before it."""
+        self.lineages = [lineage[-1:] for lineage in self.lineages]
