@@ -59,7 +59,7 @@ class Changes:
     `value_length` is -1 for a deletion.
     """
 
-    buffer: bytes
+    buffer: bytes | bytearray
     key_start: np.ndarray
     key_length: np.ndarray
     value_start: np.ndarray
@@ -68,10 +68,20 @@ class Changes:
     def __len__(self) -> int:
         return len(self.key_start)
 
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The arrays, in the order of their fields."""
+        return self.key_start, self.key_length, self.value_start, self.value_length
+
     def take(self, places: np.ndarray | slice) -> Changes:
         """The records at these places, in that order, over the same buffer."""
-        columns = (self.key_start, self.key_length, self.value_start, self.value_length)
-        return Changes(self.buffer, *(column[places] for column in columns))
+        return Changes(self.buffer, *(column[places] for column in self.columns))
+
+    def behind(self, others: bytearray) -> Changes:
+        """The same records at the end of `others`, which their bytes are added to."""
+        base = len(others)
+        others += self.buffer
+        return Changes(others, self.key_start + base, self.key_length, self.value_start + base, self.value_length)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Each record as (key, value or None for a deletion), in order. Few are made at a time."""
@@ -93,11 +103,10 @@ def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
-    buffer = changes.buffer
-    columns = (changes.key_start, changes.key_length, changes.value_start, changes.value_length)
-    for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in columns), strict=True):
-        value = None if value_size < 0 else buffer[value_at : value_at + value_size]
-        yield buffer[key_at : key_at + key_size], value
+    buffer = memoryview(changes.buffer)
+    for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in changes.columns), strict=True):
+        value = None if value_size < 0 else buffer[value_at : value_at + value_size].tobytes()
+        yield buffer[key_at : key_at + key_size].tobytes(), value
 
 
 def lineage_json(lineage: Iterable[VersionId]) -> str:

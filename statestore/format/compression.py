@@ -28,6 +28,7 @@ _CHECKSUM_MASK = 0x0FFFFFFF
 _LEVEL_BASE = 10
 _LEVEL = 5
 _BLOCK_BYTES = 1 << (_LEVEL + _LEVEL_BASE)
+_RELEASED_BYTES = 8 * 1024 * 1024
 _HINT = "restore the file from a backup, or load an older version"
 
 
@@ -76,11 +77,15 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
     """The plain blocks of an LZ4Block stream, each checked before it is handed out.
 
     Stricter than lz4-java: the end mark must be there and be the end. Raises `CorruptFile` with `path` in it. No block
-    makes more than its own 32 MiB of memory, whatever its header claims.
+    makes more than its own 32 MiB of memory, whatever its header claims; of a mapped file no more than some MiB that
+    were read stay in memory.
     """
     view = memoryview(data)
-    position = 0
+    position = released = 0
     while True:
+        if isinstance(data, mmap.mmap) and position - released >= _RELEASED_BYTES:
+            data.madvise(mmap.MADV_DONTNEED, released, _RELEASED_BYTES)
+            released += _RELEASED_BYTES
         if position + _HEADER.size > len(view):
             raise CorruptFile(f"truncated: no end mark in {len(view):,} compressed bytes", path=path, hint=_HINT)
         magic, token, packed_length, plain_length, checksum = _HEADER.unpack_from(view, position)

@@ -26,43 +26,35 @@ class Window:
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._buffer = bytearray()
         self._pieces: list[Changes] = []
-        self._taken_bytes = 0
+        self._records = 0
 
     def add(self, changes: Changes) -> None:
         """Take changes in that come after all others."""
         if len(changes):
-            self._pieces.append(changes)
-            # Their plain bytes are there twice while they are joined.
-            self._taken_bytes += 2 * len(changes.buffer) + _RECORD_BYTES * len(changes)
+            self._pieces.append(changes.behind(self._buffer))
+            self._records += len(changes)
 
     @property
     def is_full(self) -> bool:
         """Whether the bound is reached."""
-        return self._taken_bytes >= self._memory_bytes
+        return len(self._buffer) + _RECORD_BYTES * self._records >= self._memory_bytes
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def survivors(self) -> Changes:
         """The last record of each key, deletions too, in the order of their keys' bytes. Leaves the window empty."""
-        changes = _joined(self._pieces)
-        self._taken_bytes = 0
+        columns = zip(*(piece.columns for piece in self._pieces), strict=True)
+        # Eight bytes longer than the records are: see `_words`.
+        self._buffer += bytes(8)
+        changes = Changes(self._buffer, *map(np.concatenate, columns))
+        self._begin()
         return changes.take(_last_of_each_key(changes))
-
-
-def _joined(pieces: list[Changes]) -> Changes:
-    """All of them over one buffer, eight bytes longer than they are: see `_words`. Empties the list."""
-    bases = np.cumsum([0, *(len(piece.buffer) for piece in pieces[:-1])])
-    columns = (
-        np.concatenate([piece.key_start + base for piece, base in zip(pieces, bases, strict=True)]),
-        np.concatenate([piece.key_length for piece in pieces]),
-        np.concatenate([piece.value_start + base for piece, base in zip(pieces, bases, strict=True)]),
-        np.concatenate([piece.value_length for piece in pieces]),
-    )
-    buffer = b"".join([*(piece.buffer for piece in pieces), bytes(8)])
-    pieces.clear()
-    return Changes(buffer, *columns)
 
 
 def _last_of_each_key(changes: Changes) -> Counts:

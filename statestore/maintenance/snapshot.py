@@ -49,6 +49,9 @@ _MEASURED_FROM_BYTES = 1024 * 1024
 MEMORY_BYTES = 512 * 1024 * 1024
 """What making snapshots may take, unless more or less is asked for."""
 
+_PROCESS_BYTES = 192 * 1024 * 1024
+"""What of that goes to the interpreter, the libraries and the engine; the rest is for changes that are being sorted."""
+
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
@@ -294,7 +297,7 @@ def execute_all(
     at_a_time = max(1, min(workers, len(actions)))
 
     def work(action: TakeSnapshot) -> Taken:
-        share = memory_bytes // at_a_time
+        share = _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
         return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
 
     in_pool(work, actions, ended, workers=at_a_time)
@@ -324,7 +327,7 @@ def execute(
         scratch.mkdir(parents=True, exist_ok=True)
     with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
         folder, captured = Path(name), Path(name) / "captured"
-        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=memory_bytes // 2)
+        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
         cache = LocalCopyFolder(folder / "store", limits, ids)
         loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
         restored = loader.restore(action.version, folder / "database")

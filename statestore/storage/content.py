@@ -11,6 +11,9 @@ from pathlib import Path
 
 from statestore.errors import LocalDiskFull, LocalStateError, StorageError
 
+DOWNLOAD_PIECE_BYTES = 1024 * 1024
+"""Small, as several files are fetched at once."""
+
 PIECE_BYTES = 16 * 1024 * 1024
 MOST_PIECES = 10_000
 """Parts that S3 allows in one upload."""

@@ -28,7 +28,7 @@ from statestore.storage.base import (
     checked_folder,
     is_listed,
 )
-from statestore.storage.content import PIECE_BYTES, Content, scratch_file
+from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -69,7 +69,7 @@ class LocalStorage(OpenedStore):
         self.requests.count(Kind.READ)
         size_bytes = 0
         with self._translated(path), place.open("rb") as source, scratch_file(target) as write:
-            while piece := source.read(PIECE_BYTES):
+            while piece := source.read(DOWNLOAD_PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)
                 self.requests.received(len(piece))

@@ -30,7 +30,7 @@ from statestore.storage.base import (
     checked_folder,
     is_listed,
 )
-from statestore.storage.content import Content, scratch_file
+from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
 from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_passing, translate
 
 OPTIONS = ("endpoint_url", "key", "secret", "region", "anon")
@@ -39,7 +39,6 @@ _TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
-_DOWNLOAD_PIECE_BYTES = 1024 * 1024
 
 T = TypeVar("T")
 # Clients of aiobotocore are made from service descriptions at run time and have no static types.
@@ -97,7 +96,7 @@ class S3Storage(OpenedStore):
             size_bytes = 0
             async with answer["Body"] as body:
                 with scratch_file(target) as write:
-                    while piece := await body.read(_DOWNLOAD_PIECE_BYTES):
+                    while piece := await body.read(DOWNLOAD_PIECE_BYTES):
                         write(piece)
                         size_bytes += len(piece)
                         self.requests.received(len(piece))
