@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -246,6 +247,34 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) < 100 * 1024
+
+
+def test_a_mapped_changelog_does_not_stay_in_memory_behind_the_reader(tmp_path: Path) -> None:
+    """96 MiB that cannot be packed."""
+    script = textwrap.dedent("""
+        import mmap, os, pathlib, sys
+        from statestore.format import compression
+        path = pathlib.Path(sys.argv[1])
+        with path.open("wb") as file:
+            writer = compression.BlockWriter(file)
+            for _ in range(96):
+                writer.write(os.urandom(1 << 20))
+            writer.finish()
+        def mapped_kib():
+            lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("RssFile:"))
+        before = mapped_kib()
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        plain_bytes = 0
+        for block in compression.blocks(data, "x"):
+            plain_bytes += len(block)
+        assert plain_bytes == 96 << 20
+        print(mapped_kib() - before)
+    """)
+    command = [sys.executable, "-c", script, tmp_path / "large"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 32 * 1024
 
 
 def test_reading_garbage_takes_no_memory_to_speak_of() -> None:
