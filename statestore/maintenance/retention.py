@@ -174,7 +174,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     if heads is None:
         return Gathered(is_own, None, (), {}, logs, 0, now)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
-    look = _Look(storage, policy, announcements.doomed(storage), now)
+    look = _Look(storage, policy, now)
     last = None if everything or not is_own else last_pass.read(storage)
     if last is not None:
         since = last_pass.snapshot_plans(logs.history) - last.plans
@@ -199,14 +199,17 @@ class _Look:
 
     storage: Storage
     policy: RetentionPolicy
-    doomed: frozenset[str]
     now_seconds: float
 
     def at(
         self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
     ) -> tuple[tuple[Chain, ...], Strays]:
         """The chains of these stores, as far back as a floor needs, and the snapshots that are not on them and may
-        stay."""
+        stay. Call it after the files were listed."""
+        # Losing schedule of the other order: the announcements are read; another run announces a table, sees no zip that
+        # names it, and sleeps before it deletes; a snapshot that names it is published, and found whole here; what is
+        # below it is deleted; the other run wakes up. Its announcement came before that snapshot.
+        doomed = announcements.doomed(self.storage)
         stores = sorted(files)
         chains: dict[StorePath, Chain] = {}
         down_to: int | None = wanted
@@ -215,7 +218,7 @@ class _Look:
 
             def follow(store: StorePath, depth: int = depth) -> None:
                 committed = log.of_store(store)
-                chains[store] = walk(self.storage, store, committed, files[store], down_to=depth, doomed=self.doomed)
+                chains[store] = walk(self.storage, store, committed, files[store], down_to=depth, doomed=doomed)
 
             at_once(follow, stores)
             down_to = _deeper(list(chains.values()), depth)

@@ -15,7 +15,7 @@ from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import announcements, lease, retention, snapshot
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Storage
+from statestore.storage import Entry, Storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
 from tests.storage.clocks import SleeplessClock
@@ -288,6 +288,27 @@ def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(checkpoint: 
     [of_store] = [verdicts for verdicts in plan.stores if verdicts.store == store]
     assert of_store.base is not None
     assert of_store.base.version < 15
+
+
+def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_base_to_rest_on(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    store, listed = checkpoint.stores[0], checkpoint.storage.list
+    doomed = [store.table_file(name) for name in snapshot_tables(checkpoint, checkpoint.versions[15][0])]
+
+    def list_late(prefix: str) -> list[Entry]:
+        if prefix == names.STATE:
+            # As if the snapshot of version 15 had been published between the other run's last look and now.
+            announcements.announce(checkpoint.storage, "a run that sleeps", doomed)
+        return listed(prefix)
+
+    monkeypatch.setattr(checkpoint.storage, "list", list_late)
+    collect(checkpoint.storage, planned(checkpoint.storage))
+    checkpoint.storage.delete(doomed)
+    checkpoint.assert_right(tmp_path / "host", 15)
 
 
 def test_a_doomed_table_is_sent_again_under_another_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
