@@ -11,6 +11,7 @@ from benchmarks.measure import Table, machine
 
 BENCHMARKS: Mapping[str, str] = {
     "commit_cost": "what a commit costs as the state grows",
+    "snapshot_cost": "what a snapshot and a load cost, beside Spark's own store",
     "operator_rows": "rows a second of the stateful operator, beside Spark's own operators",
     "maintenance_requests": "what audit and retention ask of storage over a thousand stores",
     "key_layout": "the key group in a key: an int, or two big-endian bytes",

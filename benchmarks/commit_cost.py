@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.spark_rocksdb import SparkRocksDB
+from benchmarks.state_roots import state_keys, state_values
 from pipelines.session import spark_session
 from statestore.clock import RandomIds, SystemClock
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.state_rows import encode_keys, encode_values
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress, keep_house
 
@@ -33,7 +33,6 @@ SIZES = (10_000, 100_000, 1_000_000)
 LARGE_SIZE = 10_000_000
 BATCHES_A_ROUND = 10
 WARM_UP_BATCHES = 15
-GROUPS = 128
 _PIECE_KEYS = 200_000
 _STORE = StorePath(0, 0)
 
@@ -71,13 +70,11 @@ class Changes:
     def next(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
         """Keys that all have a state, in their own order, and new values."""
         numbers = np.sort(self._random.choice(self._keys, CHANGES, replace=False))
-        return _keys(numbers), self.values(CHANGES)
+        return state_keys(numbers), self.values(CHANGES)
 
     def values(self, count: int) -> pa.LargeBinaryArray:
         """So many random values."""
-        return encode_values(
-            pa.table({"count": self._random.integers(0, 1_000_000, count), "mean": self._random.random(count)})
-        )
+        return state_values(self._random, count)
 
 
 class Ours:
@@ -97,7 +94,7 @@ class Ours:
         with self._load() as store:
             for first in range(0, keys, _PIECE_KEYS):
                 numbers = np.arange(first, min(first + _PIECE_KEYS, keys))
-                store.put(_keys(numbers), Changes(first + 1).values(len(numbers)))
+                store.put(state_keys(numbers), Changes(first + 1).values(len(numbers)))
             self.head = store.commit()
 
     def run(self, batches: int) -> list[dict[str, float]]:
@@ -180,13 +177,6 @@ class _timed:  # noqa: N801 - reads as a word of the `with` statement
 
     def __exit__(self, *_: object) -> None:
         self._into[self._phase] = (perf_counter() - self._started) * 1000
-
-
-def _keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
-    """State keys in their own order, as a task finds them after Spark's sort."""
-    groups = (numbers * 2_654_435_761 % 2**32 >> 7).astype(np.int32) % GROUPS
-    order = np.argsort(groups, kind="stable")
-    return encode_keys(groups[order], pa.table({"key": numbers[order]}))
 
 
 def run(options: argparse.Namespace) -> list[Table]:

@@ -76,14 +76,16 @@ class Table:
         return "\n".join(lines)
 
 
-def verdict(what: str, reached: Spread, *, at_most: float | None = None, at_least: float | None = None) -> str:
+def verdict(
+    what: str, reached: Spread, *, at_most: float | None = None, at_least: float | None = None, unit: str = "x"
+) -> str:
     """A line that sets what was reached beside its target."""
     if at_most is not None:
         good, bound = reached.median <= at_most, f"at most {at_most:g}"
     else:
         assert at_least is not None
         good, bound = reached.median >= at_least, f"at least {at_least:g}"
-    return f"{what}: {reached.shown(2, 'x')}, target {bound}x: {'reached' if good else 'missed'}"
+    return f"{what}: {reached.shown(2, unit)}, target {bound}{unit}: {'reached' if good else 'missed'}"
 
 
 def machine() -> str:

@@ -12,20 +12,23 @@ from pyspark.sql import SparkSession
 
 from statestore.format.names import VersionId
 
+_TRACKED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 
 
 class SparkRocksDB:
     """One store of structure V2, without column families, at the folder that holds its files.
 
-    The session is one of `pipelines.session`: with changelogs, all else at Spark's defaults.
+    The session is one of `pipelines.session`: with changelogs, all else at Spark's defaults; `tracked` is the one of
+    whether it counts its keys at each change.
     """
 
-    def __init__(self, session: SparkSession, folder: Path, local_folder: Path) -> None:
+    def __init__(self, session: SparkSession, folder: Path, local_folder: Path, *, tracked: bool = True) -> None:
         jvm: Any = session._jvm
         local_folder.mkdir(parents=True)
         state = getattr(jvm, _STATE)
-        sql_conf = session._jsparkSession.sessionState().conf()
+        sql_conf = session._jsparkSession.sessionState().conf().clone()
+        sql_conf.setConfString(_TRACKED, str(tracked).lower())
         no_conf = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({})
         self._option = jvm.scala.Option
         self._rocksdb = state.RocksDB(
@@ -54,6 +57,10 @@ class SparkRocksDB:
         """Upload the changelog of the next version."""
         result = self._rocksdb.commit(False)
         return VersionId(int(result._1()), str(result._2().stateStoreCkptId().get()))
+
+    def maintain(self) -> None:
+        """Upload the snapshot that the last commit took, when enough changelogs had gathered."""
+        self._rocksdb.doMaintenance()
 
     def close(self) -> None:
         """Close it and remove its local files."""

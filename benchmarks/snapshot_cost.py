@@ -1,0 +1,304 @@
+"""What loads and snapshots cost: replay, a snapshot from outside, many small stores, and memory, beside Spark's own store.
+
+Our snapshots are made by the command, from the start of its process to its end; Spark's in a JVM that is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from benchmarks.spark_rocksdb import SparkRocksDB
+from benchmarks.state_roots import StateRoot, changes, state_keys
+from pipelines.session import spark_session
+from statestore.clock import RandomIds, SystemClock
+from statestore.engine.rocks import Database, EngineLimits
+from statestore.format.changelog import read_changelog
+from statestore.format.replay import Window
+from statestore.format.state_rows import encode_values
+from statestore.store import StateStore, StoreAddress
+
+KEYS = 1_000_000
+TAIL_CHANGELOGS = 50
+TAIL_RECORDS = 20_000
+SMALL_STORES = 200
+SMALL_CHANGELOGS = 5
+SMALL_RECORDS = 200
+LARGE_CHANGELOGS = 12
+LARGE_RECORDS = 400_000
+LARGE_VALUE_BYTES = 250
+BOUNDS_MIB = (512, 256)
+_SPARKS_BLOCK_BYTES = 4096
+_MIB = 1024 * 1024
+
+_COMMAND = """
+import atexit, pathlib, sys
+from statestore.cli import main
+atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text(), file=sys.stderr))
+main()
+"""
+
+
+@dataclass(frozen=True)
+class CommandRun:
+    """One run of `statekeeper snapshot --all`, its process included."""
+
+    seconds: float
+    peak_mib: float
+    taken: list[dict[str, Any]]
+
+
+@dataclass
+class Samples:
+    """Seconds by contender, a list for each round."""
+
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    def add(self, contender: str, work: Callable[[], object]) -> None:
+        """Let it work once."""
+        started = perf_counter()
+        work()
+        self.add_seconds(contender, perf_counter() - started)
+
+    def add_seconds(self, contender: str, seconds: float) -> None:
+        """What it took."""
+        self.seconds.setdefault(contender, []).append([seconds])
+
+    def rows(self, work: str) -> list[list[str]]:
+        """Of a table."""
+        ours = self.seconds[OURS]
+        return [
+            [f"{work}: {name}", f"{len(took)}", Spread.of(flat(took)).shown(2), ratio(took, ours).shown(1, "x")]
+            for name, took in self.seconds.items()
+        ]
+
+    def verdicts(self, work: str, at_least: float, among: Sequence[str]) -> list[str]:
+        """How many times ours Spark's take."""
+        return [
+            verdict(f"{work}, {name} to ours", ratio(self.seconds[name], self.seconds[OURS]), at_least=at_least)
+            for name in among
+        ]
+
+
+OURS = "Statekeeper"
+TRACKED = "Spark"
+UNTRACKED = "Spark, keys not counted"
+SPARKS = {TRACKED: True, UNTRACKED: False}
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """The benchmark; `options.rounds` says how often each has its turn, after one that does not count."""
+    session = spark_session("benchmark", master="local[2]")
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+            beside_spark = BesideSpark(session, Path(name))
+            for number in range(options.rounds + 1):
+                beside_spark.round()
+                if number == 0:
+                    beside_spark.forget()
+    finally:
+        session.stop()
+    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+        return [*beside_spark.tables(), _alone(Path(name), options.rounds)]
+
+
+class BesideSpark:
+    """Rows 1 to 3: a store of a million keys, and what is done with it."""
+
+    def __init__(self, session: SparkSession, folder: Path) -> None:
+        self._session = session
+        self._folder = folder
+        self._used = 0
+        random = np.random.default_rng(1)
+        self._replayed = StateRoot(folder / "replayed", 1)
+        self._replayed.commit([changes(random, np.arange(KEYS))])
+        self._tailed = StateRoot(folder / "tailed", 1)
+        self._tailed.commit([changes(random, np.arange(KEYS))])
+        _snapshot(self._tailed, self._fresh())
+        self._tailed.snapshots_are_known()
+        self._whole = self._tailed.heads[0]
+        tail = [np.sort(random.choice(KEYS, TAIL_RECORDS, replace=False)) for _ in range(TAIL_CHANGELOGS)]
+        for numbers in tail:
+            self._tailed.commit([changes(random, numbers)])
+        self._changed_keys = len(np.unique(np.concatenate(tail)))
+        self._changed_bytes = self._as_one_table()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to measure."""
+        self._replay, self._snapshots, self._loads = Samples(), Samples(), Samples()
+        self._uploads: list[float] = []
+
+    def round(self) -> None:
+        """Each has its turn at each work."""
+        self._replay.add(OURS, lambda: self._load(self._replayed))
+        self._loads.add(OURS, lambda: self._load(self._tailed, of_snapshot=True))
+        with _put_back(self._tailed):
+            run = _snapshot(self._tailed, self._fresh())
+        self._snapshots.add_seconds(OURS, run.seconds)
+        [taken] = run.taken
+        assert taken["keys"] == KEYS
+        self._uploads.append(taken["uploaded_bytes"] / self._changed_bytes)
+        for name in SPARKS:
+            with self._sparks(self._replayed, name) as rocksdb:
+                self._replay.add(name, lambda db=rocksdb: db.load(self._replayed.heads[0]))  # type: ignore[misc]
+            with self._sparks(self._tailed, name) as rocksdb:
+                self._loads.add(name, lambda db=rocksdb: db.load(self._whole))  # type: ignore[misc]
+            with _put_back(self._tailed), self._sparks(self._tailed, name) as rocksdb:
+                self._snapshots.add(name, lambda db=rocksdb: self._sparks_snapshot(db))  # type: ignore[misc]
+
+    def _load(self, root: StateRoot, *, of_snapshot: bool = False) -> None:
+        address = StoreAddress(root.stores[0], self._fresh())
+        version = self._whole if of_snapshot else root.heads[0]
+        StateStore.load(address, version, storage=root.storage, clock=SystemClock(), ids=RandomIds()).abort()
+
+    @contextlib.contextmanager
+    def _sparks(self, root: StateRoot, name: str) -> Iterator[SparkRocksDB]:
+        folder = root.folder / root.stores[0].folder
+        local = self._fresh()
+        rocksdb = SparkRocksDB(self._session, folder, local, tracked=SPARKS[name])
+        try:
+            yield rocksdb
+        finally:
+            rocksdb.close()
+            shutil.rmtree(local, ignore_errors=True)
+
+    def _sparks_snapshot(self, rocksdb: SparkRocksDB) -> None:
+        rocksdb.load(self._tailed.heads[0])
+        made = rocksdb.commit()
+        rocksdb.maintain()
+        assert (self._tailed.folder / self._tailed.stores[0].snapshot(made)).exists()
+
+    def _as_one_table(self) -> int:
+        """Bytes of the newest row of every changed key, as a table."""
+        store = self._tailed.stores[0]
+        window = Window(sys.maxsize)
+        for version in self._tailed.lineages[0][1:]:
+            path = store.changelog(version)
+            for piece in read_changelog(self._tailed.storage.read(path), path)[1]:
+                window.add(piece)
+        folder = self._fresh()
+        with Database.create(folder, EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES)) as database:
+            assert database.apply([window.survivors().pairs()], None) == self._changed_keys
+            return sum(file.stat().st_size for file in folder.glob("*.sst"))
+
+    def _fresh(self) -> Path:
+        self._used += 1
+        return self._folder / f"local-{self._used}"
+
+    def tables(self) -> list[Table]:
+        """What was found."""
+        replay, snapshot, load = (
+            f"replay of a changelog of {KEYS:,} records",
+            f"snapshot of {KEYS:,} keys + {TAIL_CHANGELOGS} x {TAIL_RECORDS:,} records",
+            f"load of a snapshot of {KEYS:,} keys",
+        )
+        return [
+            Table(
+                "Loads and snapshots beside Spark's own store",
+                ["work", "runs", "s", "times ours"],
+                [*self._replay.rows(replay), *self._snapshots.rows(snapshot), *self._loads.rows(load)],
+                [
+                    *self._replay.verdicts(replay, 5, [TRACKED]),
+                    f"{replay}, {UNTRACKED} to ours: "
+                    f"{ratio(self._replay.seconds[UNTRACKED], self._replay.seconds[OURS]).shown(2, 'x')}, no target",
+                    *self._snapshots.verdicts(snapshot, 5, list(SPARKS)),
+                    *self._loads.verdicts(load, 2, [TRACKED]),
+                    verdict(
+                        "bytes uploaded to those of the changed rows as a table", Spread.of(self._uploads), at_most=1.2
+                    ),
+                ],
+                [
+                    "Rows of a bigint key, a bigint and a double, as our jobs write them: 68 bytes a record. Root and "
+                    "scratch on the local disk.",
+                    "Replay and load: from storage to a store that can be read, on a host that has nothing of it; ours in "
+                    "this process, Spark's by `RocksDB.load` in its JVM, called through py4j.",
+                    "Snapshot, ours: `statekeeper snapshot --all`, from the start of its process to its end, all it "
+                    "uploads flushed to the disk. Spark's: `load`, `commit` and `doMaintenance` in a JVM that is warm.",
+                    f"{self._changed_keys:,} different keys are in the tail. Spark counts its keys by default "
+                    "(`trackTotalNumberOfRows`), which costs it a read for each change; our counts are exact, too.",
+                ],
+            )
+        ]
+
+
+def _alone(folder: Path, rounds: int) -> Table:
+    """Rows 9 and 11: what has no peer."""
+    random = np.random.default_rng(2)
+    small = StateRoot(folder / "small", SMALL_STORES)
+    for _ in range(SMALL_CHANGELOGS):
+        small.commit([changes(random, random.integers(0, KEYS, SMALL_RECORDS)) for _ in range(SMALL_STORES)])
+    rates = []
+    for _ in range(rounds):
+        with _put_back(small):
+            run = _snapshot(small, folder / "scratch")
+        assert len(run.taken) == SMALL_STORES
+        rates.append(SMALL_STORES / run.seconds)
+    shutil.rmtree(small.folder)
+    large = StateRoot(folder / "large", 1)
+    payloads = pa.array([random.bytes(LARGE_VALUE_BYTES) for _ in range(LARGE_RECORDS)], pa.binary())
+    values = encode_values(pa.table({"payload": payloads}))
+    for number in range(LARGE_CHANGELOGS):
+        large.commit([[(state_keys(number * LARGE_RECORDS + np.arange(LARGE_RECORDS)), values)]])
+    plain_mib = LARGE_CHANGELOGS * LARGE_RECORDS * LARGE_VALUE_BYTES / _MIB
+    runs = {}
+    for bound in BOUNDS_MIB:
+        with _put_back(large):
+            runs[bound] = _snapshot(large, folder / "scratch", "--memory", str(bound))
+        assert runs[bound].taken[0]["keys"] == LARGE_CHANGELOGS * LARGE_RECORDS
+    many = f"{SMALL_STORES} stores of {SMALL_CHANGELOGS} x {SMALL_RECORDS} records"
+    one = f"one store of {LARGE_CHANGELOGS * LARGE_RECORDS:,} keys, {plain_mib:,.0f} MiB of values"
+    return Table(
+        "A run of `statekeeper snapshot`",
+        ["work", "runs", "stores/s", "s", "peak MiB"],
+        [
+            [many, f"{rounds}", Spread.of(rates).shown(1), f"{SMALL_STORES / np.median(rates):.1f}", "-"],
+            *(
+                [f"{one}, --memory {bound}", "1", "-", f"{of_bound.seconds:.1f}", f"{of_bound.peak_mib:,.0f}"]
+                for bound, of_bound in runs.items()
+            ),
+        ],
+        [
+            verdict("small stores", Spread.of(rates), at_least=20, unit=" stores/s"),
+            *(
+                verdict(f"peak with --memory {bound}", Spread.of([of_bound.peak_mib]), at_most=bound, unit=" MiB")
+                for bound, of_bound in runs.items()
+            ),
+        ],
+        ["From the start of the process to its end, with its defaults: as many workers as the machine has cores."],
+    )
+
+
+def _snapshot(root: StateRoot, scratch: Path, *options: str) -> CommandRun:
+    command = [sys.executable, "-c", _COMMAND, "snapshot", str(root.folder), "--all", "--output", "json"]
+    started = perf_counter()
+    done = subprocess.run([*command, "--scratch", str(scratch), *options], capture_output=True, text=True, check=True)
+    seconds = perf_counter() - started
+    [peak] = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("VmHWM:")]
+    return CommandRun(seconds, int(peak) / 1024, json.loads(done.stdout)["taken"])
+
+
+@contextlib.contextmanager
+def _put_back(root: StateRoot) -> Iterator[None]:
+    """Delete afterwards what was added to the root."""
+    before = set(root.folder.rglob("*"))
+    yield
+    for path in root.folder.rglob("*"):
+        if path.is_file() and path not in before:
+            path.unlink()
