@@ -58,7 +58,7 @@ _MIB = 1024 * 1024
 @click.option(
     "--memory",
     "memory_mib",
-    type=click.IntRange(256),
+    type=click.IntRange(320),
     default=snapshots.MEMORY_BYTES // _MIB,
     show_default=True,
     help="MiB of memory to work in, for all workers together.",

@@ -49,7 +49,7 @@ _MEASURED_FROM_BYTES = 1024 * 1024
 MEMORY_BYTES = 512 * 1024 * 1024
 """What making snapshots may take, unless more or less is asked for."""
 
-_PROCESS_BYTES = 192 * 1024 * 1024
+_PROCESS_BYTES = 240 * 1024 * 1024
 """What of that goes to the interpreter, the libraries and the engine; the rest is for changes that are being sorted."""
 
 
