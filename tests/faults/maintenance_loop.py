@@ -25,7 +25,7 @@ _VERBS: dict[str, tuple[str, ...]] = {
 }
 _KILLED_SHARE = 0.4
 _VERB_SECONDS = 240.0
-_REST_SECONDS = 2.0
+_REST_SECONDS = 12.0
 _QUIET_CODES = (0, NotACheckpoint.exit_code)
 
 
