@@ -24,14 +24,19 @@ def take_emergency_snapshots(
     """
     try:
         plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(changelogs=changelogs))
-        late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
-        if late:
-            warn(
-                f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
-                "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
-            )
-        for action in late:
-            taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
-            warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
     except StatekeeperError as error:
-        warn(f"an emergency snapshot failed: {error}")
+        warn(f"which stores need an emergency snapshot cannot be seen: {error}")
+        return
+    late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
+    if late:
+        warn(
+            f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
+            "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
+        )
+    for action in late:
+        try:
+            taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
+        except StatekeeperError as error:
+            warn(f"{action.store}: an emergency snapshot failed: {error}")
+        else:
+            warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")

@@ -7,10 +7,11 @@ and logs, for checkpoints of Spark's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from statestore.errors import CorruptFile, NotACheckpoint
+from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing
 from statestore.format import logs, names, operators
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
@@ -57,9 +58,18 @@ class CommitLog:
         return Heads(batch, self.batches[batch])
 
     def of_store(self, store: StorePath) -> dict[int, VersionId]:
-        """The store's committed versions by their number."""
-        found = (versions.get(store) for versions in self.batches.values())
-        return {version.version: version for version in found if version is not None}
+        """The store's committed versions by their number, as far back as the log has no gap.
+
+        What stands alone below a gap proves nothing: a driver that slept may have written it again after it was purged.
+        """
+        found: dict[int, VersionId] = {}
+        batch = max(self.batches)
+        while batch in self.batches:
+            version = self.batches[batch].get(store)
+            if version is not None:
+                found[version.version] = version
+            batch -= 1
+        return found
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
@@ -111,22 +121,23 @@ def heads(storage: Storage) -> Heads | None:
                 "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
             )
         return None
-    return Heads(batch, _committed(storage, batch, _operators(storage)))
+    return Heads(batch, _committed(storage, batch, {}))
 
 
 def commit_log(storage: Storage) -> CommitLog | None:
     """All of the commit log, one request a batch; None when no batch was committed yet. Raises as `heads`."""
-    batches = [batch for batch in _batches(storage) if batch is not None]
-    if not batches:
-        heads(storage)  # says whether this is a checkpoint at all
+    newest = heads(storage)
+    if newest is None:
         return None
-    infos = _operators(storage)
-    found: dict[int, Mapping[StorePath, VersionId]] = {}
+    known: _Operators = {}
+    found: dict[int, Mapping[StorePath, VersionId]] = {newest.batch: newest.heads}
 
     def read(batch: int) -> None:
-        found[batch] = _committed(storage, batch, infos)
+        # Retention may be at work beside this.
+        with suppress(ObjectMissing):
+            found[batch] = _committed(storage, batch, known)
 
-    at_once(read, batches)
+    at_once(read, [batch for batch in _batches(storage) if batch is not None and batch < newest.batch])
     return CommitLog(dict(sorted(found.items())))
 
 
@@ -134,12 +145,16 @@ def _batches(storage: Storage) -> list[int | None]:
     return [names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS)]
 
 
-def _committed(storage: Storage, batch: int, infos: Sequence[operators.OperatorMetadata]) -> dict[StorePath, VersionId]:
+_Operators = dict[int, operators.OperatorMetadata | None]
+"""Metadata that was read, by operator; None for one that has none."""
+
+
+def _committed(storage: Storage, batch: int, known: _Operators) -> dict[StorePath, VersionId]:
     """The version of each store that a batch made."""
     path = names.commits(batch)
     ids = logs.parse_commit(storage.read(path), path).ids
     found: dict[StorePath, VersionId] = {}
-    for operator in infos:
+    for operator in _operators(storage, None if ids is None else ids.keys(), known):
         for place, info in enumerate(operator.stores):
             for partition in range(info.partitions):
                 store = StorePath(operator.operator, partition, info.name)
@@ -171,9 +186,19 @@ def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
         return read_header(storage.read(path), path).lineage or ()
 
 
-def _operators(storage: Storage) -> list[operators.OperatorMetadata]:
-    paths = [entry.path for entry in storage.list(names.STATE) if names.is_operator_metadata(entry.path)]
-    return [operators.parse_operator(storage.read(path), path) for path in paths]
+def _operators(
+    storage: Storage, numbers: Collection[int] | None, known: _Operators
+) -> list[operators.OperatorMetadata]:
+    """The metadata of these operators; of all that there are for a commit that names none, which takes a listing."""
+    if numbers is None:
+        paths = [entry.path for entry in storage.list(names.STATE) if names.is_operator_metadata(entry.path)]
+        return [operators.parse_operator(storage.read(path), path) for path in paths]
+    for number in numbers:
+        if number not in known:
+            path = names.operator_metadata(number)
+            data = read_or_none(storage, path)
+            known[number] = None if data is None else operators.parse_operator(data, path)
+    return [found for found in (known[number] for number in sorted(numbers)) if found is not None]
 
 
 def _id_of(ids: Mapping[int, tuple[tuple[str, ...], ...]], store: StorePath, place: int, path: str) -> str:

@@ -72,6 +72,8 @@ def gc(
         output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
         sys.exit(FINDINGS if planned.findings else 0)
     allowed = Mode(mode) if mode else root.policies.mode_for(is_own=planned.is_own)
+    if not planned.is_own:
+        raise RefusedAsUnsafe(planned.findings[0], path=storage.url, hint="nothing was written")
     if allowed is not Mode.FULL:
         raise RefusedAsUnsafe(
             f"mode {allowed.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
@@ -82,11 +84,11 @@ def gc(
             run(storage, "gc", _record(planned), holder=holder(), clock=clock, ids=RandomIds()) as under_way,
             progress_bar() as progress,
         ):
-            total = sum(1 for store in planned.stores if store.deletions)
-            steps = retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=clock)
-            for step in progress.track(steps, total=total, description="deleting"):
+            bar = progress.add_task("deleting", total=len(planned.deletions))
+            for step in retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=clock):
                 done.append(step)
                 under_way.done.append(_step_object(step))
+                progress.advance(bar, step.files)
             retention.remember(storage, gathered, planned, done)
     except RootHeld:
         raise

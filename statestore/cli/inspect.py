@@ -36,7 +36,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> None:
 
 def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     policy = root.policies.retention
-    gathered = retention.gather(root.storage, policy, clock=SystemClock())
+    gathered = retention.gather(root.storage, policy, clock=SystemClock(), everything=True)
     judged = retention.judge_stores(gathered, policy)
     folder = wanted if wanted.startswith(f"{names.STATE}/") else f"{names.STATE}/{wanted}"
     chains = {str(chain.store): chain for chain in gathered.chains}

@@ -27,8 +27,9 @@ from statestore.cli.common import (
     scratch_option,
 )
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.maintenance import snapshot as snapshots
+from statestore.maintenance.config import Mode
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.runs import run
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
@@ -81,10 +82,13 @@ def snapshot(
     storage = root.storage
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
-    plan = snapshots.plan(snapshots.gather(storage), policy, take_all=take_all)
+    gathered = snapshots.gather(storage)
+    plan = snapshots.plan(gathered, policy, take_all=take_all)
     if dry_run:
         output.show(_plan_object(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
+    if plan.take and root.policies.mode_for(is_own=gathered.is_own) is Mode.OBSERVE:
+        raise RefusedAsUnsafe("mode observe: nothing may be written", path=storage.url, hint="--dry-run shows the plan")
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:
@@ -122,6 +126,7 @@ def _take(
                 taken.append(outcome)
                 under_way.done.append(_one_object(outcome))
             progress.advance(bar)
+            under_way.lease.beat()
 
         snapshots.execute_all(root.storage, plan.take, ended, clock=clock, ids=ids, **how)
 

@@ -1,4 +1,4 @@
-"""A file that is one JSON object."""
+"""A file that is one JSON object, or one a line."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def json_object(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptFile("not a JSON object", path=path)
     return value
+
+
+def json_lines(data: bytes, path: str) -> list[dict[str, Any]]:
+    """The objects, one a line. Raises `CorruptFile` when a line is anything else."""
+    return [json_object(line, path) for line in data.splitlines()]

@@ -1,12 +1,13 @@
 """Tables that a retention run is about to delete, told before it does: what keeps it and a snapshot's maker apart.
 
-    _statekeeper/deleting/<run>.jsonl    one path a line
+    _statekeeper/deleting/<run>.jsonl    {"delete": "<path>"}, one a line
 
 *The losing schedule*: a table that no zip names is planned for deletion; a snapshot that names it is published; it is
 deleted, maybe much later, by a run that slept meanwhile. So an announced table is **doomed** for as long as its
 announcement stands: no new snapshot names it (it is sent again under another name), and no retention run rests on a
 snapshot that does. An announcement stands until its run is through, and that of a dead run for `STANDS_SECONDS`: by then
-the run is long dead (it deletes nothing that it planned more than `DELETES_FOR_SECONDS` ago).
+the run is long dead (it deletes nothing more than `DELETES_FOR_SECONDS` after it began to). How old one is, the store's
+own clock says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from statestore.errors import CorruptFile
 from statestore.format import names
+from statestore.format.json_object import json_lines
 from statestore.storage import Entry, Storage, read_or_none
 
 DELETES_FOR_SECONDS = 3600.0
@@ -23,7 +26,7 @@ STANDS_SECONDS = 24 * 3600.0
 
 def announce(storage: Storage, run: str, paths: Iterable[str]) -> None:
     """Tell that these tables are going to be deleted. Raises `StorageError`."""
-    storage.create(names.deleting(run), "".join(json.dumps(path) + "\n" for path in paths).encode())
+    storage.create(names.deleting(run), "".join(json.dumps({"delete": path}) + "\n" for path in paths).encode())
 
 
 def withdraw(storage: Storage, run: str) -> None:
@@ -37,10 +40,17 @@ def standing(storage: Storage) -> list[Entry]:
 
 
 def doomed(storage: Storage) -> frozenset[str]:
-    """All announced paths. One listing, and one request for each announcement. Raises `StorageError`."""
+    """All announced paths. One listing, and one request for each announcement.
+
+    Raises `CorruptFile` for one that cannot be read: what it protects is not known then. `StorageError`.
+    """
     found: set[str] = set()
     for entry in standing(storage):
-        # Torn ones do not occur: an object is there as a whole or not at all.
-        for line in (read_or_none(storage, entry.path) or b"").decode().splitlines():
-            found.add(json.loads(line))
+        for line in json_lines(read_or_none(storage, entry.path) or b"", entry.path):
+            path = line.get("delete")
+            if not isinstance(path, str):
+                raise CorruptFile(
+                    "a line that announces nothing", path=entry.path, hint="delete the file when it is a day old"
+                )
+            found.add(path)
     return frozenset(found)

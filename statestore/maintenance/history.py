@@ -13,6 +13,7 @@ from typing import Any
 
 from statestore.clock import Clock
 from statestore.format import names
+from statestore.format.json_object import json_lines
 from statestore.storage import Storage, read_or_none
 
 
@@ -45,9 +46,12 @@ class History:
 
 
 def newest_outcome(storage: Storage, verb: str) -> list[dict[str, Any]]:
-    """The lines of the newest outcome of a verb; none when there is none. One listing, one request."""
+    """The lines of the newest outcome of a verb; none when there is none. One listing, one request.
+
+    Raises `CorruptFile`, `StorageError`.
+    """
     outcomes = [e.path for e in storage.list(names.HISTORY) if names.parse_history(e.path) == (verb, "outcome")]
     if not outcomes:
         return []
-    lines = (read_or_none(storage, max(outcomes)) or b"").decode().splitlines()
-    return [json.loads(line) for line in lines]
+    newest = max(outcomes)
+    return json_lines(read_or_none(storage, newest) or b"", newest)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from statestore.chain import Chain
 from statestore.format import names
+from statestore.format.json_object import json_lines
 from statestore.format.names import StorePath
 from statestore.format.untrusted import BAD_VALUES
 from statestore.storage import Entry, Storage, read_or_none
@@ -97,11 +98,11 @@ def settled_plans(history: Iterable[Entry]) -> frozenset[str]:
 
 
 def planned_stores(storage: Storage, plans: Iterable[str]) -> set[StorePath]:
-    """The stores that these records name. One request a record. Raises `StorageError`."""
+    """The stores that these records name. One request a record. Raises `CorruptFile`, `StorageError`."""
     found: set[StorePath] = set()
     for path in plans:
-        for line in (read_or_none(storage, path) or b"").decode().splitlines():
-            place = names.parse_place(f"{json.loads(line)['store']}/any")
+        for line in json_lines(read_or_none(storage, path) or b"", path):
+            place = names.parse_place(f"{line.get('store')}/any")
             if place is not None:
                 found.add(place[0])
     return found

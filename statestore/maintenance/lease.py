@@ -15,11 +15,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 
 from statestore.clock import Clock
 from statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
 from statestore.format import names
-from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES
 from statestore.storage import Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
@@ -72,7 +73,7 @@ class HeldLease:
         self._beat_at_seconds = clock.monotonic_seconds()
 
     def require(self) -> None:
-        """Call it before each deletion: one listing, and now and then a sign of life. Raises `LeaseLost`."""
+        """Call it before each deletion: one listing, and `beat`. Raises `LeaseLost`."""
         newest = _newest(self._storage)
         if newest is None or newest[0] != self._lease.epoch:
             raise LeaseLost(
@@ -80,6 +81,10 @@ class HeldLease:
                 path=names.lease(self._lease.epoch),
                 hint="run it again when the other one is through",
             )
+        self.beat()
+
+    def beat(self) -> None:
+        """A sign of life, when the last one is some time ago. For work that only adds files."""
         now = self._clock.monotonic_seconds()
         if now - self._beat_at_seconds >= _BEAT_SECONDS:
             self._beats += 1
@@ -99,9 +104,10 @@ def standing(storage: Storage) -> Standing | None:
     epoch, entry = newest
     data = read_or_none(storage, entry.path)
     if data is None:
-        return None
-    body = json_object(data, entry.path)
+        # A newer one took its place between the two requests.
+        return standing(storage)
     try:
+        body = json.loads(data)
         lease = Lease(
             epoch,
             str(body["run"]),
@@ -110,9 +116,10 @@ def standing(storage: Storage) -> Standing | None:
             float(body["since_seconds"]),
             bool(body["released"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+        datetime.fromtimestamp(lease.since_seconds, UTC)
+    except BAD_VALUES as error:
         raise CorruptFile(
-            "lacks what a lease holds", path=entry.path, hint="break it: statekeeper lease --break"
+            "is not what a lease holds", path=entry.path, hint="break it: statekeeper lease --break"
         ) from error
     return Standing(lease, entry.modified_at_seconds)
 

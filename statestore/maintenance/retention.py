@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 from statestore import catalog
 from statestore.catalog import CommitLog, StoreFiles
 from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
-from statestore.errors import RefusedAsUnsafe
+from statestore.errors import CorruptFile, LeaseLost, RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements, last_pass
@@ -111,6 +112,12 @@ class LogFiles:
     announcements: tuple[Entry, ...] = ()
     leftovers: tuple[Entry, ...] = ()
 
+    @property
+    def newest_seconds(self) -> float:
+        """When the newest of them was written: it is at least that late by the store's clock."""
+        entries = (*self.offsets, *self.commits, *self.pending, *self.history, *self.announcements, *self.leftovers)
+        return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -177,8 +184,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     look = _Look(storage, policy, now)
     last = None if everything or not is_own else last_pass.read(storage)
     if last is not None:
-        since = last_pass.snapshot_plans(logs.history) - last.plans
-        due = last.due(wanted, last_pass.planned_stores(storage, since))
+        due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
             files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in due}
             log = CommitLog({heads.batch: heads.heads})
@@ -191,6 +197,15 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
     return Gathered(is_own, full, chains, strays, logs, wanted, now)
+
+
+def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:
+    """The stores to look at since the last pass; None when all have to be."""
+    since = last_pass.snapshot_plans(logs.history) - last.plans
+    try:
+        return last.due(wanted, last_pass.planned_stores(storage, since))
+    except CorruptFile:
+        return None
 
 
 @dataclass(frozen=True)
@@ -255,7 +270,9 @@ def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, 
         for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
         if batch is not None and _is_young(entry, policy.grace_seconds, now_seconds)
     ]
-    return max(1, min([head - policy.versions + 1, *young]))
+    # Below the oldest batch that there still is, nothing can be retained: an earlier pass has let it go.
+    there = [batch + 1 for batch in (_batch_of(entry.path) for entry in commits) if batch is not None]
+    return max(1, min([head - policy.versions + 1, *young]), min(there, default=1))
 
 
 def _deeper(chains: list[Chain], depth: int) -> int | None:
@@ -321,7 +338,7 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     for chain in gathered.chains:
         loads = [number for number in _loads(chain) if number <= gathered.wanted_floor]
         if max(loads, default=0) < gathered.wanted_floor:
-            holes = (chain.broken[v] for v in reversed(chain.versions) if v in chain.broken)
+            holes = (chain.broken[v] for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
             broken = chain.odds or next(holes, chain.end)
             yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
 
@@ -400,11 +417,18 @@ class _Judge:
             self._log_verdict(entry, _batch_of(entry.path))
             for entry in (*files.offsets, *files.commits, *files.pending)
         ]
-        verdicts += [self._record(e, self._policy.history_seconds, Rule.OLD_RECORD) for e in files.history]
-        verdicts += [self._record(e, announcements.STANDS_SECONDS, Rule.OLD_RECORD) for e in files.announcements]
+        verdicts += [
+            self._record(e, self._policy.history_seconds, Rule.OLD_RECORD, self._gathered.now_seconds)
+            for e in files.history
+        ]
+        # Losing schedule: by a clock that is ahead, the announcement of a run that lives looks old, and what it dooms is
+        # rested on. So by the store's own clock, as far as its files show it.
+        now = files.newest_seconds
+        stands = announcements.STANDS_SECONDS
+        verdicts += [self._record(e, stands, Rule.OLD_RECORD, now) for e in files.announcements]
         # The longest upload that is still under way is no older than an announcement may stand.
-        verdicts += [self._record(e, announcements.STANDS_SECONDS, Rule.LEFTOVER) for e in files.leftovers]
-        return tuple(verdicts)
+        verdicts += [self._record(e, stands, Rule.LEFTOVER, now) for e in files.leftovers]
+        return tuple(sorted(verdicts, key=_log_order))
 
     def _log_verdict(self, entry: Entry, batch: int | None) -> Verdict:
         if batch is None:
@@ -413,8 +437,8 @@ class _Judge:
             return Verdict(entry.path, entry.size_bytes, Rule.LOG)
         return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if self._is_young(entry) else Rule.OLD_LOG)
 
-    def _record(self, entry: Entry, stays_seconds: float, rule: Rule) -> Verdict:
-        young = _is_young(entry, stays_seconds, self._gathered.now_seconds)
+    def _record(self, entry: Entry, stays_seconds: float, rule: Rule, now_seconds: float) -> Verdict:
+        young = _is_young(entry, stays_seconds, now_seconds)
         return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if young else rule)
 
     def _is_young(self, entry: Entry) -> bool:
@@ -430,6 +454,12 @@ def _batch_of(path: str) -> int | None:
     name = path.rpartition("/")[2]
     pending = names.parse_pending(name)
     return pending[0] if pending else names.parse_batch(name)
+
+
+def _log_order(verdict: Verdict) -> tuple[int, str]:
+    """The oldest batch first, so that what a crash leaves has no gap."""
+    batch = _batch_of(verdict.path)
+    return (-1 if batch is None else batch, verdict.path)
 
 
 def _deletion_order(verdict: Verdict) -> tuple[int, int, str]:
@@ -465,7 +495,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Deleted:
-    """What one step did. `store` is None for the logs; `spared`: announced tables that a new snapshot names."""
+    """What one request did. `store` is None for the logs; `spared`: announced tables that a new snapshot names."""
 
     store: StorePath | None
     outcome: Outcome
@@ -476,7 +506,7 @@ class Deleted:
 
 
 def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLease, clock: Clock) -> Iterator[Deleted]:
-    """Delete what the plan says, store by store, and say after each what was done.
+    """Delete what the plan says, store by store, and say after each request what was done.
 
     *Guarantee*: a crash at any request leaves every retained version loadable; running it again finishes it. Before a
     store's files go it is looked at again: its base must still be whole, and a table that a new snapshot names is
@@ -495,14 +525,20 @@ def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLe
 
     tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]
     if tables:
+        may_delete()
         announcements.announce(storage, run, tables)
-    for store in planned.stores:
-        if store.deletions:
-            yield _execute_store(storage, store, may_delete)
-    logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
-    if logs:
-        _delete(storage, [verdict.path for verdict in logs], may_delete)
-        yield Deleted(None, Outcome.DONE, len(logs), sum(verdict.size_bytes for verdict in logs))
+    try:
+        for store in planned.stores:
+            if store.deletions:
+                yield from _execute_store(storage, store, may_delete)
+        logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
+        for part in _delete(storage, logs, may_delete):
+            yield Deleted(None, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
+    except (LeaseLost, RefusedAsUnsafe):
+        # No request is under way: what is left is not going to be deleted by this run.
+        if tables:
+            announcements.withdraw(storage, run)
+        raise
     if tables:
         announcements.withdraw(storage, run)
 
@@ -516,6 +552,7 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
     if verified is None or planned.left_out or planned.floor is None:
         return
     changed = {step.store for step in done if step.outcome is Outcome.CHANGED}
+    verified = (max(verified[0], planned.floor), verified[1])
     waiting = dict(gathered.since.waiting) if gathered.since else {}
     for chain, verdicts in zip(gathered.chains, planned.stores, strict=True):
         base = verdicts.base
@@ -529,15 +566,16 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
     last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 
-def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Deleted:
+def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Iterator[Deleted]:
     store, deletions = planned.store, planned.deletions
     files = catalog.files(storage, store.folder).get(store, StoreFiles())
     if planned.base is not None and planned.base.version > 0:
         facts = look_at_snapshot(storage, store, planned.base, files)
         if not facts.is_whole:
-            return Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            return
     going = {verdict.path for verdict in deletions}
-    # The tables of snapshots that were published after the plan was made: each is read, however many there are.
+    # The tables of snapshots that the plan does not speak of: those that were published since, those beyond its bound.
     known = {verdict.path for verdict in planned.files}
     named: set[str] = set()
     for version in files.snapshots:
@@ -545,16 +583,23 @@ def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDele
             continue
         facts = look_at_snapshot(storage, store, version, files)
         if facts.metadata is None:
-            return Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            return
         named |= {store.table_file(table.dfs_name) for table in facts.metadata.tables}
     spared = tuple(sorted(going & named))
     chosen = [verdict for verdict in deletions if verdict.path not in named]
-    for kind in (0, 1, 2):
-        _delete(storage, [v.path for v in chosen if _deletion_order(v)[0] == kind], may_delete)
-    return Deleted(store, Outcome.DONE, len(chosen), sum(verdict.size_bytes for verdict in chosen), spared)
+    for _, alike in groupby(chosen, key=lambda verdict: _deletion_order(verdict)[0]):
+        for part in _delete(storage, list(alike), may_delete):
+            yield Deleted(store, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part), spared)
+            spared = ()
+    if spared:
+        yield Deleted(store, Outcome.DONE, 0, 0, spared)
 
 
-def _delete(storage: Storage, paths: list[str], may_delete: MayDelete) -> None:
-    for start in range(0, len(paths), DELETE_BATCH):
+def _delete(storage: Storage, verdicts: list[Verdict], may_delete: MayDelete) -> Iterator[list[Verdict]]:
+    """Delete them in as few requests as may be; after each, what it took."""
+    for start in range(0, len(verdicts), DELETE_BATCH):
+        part = verdicts[start : start + DELETE_BATCH]
         may_delete()
-        storage.delete(paths[start : start + DELETE_BATCH])
+        storage.delete([verdict.path for verdict in part])
+        yield part

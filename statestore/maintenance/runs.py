@@ -36,8 +36,11 @@ def run(
         under_way = Run(name, held)
         try:
             yield under_way
-        except Exception as error:
-            failed = {"failed": str(error), "code": error.code if isinstance(error, StatekeeperError) else "failed"}
+        except BaseException as error:
+            failed = {
+                "failed": str(error) or type(error).__name__,
+                "code": error.code if isinstance(error, StatekeeperError) else "failed",
+            }
             # What went wrong is told by the error itself, not by a record that could not be written.
             with suppress(StatekeeperError):
                 history.outcome([*under_way.done, failed])

@@ -9,11 +9,10 @@ from commits), FLIP-428 (incremental by file).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from statestore import catalog
 from statestore.chain import look_at_snapshot
@@ -30,6 +29,7 @@ from statestore.format.snapshot import (
     encode_snapshot,
     is_small_file,
 )
+from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.loader import Loader
 from statestore.maintenance import announcements
@@ -206,14 +206,22 @@ def gather(storage: Storage) -> Gathered:
         )
 
     at_once(look, list(heads.heads))
-    rate = _measured_rate(newest_outcome(storage, "snapshot")) if is_own else REPLAY_BYTES_PER_SECOND
+    rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
     return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)), rate)
 
 
-def _measured_rate(outcome: Iterable[dict[str, Any]]) -> float:
-    long = [line for line in outcome if line.get("tail_bytes", 0) >= _MEASURED_FROM_BYTES]
-    seconds = sum(float(line["restore_seconds"]) for line in long)
-    return sum(int(line["tail_bytes"]) for line in long) / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
+def _measured_rate(storage: Storage) -> float:
+    """From the record of the newest snapshots. It is a hint: one that cannot be read is none."""
+    try:
+        outcome = newest_outcome(storage, "snapshot")
+        long = [line for line in outcome if line.get("tail_bytes", 0) >= _MEASURED_FROM_BYTES]
+        seconds = sum(float(line["restore_seconds"]) for line in long)
+        size = sum(int(line["tail_bytes"]) for line in long)
+    except CorruptFile:
+        return REPLAY_BYTES_PER_SECOND
+    except BAD_VALUES:
+        return REPLAY_BYTES_PER_SECOND
+    return size / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
 
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:

@@ -93,6 +93,11 @@ def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpo
     assert "mode snapshots: nothing may be deleted" in refused.output
     assert files(root) == before
     assert run("--config", config, "gc", "counting", "--grace", "0s", "--apply", "--mode", "full").exit_code == 0
+    checkpoint.grow(1)
+    config.write_text(config.read_text().replace("snapshots", "observe"))
+    refused = run("--config", config, "snapshot", "counting", "--all")
+    assert refused.exit_code == RefusedAsUnsafe.exit_code
+    assert "mode observe" in refused.output
     assert files(root) != before
 
 
@@ -137,3 +142,7 @@ def test_a_lineage_is_drawn_with_snapshots_dead_branches_and_what_goes_next(
     [of_dead] = [one for one in body["versions"] if one["version"] == str(dead)]
     assert (of_dead["committed"], of_dead["files"]) == (False, {"changelog": "dead_branch"})
     assert run("inspect", root, "--lineage", "7/7").exit_code == 2
+    assert run("--config", config, "gc", "counting", "--apply").exit_code == 0
+    shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
+    assert "state/0/0: head 12" in shown.output
+    assert dead.id not in shown.output

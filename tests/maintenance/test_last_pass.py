@@ -9,10 +9,12 @@ import pytest
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.maintenance import last_pass, retention, snapshot
+from statestore.maintenance.history import History
 from statestore.maintenance.retention import Deleted, Gathered, RetentionPolicy
 from statestore.maintenance.runs import run
-from statestore.storage import Storage, open_storage
+from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import FaultyStorage
 
 POLICY = RetentionPolicy(versions=5, grace_seconds=0)
 CLOCK = SystemClock()
@@ -146,3 +148,28 @@ def test_a_snapshot_that_is_under_way_keeps_its_store_due(checkpoint: Checkpoint
             gathered = retention.gather(storage, POLICY, clock=CLOCK)
             assert looked_at(gathered) == [3]
             retention.remember(storage, gathered, retention.plan(gathered, POLICY), [])
+
+
+def test_a_pass_with_nothing_to_do_lists_no_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(8)
+    take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
+    collect(checkpoint.storage)
+    seen = FaultyStorage(checkpoint.storage)
+    assert looked_at(retention.gather(seen, POLICY, clock=CLOCK)) == []
+    assert [
+        request for request in seen.trace if request.path.startswith(names.STATE) and request.kind is Kind.LIST
+    ] == []
+
+
+def test_a_record_of_planned_snapshots_that_cannot_be_read_makes_everything_be_looked_at(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    checkpoint.grow(8)
+    take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
+    collect(checkpoint.storage)
+    History.begin(checkpoint.storage, "snapshot", RandomIds().fresh(), CLOCK).plan([])
+    [newest] = last_pass.snapshot_plans(checkpoint.storage.list(names.HISTORY)) - last_pass.settled_plans(
+        checkpoint.storage.list(names.HISTORY)
+    )
+    checkpoint.storage.replace(newest, b"{")
+    assert retention.gather(checkpoint.storage, POLICY, clock=CLOCK).since is None

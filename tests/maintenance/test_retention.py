@@ -10,7 +10,7 @@ import pytest
 from statestore import catalog
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import CorruptFile, LeaseLost, NotACheckpoint, RefusedAsUnsafe, RootHeld, VersionNotLoadable
-from statestore.format import names
+from statestore.format import logs, names
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import announcements, lease, retention, snapshot
@@ -403,3 +403,50 @@ def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) ->
     third.require()
     with pytest.raises(LeaseLost):
         second.require()
+
+
+def test_more_versions_may_be_asked_for_than_an_earlier_pass_has_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    collect(checkpoint.storage, planned(checkpoint.storage, RetentionPolicy(versions=2, grace_seconds=0)))
+    plan = planned(checkpoint.storage, RetentionPolicy(versions=18, grace_seconds=0))
+    assert (plan.floor, plan.findings) == (19, ())
+
+
+def test_a_commit_that_a_sleeping_driver_writes_again_proves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    collect(checkpoint.storage, planned(checkpoint.storage))
+    ids = tuple((RandomIds().fresh(),) for _ in checkpoint.stores)
+    checkpoint.storage.create(names.commits(9), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+    plan = planned(checkpoint.storage)
+    assert (plan.floor, plan.findings) == (16, ())
+    assert rules(plan)[names.commits(9)] is Rule.OLD_LOG
+
+
+def test_logs_go_oldest_first(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    for _ in range(4):
+        checkpoint.grow(5)
+        take_snapshots(checkpoint.storage, tmp_path)
+    going = [v.path for v in planned(checkpoint.storage).deletions if v.path.startswith(f"{names.COMMITS}/")]
+    assert going == [names.commits(batch) for batch in range(15)]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"path": 1}', b"\xff"])
+def test_an_announcement_that_cannot_be_read_stops_retention_by_name(
+    checkpoint: Checkpoint, tmp_path: Path, damage: bytes
+) -> None:
+    checkpoint.grow(12)
+    checkpoint.storage.create(names.deleting("someone"), damage)
+    with pytest.raises(CorruptFile, match=r"deleting/someone\.jsonl"):
+        planned(checkpoint.storage)
+
+
+def test_a_clock_that_is_ahead_does_not_make_an_announcement_old(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(12)
+    announcements.announce(checkpoint.storage, "a run that lives", ["state/0/0/SSTs/1-x.sst"])
+    ahead = SleeplessClock(SystemClock().now_seconds() + 30 * 86_400)
+    plan = retention.plan(retention.gather(checkpoint.storage, AT_ONCE, clock=ahead), AT_ONCE)
+    assert rules(plan)[names.deleting("a run that lives")] is Rule.YOUNG
