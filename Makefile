@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run test slow-test lint lock kill-test benchmarks
+.PHONY: env run test slow-test lint lock kill-test simulate benchmarks
 
 env: .venv/.made
 
@@ -39,6 +39,13 @@ KILLS ?= 40
 SEED ?= 7
 kill-test: env
 	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED)
+
+# Schedules of a query and its maintainers in virtual time, a second or two each; one again, turn by turn:
+# python -m tests.faults.simulate --seed 17 --trace
+SEEDS ?= 1000
+FIRST ?= 0
+simulate: env
+	$(BIN)/python -m tests.faults.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
 benchmarks: env
 	$(BIN)/python -m benchmarks $(ARGS)

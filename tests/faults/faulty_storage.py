@@ -108,7 +108,7 @@ class FaultyStorage:
                 raise SimulatedCrash("the process is dead")
             request = Request(len(self.trace), kind, path, tears=tear is not None)
             self.trace.append(request)
-            fault = self._plan.get(request.number)
+            fault = self._fault_of(request)
             self.crashed = fault in (Fault.BEFORE, Fault.AFTER, Fault.TORN)
         if fault is None:
             return act()
@@ -121,6 +121,9 @@ class FaultyStorage:
         if fault is Fault.LOST_REPLY:
             raise StorageError("timed out", path=path, hint="try again")
         raise SimulatedCrash(f"{fault.value}: {request}")
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        return self._plan.get(request.number)
 
     def _leave_half(self, data: bytes | Path) -> None:
         if self._inner.url.startswith("file:"):

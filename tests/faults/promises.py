@@ -1,0 +1,152 @@
+"""What a simulated checkpoint has been promised to keep, judged beside the library by names and sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from statestore import catalog
+from statestore.catalog import StoreFiles
+from statestore.errors import CorruptFile
+from statestore.format import logs, names
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.maintenance.retention import RetentionPlan
+from tests.storage.memory import MemoryStorage
+
+
+class Lost(AssertionError):
+    """A version that was promised cannot be restored, or is not what was committed."""
+
+
+class Untidy(AssertionError):
+    """Nothing is lost, but a round of maintenance that nothing disturbs does not leave what it should."""
+
+
+class Promises:
+    """What must be restorable: from the newest floor of all plans that were carried out up to the head.
+
+    Kept by looking at names and sizes in the root only, beside the library, after each deletion. What rots is taken out
+    of the promise; the floor of a plan is then the newest version that all stores load.
+    """
+
+    def __init__(self, root: MemoryStorage, stores: Sequence[StorePath], retained_versions: int) -> None:
+        self.committed: dict[int, dict[StorePath, VersionId]] = {0: dict.fromkeys(stores, EMPTY)}
+        """All that the commit log ever said, by version."""
+        self.floor = 1
+        self.held_floor: int | None = None
+        """An older version that all stores load, where damage leaves none from the floor on."""
+        self.rotten: set[tuple[StorePath, int]] = set()
+        self._root = root
+        self._stores = stores
+        self._retained_versions = retained_versions
+        self._zips: dict[str, tuple[bytes, SnapshotMetadata | None]] = {}
+
+    @property
+    def head(self) -> int:
+        """The newest committed version."""
+        return max(self.committed)
+
+    def learn(self, path: str) -> None:
+        """A driver has written this file of the commit log."""
+        batch = names.parse_batch(path.rpartition("/")[2])
+        ids = logs.parse_commit(self._root.objects[path].data, path).ids
+        assert batch is not None
+        assert ids is not None
+        self.committed[batch + 1] = {s: VersionId(batch + 1, ids[0][s.partition][0]) for s in self._stores}
+
+    def promised(self) -> list[tuple[StorePath, VersionId]]:
+        """All that must be restorable now."""
+        return [
+            (store, self.committed[number][store])
+            for number in self._numbers()
+            for store in self._stores
+            if (store, number) not in self.rotten
+        ]
+
+    def floor_for(self, wanted: int) -> int | None:
+        """The newest version up to `wanted` that all stores load, as the root is now."""
+        loads = [self._restorable(store) for store in self._stores]
+        return max((n for n in range(1, wanted + 1) if all(n in of_store for of_store in loads)), default=None)
+
+    def make(self, plan: RetentionPlan, floor: int | None, *, is_alone: bool) -> None:
+        """A plan is carried out, which was made when `floor` was the newest version that all stores loaded. `is_alone`:
+        since it began to look no other run was under way, which may not have seen the damage."""
+        if plan.floor is None or plan.head is None or floor is None:
+            return
+        newest = max(1, plan.head - self._retained_versions + 1)
+        if plan.floor > newest:
+            raise Lost(f"a floor of {plan.floor} keeps fewer than {self._retained_versions} versions")
+        lower = min(floor, plan.floor)
+        self.held_floor = lower if is_alone and lower < self.floor else None
+        self.floor = max(self.floor, lower)
+
+    def require(self, why: str) -> None:
+        """Raises `Lost` when a promised version has neither a whole snapshot nor a gapless way from an older one."""
+        loads = {store: self._restorable(store) for store in self._stores}
+        for store, version in self.promised():
+            if version.version not in loads[store]:
+                raise Lost(f"{store} {version} is not restorable any more after {why}; the floor is {self.floor}")
+
+    def rot(self) -> None:
+        """Something was damaged from outside: what does not load now was not lost by us."""
+        for store in self._stores:
+            loads = self._restorable(store)
+            self.rotten |= {(store, number) for number in self._numbers() if number not in loads}
+
+    def _numbers(self) -> list[int]:
+        held = [] if self.held_floor is None else [self.held_floor]
+        return [*held, *range(self.floor, self.head + 1)]
+
+    def whole_snapshots(self, store: StorePath) -> list[VersionId]:
+        """Versions of the committed chain with a zip whose tables are all there."""
+        tables = catalog.files(self._root, store.folder).get(store, StoreFiles()).tables
+        found = []
+        for number in range(1, len(self.committed)):
+            version = self.committed[number][store]
+            metadata = self._metadata(store.snapshot(version))
+            if metadata is not None and all(
+                t.dfs_name in tables and tables[t.dfs_name].size_bytes == t.size_bytes for t in metadata.tables
+            ):
+                found.append(version)
+        return found
+
+    def files(self) -> list[str]:
+        """The files of committed versions, and all tables: what may rot, but for what belongs to running attempts."""
+        named = {
+            path
+            for of_version in self.committed.values()
+            for store, version in of_version.items()
+            for path in (store.changelog(version), store.snapshot(version))
+        }
+        return sorted(path for path in self._root.objects if path in named or f"/{names.TABLES}" in path)
+
+    def named_tables(self, store: StorePath) -> set[str]:
+        """What any zip of a committed version names."""
+        found = (self._metadata(store.snapshot(of_version[store])) for of_version in self.committed.values())
+        return {table.dfs_name for metadata in found if metadata is not None for table in metadata.tables}
+
+    def heads_load(self) -> bool:
+        """Whether the query can go on."""
+        return all(self.head in self._restorable(store) for store in self._stores)
+
+    def _restorable(self, store: StorePath) -> Collection[int]:
+        found: set[int] = set()
+        snapshots = set(self.whole_snapshots(store))
+        reached = True
+        for number in range(1, len(self.committed)):
+            version = self.committed[number][store]
+            reached = version in snapshots or (reached and store.changelog(version) in self._root.objects)
+            if reached:
+                found.add(number)
+        return found
+
+    def _metadata(self, path: str) -> SnapshotMetadata | None:
+        found = self._root.objects.get(path)
+        if found is None:
+            return None
+        if self._zips.get(path, (b"",))[0] is not found.data:
+            try:
+                self._zips[path] = (found.data, read_snapshot(found.data, path).metadata)
+            except CorruptFile:
+                self._zips[path] = (found.data, None)
+        return self._zips[path][1]

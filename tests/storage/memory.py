@@ -1,0 +1,88 @@
+"""A root in memory, for simulations: the same guarantees as on disk and on S3, and times that a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.errors import AlreadyExists, ObjectMissing
+from statestore.storage.base import Created, Entries, Entry, Kind, OpenedStore, checked, checked_folder, is_listed
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """Bytes, and when they were written (seconds since the epoch)."""
+
+    data: bytes
+    modified_at_seconds: float
+
+
+class MemoryStorage(OpenedStore):
+    """Storage in a dict. `now_seconds` is the store's own clock."""
+
+    def __init__(self, now_seconds: Callable[[], float]) -> None:
+        super().__init__("memory://")
+        self.objects: dict[str, StoredObject] = {}
+        self._now_seconds = now_seconds
+
+    def read(self, path: str) -> bytes:
+        self.requests.count(Kind.READ)
+        data = self._found(path).data
+        self.requests.received(len(data))
+        return data
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        self.requests.count(Kind.READ)
+        data = self._found(path).data[start : start + length]
+        self.requests.received(len(data))
+        return data
+
+    def download(self, path: str, target: Path) -> int:
+        data = self.read(path)
+        target.write_bytes(data)
+        return len(data)
+
+    def create(self, path: str, data: bytes | Path) -> Created:
+        body = data.read_bytes() if isinstance(data, Path) else data
+        self.requests.count(Kind.CREATE, bytes_written=len(body))
+        there = self.objects.get(checked(path))
+        if there is None:
+            self.objects[path] = StoredObject(body, self._now_seconds())
+            return Created.NEW
+        if there.data == body:
+            return Created.SAME
+        raise AlreadyExists("stands there with other bytes", path=path, hint="somebody else was first")
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.requests.count(Kind.REPLACE, bytes_written=len(data))
+        self.objects[checked(path)] = StoredObject(data, self._now_seconds())
+
+    def list(self, prefix: str) -> Entries:
+        self.requests.count(Kind.LIST)
+        below = f"{checked_folder(prefix)}/" if prefix else ""
+        return [
+            _entry(path, found)
+            for path, found in sorted(self.objects.items())
+            if path.startswith(below) and is_listed(path, prefix)
+        ]
+
+    def stat(self, path: str) -> Entry | None:
+        self.requests.count(Kind.STAT)
+        found = self.objects.get(checked(path))
+        return None if found is None else _entry(path, found)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.requests.count(Kind.DELETE)
+        for path in paths:
+            self.objects.pop(checked(path), None)
+
+    def _found(self, path: str) -> StoredObject:
+        found = self.objects.get(checked(path))
+        if found is None:
+            raise ObjectMissing("is not there", path=path)
+        return found
+
+
+def _entry(path: str, found: StoredObject) -> Entry:
+    return Entry(path, len(found.data), found.modified_at_seconds)
