@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from unittest import mock
@@ -46,9 +46,9 @@ def _only_the_log_counts(judge, given, chain, version):  # type: ignore[no-untyp
     return Rule.DEAD_BRANCH if given is Rule.RESTORES and not in_log else None
 
 
-def _without_a_second_look(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Deleted:
-    retention._delete(storage, [verdict.path for verdict in planned.deletions], may_delete)
-    return Deleted(planned.store, Outcome.DONE, len(planned.deletions), 0)
+def _without_a_second_look(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Iterator[Deleted]:
+    for part in retention._delete(storage, planned.deletions, may_delete):
+        yield Deleted(planned.store, Outcome.DONE, len(part), 0)
 
 
 def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
