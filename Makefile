@@ -34,11 +34,11 @@ test: env
 slow-test: env
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# Minutes of SIGKILL: make kill-test KILLS=40 SEED=7
+# Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"
 KILLS ?= 40
 SEED ?= 7
 kill-test: env
-	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 # Schedules of a query and its maintainers in virtual time, a second or two each; one again, turn by turn:
 # python -m tests.faults.simulate --seed 17 --trace
