@@ -1,6 +1,7 @@
 """Kills the flights job with SIGKILL, again and again, and compares what is left at the end with pandas.
 
     python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
+        [--resume]
 
 Each run of the job is shot at one point of its life (`kill_points`), the next one goes on from there. After the last
 shot a run goes to the end of the input, and then the facts and the state, which Spark's own reader reads, have to be
@@ -37,6 +38,7 @@ from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
 from tests.faults.processes import in_session, kill
 
 _RUN_SECONDS = 400.0
+_DAY_SECONDS = 15.0
 _GONE_SECONDS = 20.0
 _DAYS_OF_A_YEAR = 366
 _FED_AHEAD = 3
@@ -70,11 +72,11 @@ class Campaign:
         log = self.folder / f"run-{self.runs:03}.log"
         job = self._start(shot, log)
         try:
-            code = job.wait(_RUN_SECONDS)
+            # The last run goes on to the end of the input.
+            limit = _RUN_SECONDS + (0 if shot else _DAY_SECONDS * self.days)
+            code = job.wait(limit)
         except subprocess.TimeoutExpired:
-            raise self._broken(
-                f"run {self.runs} ({shot}) neither died nor ended in {_RUN_SECONDS:.0f} s", log
-            ) from None
+            raise self._broken(f"run {self.runs} ({shot}) neither died nor ended in {limit:.0f} s", log) from None
         finally:
             self._leave_nothing(job.pid)
         return self._judged(shot, code, self._lines()[lines_before:], log)
@@ -164,6 +166,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="a folder that is not there yet, kept at the end")
     parser.add_argument("--days", type=int, help="how many days are fed (default: enough for all kills)")
     parser.add_argument("--all", action="store_true", help="go on to the end of the year")
+    parser.add_argument("--resume", action="store_true", help="go on in a folder where a campaign was interrupted")
     parser.add_argument("--maintained", action="store_true", help="with maintenance beside the job, killed as well")
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
     parser.add_argument("--small", action="store_true", help="five kills over about ten batches")
@@ -174,7 +177,7 @@ def main() -> int:
     days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, _FEWEST_DAYS if not chosen.small else 0)
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="statekeeper-kill-test-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if any(folder.iterdir()) and not chosen.resume:
         parser.error(f"{folder} is not empty")
     started = time.monotonic()
     campaign = Campaign(folder, days)
