@@ -106,7 +106,7 @@ def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
 
 def newest_batch(storage: Storage) -> int | None:
     """The newest batch in the commit log; None when there is none."""
-    return max((batch for batch in _batches(storage) if batch is not None), default=None)
+    return max(_batches(storage), default=None)
 
 
 def heads(storage: Storage) -> Heads | None:
@@ -114,22 +114,17 @@ def heads(storage: Storage) -> Heads | None:
 
     Raises `NotACheckpoint`, `CorruptFile` for a commit that does not fit the operators, `UnknownFormatVersion`.
     """
-    batch = newest_batch(storage)
-    if batch is None:
-        if read_or_none(storage, names.QUERY_METADATA) is None:
-            raise NotACheckpoint(
-                "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
-            )
-        return None
-    return Heads(batch, _committed(storage, batch, {}))
+    return _heads(storage, _batches(storage), {})
 
 
 def commit_log(storage: Storage) -> CommitLog | None:
     """All of the commit log, one request a batch; None when no batch was committed yet. Raises as `heads`."""
-    newest = heads(storage)
+    batches = _batches(storage)
+    # The newest commit goes first: what it leaves in `known` need not be read again for each of the others.
+    known: _Operators = {}
+    newest = _heads(storage, batches, known)
     if newest is None:
         return None
-    known: _Operators = {}
     found: dict[int, Mapping[StorePath, VersionId]] = {newest.batch: newest.heads}
 
     def read(batch: int) -> None:
@@ -137,16 +132,27 @@ def commit_log(storage: Storage) -> CommitLog | None:
         with suppress(ObjectMissing):
             found[batch] = _committed(storage, batch, known)
 
-    at_once(read, [batch for batch in _batches(storage) if batch is not None and batch < newest.batch])
+    at_once(read, [batch for batch in batches if batch < newest.batch])
     return CommitLog(dict(sorted(found.items())))
 
 
-def _batches(storage: Storage) -> list[int | None]:
-    return [names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS)]
+def _batches(storage: Storage) -> list[int]:
+    parsed = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
+    return [batch for batch in parsed if batch is not None]
 
 
 _Operators = dict[int, operators.OperatorMetadata | None]
 """Metadata that was read, by operator; None for one that has none."""
+
+
+def _heads(storage: Storage, batches: list[int], known: _Operators) -> Heads | None:
+    if not batches:
+        if read_or_none(storage, names.QUERY_METADATA) is None:
+            raise NotACheckpoint(
+                "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
+            )
+        return None
+    return Heads(max(batches), _committed(storage, max(batches), known))
 
 
 def _committed(storage: Storage, batch: int, known: _Operators) -> dict[StorePath, VersionId]:
