@@ -14,9 +14,8 @@ from benchmarks.measure import Table
 from benchmarks.state_roots import StateRoot, changes
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
-from statestore.maintenance import audit, retention, snapshot
+from statestore.maintenance import audit, retention, runs, snapshot
 from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.runs import run as maintenance_run
 
 STORES = 1_000
 VERSIONS = 100
@@ -97,9 +96,9 @@ def _take_snapshots(root: StateRoot, scratch: Path, stores: int) -> None:
         if isinstance(outcome, StatekeeperError):
             raise outcome
 
-    lines = [{"store": str(action.store)} for action in planned]
-    with maintenance_run(root.storage, "snapshot", lines, holder="a benchmark", clock=clock, ids=ids):
-        snapshot.execute_all(root.storage, planned, ended, scratch=scratch / "scratch", clock=clock, ids=ids)
+    runs.take_snapshots(
+        root.storage, planned, ended, scratch=scratch / "scratch", holder="a benchmark", clock=clock, ids=ids
+    )
 
 
 def _audit(root: StateRoot) -> _Pass:
@@ -115,10 +114,8 @@ def _collect(root: StateRoot, name: str) -> _Pass:
     started, before = perf_counter(), root.storage.requests.snapshot()
     gathered = retention.gather(root.storage, policy, clock=clock)
     planned = retention.plan(gathered, policy)
-    with maintenance_run(root.storage, "gc", [], holder="a benchmark", clock=clock, ids=RandomIds()) as under_way:
-        steps = retention.execute(root.storage, planned, run=under_way.id, lease=under_way.lease, clock=clock)
-        done = list(steps)
-        retention.remember(root.storage, gathered, planned, done)
+    steps = runs.delete(root.storage, gathered, planned, holder="a benchmark", clock=clock, ids=RandomIds())
+    done = list(steps)
     spent = root.storage.requests.since(before).total
     deleted = sum(step.files for step in done)
     return _Pass(name, len(gathered.chains), spent, deleted, perf_counter() - started)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
-from statestore.maintenance import snapshot
+from statestore.maintenance import records, runs, snapshot
+from statestore.maintenance.records import Record
 from statestore.storage import Storage
 
 EMERGENCY_CHANGELOGS = 600
@@ -33,10 +34,28 @@ def take_emergency_snapshots(
             f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
             "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
         )
-    for action in late:
         try:
-            taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
+            # Without a lease, which a maintainer may hold: this cannot wait.
+            with runs.recorded(storage, "snapshot", ids.fresh(), map(records.of_action, late), clock) as done:
+                for action in late:
+                    done.append(_take(storage, action, scratch=scratch, clock=clock, ids=ids, warn=warn))
         except StatekeeperError as error:
-            warn(f"{action.store}: an emergency snapshot failed: {error}")
-        else:
-            warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
+            warn(f"the record of emergency snapshots cannot be written, what is missing waits for a batch: {error}")
+
+
+def _take(
+    storage: Storage,
+    action: snapshot.TakeSnapshot,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    warn: Callable[[str], None],
+) -> Record:
+    try:
+        taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
+    except StatekeeperError as error:
+        warn(f"{action.store}: an emergency snapshot failed: {error}")
+        return records.of_failed(action, error)
+    warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
+    return records.of_taken(taken)

@@ -26,10 +26,9 @@ from statestore.cli.common import (
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
-from statestore.maintenance import retention
+from statestore.maintenance import records, retention, runs
 from statestore.maintenance.config import Mode
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Rule
-from statestore.maintenance.runs import run
 
 
 @click.command()
@@ -80,16 +79,11 @@ def gc(
         )
     failure: StatekeeperError | None = None
     try:
-        with (
-            run(storage, "gc", _record(planned), holder=holder(), clock=clock, ids=RandomIds()) as under_way,
-            progress_bar() as progress,
-        ):
+        with progress_bar() as progress:
             bar = progress.add_task("deleting", total=len(planned.deletions))
-            for step in retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=clock):
+            for step in runs.delete(storage, gathered, planned, holder=holder(), clock=clock, ids=RandomIds()):
                 done.append(step)
-                under_way.done.append(_step_object(step))
                 progress.advance(bar, step.files)
-            retention.remember(storage, gathered, planned, done)
     except RootHeld:
         raise
     except StatekeeperError as error:
@@ -124,24 +118,8 @@ def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> d
             for verdict in planned.verdicts
             if verbose or verdict.rule.deletes
         ],
-        "done": [_step_object(step) for step in done],
+        "done": [records.of_deleted(step) for step in done],
     }
-
-
-def _step_object(step: Deleted) -> dict[str, Any]:
-    return {
-        "store": None if step.store is None else str(step.store),
-        "outcome": step.outcome.name.lower(),
-        "files": step.files,
-        "bytes": step.size_bytes,
-        "spared": list(step.spared),
-        "detail": step.detail,
-    }
-
-
-def _record(planned: RetentionPlan) -> list[dict[str, Any]]:
-    head = {"head": planned.head, "floor": planned.floor, "findings": list(planned.findings)}
-    return [head, *({"delete": verdict.path, "rule": verdict.rule.name.lower()} for verdict in planned.deletions)]
 
 
 def _print(console: Console, planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> None:

@@ -28,10 +28,10 @@ from statestore.cli.common import (
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.maintenance import records, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.runs import run
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 
 _MIB = 1024 * 1024
@@ -85,7 +85,7 @@ def snapshot(
     gathered = snapshots.gather(storage)
     plan = snapshots.plan(gathered, policy, take_all=take_all)
     if dry_run:
-        output.show(_plan_object(plan), lambda console: console.print(_plan_table(plan)))
+        output.show(records.of_snapshot_plan(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
     if plan.take and root.policies.mode_for(is_own=gathered.is_own) is Mode.OBSERVE:
         raise RefusedAsUnsafe("mode observe: nothing may be written", path=storage.url, hint="--dry-run shows the plan")
@@ -110,49 +110,28 @@ def _take(
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
     **how: Any,
 ) -> None:
-    """Make them, under the lease and on record."""
-    clock, ids = SystemClock(), RandomIds()
+    """Make them, and show how far it is."""
     progress = progress_bar()
     bar = progress.add_task("snapshots", total=len(plan.take))
-    planned = [_action_object(action) for action in plan.take]
-    with run(root.storage, "snapshot", planned, holder=holder(), clock=clock, ids=ids) as under_way, progress:
 
-        def ended(action: snapshots.TakeSnapshot, outcome: snapshots.Taken | StatekeeperError) -> None:
-            if isinstance(outcome, StatekeeperError):
-                failed.append((action, outcome))
-                under_way.done.append(_failed_object(action, outcome))
-                say(outcome, of=action.store)
-            else:
-                taken.append(outcome)
-                under_way.done.append(_one_object(outcome))
-            progress.advance(bar)
-            under_way.lease.beat()
+    def ended(action: snapshots.TakeSnapshot, outcome: snapshots.Taken | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append((action, outcome))
+            say(outcome, of=action.store)
+        else:
+            taken.append(outcome)
+        progress.advance(bar)
 
-        snapshots.execute_all(root.storage, plan.take, ended, clock=clock, ids=ids, **how)
+    with progress:
+        runs.take_snapshots(
+            root.storage, plan.take, ended, holder=holder(), clock=SystemClock(), ids=RandomIds(), **how
+        )
 
 
 def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
     if failed:
         return PARTLY_DONE if taken else FAILED
     return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
-
-
-def _plan_object(plan: SnapshotPlan) -> dict[str, Any]:
-    """The plan, with the reason for each store."""
-    return {
-        "batch": plan.batch,
-        "take": [_action_object(action) for action in plan.take],
-        "leave": [_action_object(action) for action in plan.leave],
-    }
-
-
-def _action_object(action: TakeSnapshot | LeaveAlone) -> dict[str, Any]:
-    return {
-        "store": str(action.store),
-        "version": str(action.version),
-        "reason": action.reason.name.lower(),
-        "explained": action.explained,
-    }
 
 
 def _plan_table(plan: SnapshotPlan) -> Table:
@@ -177,31 +156,10 @@ def _taken_object(
 ) -> dict[str, Any]:
     """What became of a plan."""
     return {
-        **_plan_object(plan),
-        "taken": [_one_object(one) for one in taken],
-        "failed": [_failed_object(action, error) for action, error in failed],
+        **records.of_snapshot_plan(plan),
+        "taken": [records.of_taken(one) for one in taken],
+        "failed": [records.of_failed(action, error) for action, error in failed],
     }
-
-
-def _one_object(one: Taken) -> dict[str, Any]:
-    return {
-        "store": str(one.action.store),
-        "version": str(one.action.version),
-        "outcome": one.published.name.lower(),
-        "keys": one.keys,
-        "tables": one.tables,
-        "new_tables": one.new_tables,
-        "uploaded_bytes": one.uploaded_bytes,
-        "replayed_keys": one.replayed_keys,
-        "skipped_snapshots": list(one.skipped_snapshots),
-        "tail_bytes": one.action.tail_bytes,
-        "restore_seconds": round(one.restore_seconds, 3),
-        "seconds": round(one.seconds, 3),
-    }
-
-
-def _failed_object(action: TakeSnapshot, error: StatekeeperError) -> dict[str, Any]:
-    return {"store": str(action.store), "code": error.code, "error": str(error)}
 
 
 def _print_taken(

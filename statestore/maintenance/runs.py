@@ -1,48 +1,102 @@
-"""One run of a verb that writes: the lease held, the plan written down before, the outcome after, however it ends."""
+"""Runs of the verbs that write: the lease held, the plan on record before, the outcome after, however a run ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
-from statestore.maintenance import lease
+from statestore.maintenance import lease, records, retention, snapshot
 from statestore.maintenance.history import History
-from statestore.maintenance.lease import HeldLease
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.records import Record
+from statestore.maintenance.retention import Deleted, Gathered, RetentionPlan
+from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.storage import Storage
 
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is under way. What is added to `done` is its outcome, a line each."""
-
-    id: str
-    lease: HeldLease
-    done: list[dict[str, Any]] = field(default_factory=list)
+Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
+"""Told what became of each store, of one at a time."""
 
 
 @contextmanager
-def run(
-    storage: Storage, verb: str, plan: Iterable[dict[str, Any]], *, holder: str, clock: Clock, ids: Ids
-) -> Iterator[Run]:
-    """Hold the lease and keep the record of a run. Raises `RootHeld`, `StorageError`."""
-    name = ids.fresh()
-    with lease.held(storage, verb, run=name, holder=holder, clock=clock) as held:
-        history = History.begin(storage, verb, name, clock)
-        history.plan(plan)
-        under_way = Run(name, held)
-        try:
-            yield under_way
-        except BaseException as error:
-            failed = {
-                "failed": str(error) or type(error).__name__,
-                "code": error.code if isinstance(error, StatekeeperError) else "failed",
-            }
-            # What went wrong is told by the error itself, not by a record that could not be written.
-            with suppress(StatekeeperError):
-                history.outcome([*under_way.done, failed])
-            raise
-        history.outcome(under_way.done)
+def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Record], clock: Clock) -> Iterator[list[Record]]:
+    """The record of a run: the plan before, and after it what was added to the list, a line each.
+
+    Raises `StorageError`, and whatever is raised within, which is in the outcome then.
+    """
+    history = History.begin(storage, verb, run, clock)
+    history.plan(plan)
+    done: list[Record] = []
+    try:
+        yield done
+    except BaseException as error:
+        failed = {
+            "failed": str(error) or type(error).__name__,
+            "code": error.code if isinstance(error, StatekeeperError) else "failed",
+        }
+        # What went wrong is told by the error itself, not by a record that could not be written.
+        with suppress(StatekeeperError):
+            history.outcome([*done, failed])
+        raise
+    history.outcome(done)
+
+
+def take_snapshots(
+    storage: Storage,
+    actions: Sequence[TakeSnapshot],
+    ended: Ended,
+    *,
+    scratch: Path,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+    holder: str,
+    clock: Clock,
+    ids: Ids,
+) -> None:
+    """Make these snapshots, `workers` at a time in `memory_bytes` altogether. One that fails does not stop the others.
+
+    Raises `RootHeld`, `StorageError` for the lease or the record.
+    """
+    run, plan = ids.fresh(), [records.of_action(action) for action in actions]
+    with (
+        lease.held(storage, "snapshot", run=run, holder=holder, clock=clock) as held,
+        recorded(storage, "snapshot", run, plan, clock) as done,
+    ):
+
+        def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+            done.append(records.of_outcome(action, outcome))
+            held.beat()
+            ended(action, outcome)
+
+        snapshot.execute_all(
+            storage,
+            actions,
+            record,
+            scratch=scratch,
+            workers=workers,
+            memory_bytes=memory_bytes,
+            clock=clock,
+            ids=ids,
+        )
+
+
+def delete(
+    storage: Storage, gathered: Gathered, planned: RetentionPlan, *, holder: str, clock: Clock, ids: Ids
+) -> Iterator[Deleted]:
+    """Delete what retention planned from these facts, and say after each request what was done.
+
+    Raises as `retention.execute`, and `RootHeld`.
+    """
+    run = ids.fresh()
+    steps: list[Deleted] = []
+    with (
+        lease.held(storage, "gc", run=run, holder=holder, clock=clock) as held,
+        recorded(storage, "gc", run, records.of_retention_plan(planned), clock) as done,
+    ):
+        for step in retention.execute(storage, planned, run=run, lease=held, clock=clock):
+            steps.append(step)
+            done.append(records.of_deleted(step))
+            yield step
+        retention.remember(storage, gathered, planned, steps)

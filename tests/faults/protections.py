@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from statestore.chain import Chain
-from statestore.maintenance import announcements, retention
-from statestore.maintenance.retention import Deleted, MayDelete, Outcome, RetentionPolicy, Rule, StoreVerdicts
+from statestore.format.names import VersionId
+from statestore.maintenance import announcements
+from statestore.maintenance.retention import Deleted, Outcome, RetentionPolicy, Rule, StoreVerdicts, delete, judge, look
+from statestore.maintenance.retention.delete import MayDelete
 from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.storage import Storage
+from statestore.storage import Entry, Storage
+from tests.faults.weather import Weather
 
 
 @dataclass(frozen=True)
 class Protection:
-    """Something that is missed when it is taken out, soonest in the weather that is given: what differs from chance's."""
+    """Something that is missed when it is taken out, soonest in the weather that `weather` makes of chance's."""
 
     what: str
     removed: Callable[[], AbstractContextManager[object]]
-    weather: Mapping[str, object] = field(default_factory=dict)
+    weather: Callable[[Weather], Weather] = lambda weather: weather
 
 
-def _version_rule(instead: Callable[..., Rule | None]) -> AbstractContextManager[object]:
+WrongRule = Callable[[judge.Judge, Rule, Chain, VersionId], Rule | None]
+
+
+def _version_rule(instead: WrongRule) -> AbstractContextManager[object]:
     """Another rule for changelogs and snapshots, where `instead` gives one."""
-    right = retention._Judge._version_rule
+    right = judge.Judge.version_rule
 
-    def rule(judge, chain, base, version, entry, *, is_snapshot):  # type: ignore[no-untyped-def]
-        given = right(judge, chain, base, version, entry, is_snapshot=is_snapshot)
-        other = instead(judge, given, chain, version)
-        if other is not None and not judge._is_young(entry):
-            return other
-        return given
+    def rule(
+        judging: judge.Judge,
+        chain: Chain,
+        base: VersionId | None,
+        version: VersionId,
+        entry: Entry,
+        *,
+        is_snapshot: bool,
+    ) -> Rule:
+        given = right(judging, chain, base, version, entry, is_snapshot=is_snapshot)
+        other = instead(judging, given, chain, version)
+        return given if other is None or judging.is_young(entry) else other
 
-    return mock.patch.object(retention._Judge, "_version_rule", rule)
+    return mock.patch.object(judge.Judge, "version_rule", rule)
 
 
-def _running_is_dead(_judge, given, _chain, _version):  # type: ignore[no-untyped-def]
+def _running_is_dead(_judging: judge.Judge, given: Rule, _chain: Chain, _version: VersionId) -> Rule | None:
     return Rule.DEAD_BRANCH if given is Rule.RUNNING else None
 
 
-def _only_the_log_counts(judge, given, chain, version):  # type: ignore[no-untyped-def]
-    in_log = version.version in judge._gathered.log.of_store(chain.store)
+def _only_the_log_counts(judging: judge.Judge, given: Rule, chain: Chain, version: VersionId) -> Rule | None:
+    log = judging.gathered.log
+    assert log is not None
+    in_log = version.version in log.of_store(chain.store)
     return Rule.DEAD_BRANCH if given is Rule.RESTORES and not in_log else None
 
 
 def _without_a_second_look(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Iterator[Deleted]:
-    for part in retention._delete(storage, planned.deletions, may_delete):
+    for part in delete._delete(storage, planned.deletions, may_delete):
         yield Deleted(planned.store, Outcome.DONE, len(part), 0)
 
 
@@ -55,25 +69,35 @@ def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
     return wanted if any(chain.bases for chain in chains) else None
 
 
-_MANY_SNAPSHOTS: Mapping[str, object] = {
-    "retention": RetentionPolicy(versions=3, grace_seconds=0.0),
-    "snapshots": SnapshotPolicy(changelogs=1),
-    "has_spark": True,
-}
+def _floor_rises() -> AbstractContextManager[object]:
+    patched = ExitStack()
+    for module in (look, judge):
+        patched.enter_context(mock.patch.object(module, "common_floor", _wanted_whatever_loads))
+    return patched
+
+
+def _many_snapshots(weather: Weather) -> Weather:
+    return replace(
+        weather,
+        retention=RetentionPolicy(versions=3, grace_seconds=0.0),
+        snapshots=SnapshotPolicy(changelogs=1),
+        has_spark=True,
+    )
+
 
 PROTECTIONS = {
     "announcements": Protection(
         "nobody heeds what is announced for deletion",
         lambda: mock.patch.object(announcements, "doomed", return_value=frozenset()),
-        _MANY_SNAPSHOTS
-        | {
-            "stores": 1,
-            "batches": 40,
-            "stall_chance_of_changes": 0.15,
-            "crash_chance": 0.0,
-            "failure_chance": 0.0,
-            "has_damage": False,
-        },
+        lambda weather: replace(
+            _many_snapshots(weather),
+            stores=1,
+            batches=40,
+            stall_chance_of_changes=0.15,
+            crash_chance=0.0,
+            failure_chance=0.0,
+            has_damage=False,
+        ),
     ),
     "running": Protection("what is newer than the head is taken for dead", lambda: _version_rule(_running_is_dead)),
     "lineage": Protection(
@@ -81,17 +105,19 @@ PROTECTIONS = {
     ),
     "second look": Protection(
         "a store is not looked at again before its files go",
-        lambda: mock.patch.object(retention, "_execute_store", _without_a_second_look),
-        {"has_damage": True},
+        lambda: mock.patch.object(delete, "_execute_store", _without_a_second_look),
+        lambda weather: replace(weather, has_damage=True),
     ),
     "common floor": Protection(
         "the floor rises whatever the stores load",
-        lambda: mock.patch.object(retention, "_common_floor", _wanted_whatever_loads),
-        _MANY_SNAPSHOTS | {"stores": 2, "has_damage": True, "stall_chance_of_changes": 0.01, "crash_chance": 0.0},
+        _floor_rises,
+        lambda weather: replace(
+            _many_snapshots(weather), stores=2, has_damage=True, stall_chance_of_changes=0.01, crash_chance=0.0
+        ),
     ),
     "bounded clocks": Protection(
         "a clock may be off by more than an announcement stands",
         nullcontext,
-        _MANY_SNAPSHOTS | {"clock_jumps_seconds": 2 * announcements.STANDS_SECONDS},
+        lambda weather: replace(_many_snapshots(weather), clock_jumps_seconds=2 * announcements.STANDS_SECONDS),
     ),
 }

@@ -16,7 +16,8 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from unittest import mock
 
@@ -49,7 +50,9 @@ def run_seed(seed: int, *, without: str | None = None, show: Callable[[str], Non
     """One schedule. `without`: a protection that is taken out of the library for it."""
     turns = Turns(seed, show)
     protection = PROTECTIONS[without] if without else None
-    weather = replace(Weather.of(turns.chance), **protection.weather if protection else {})  # type: ignore[arg-type]
+    weather = Weather.of(turns.chance)
+    if protection is not None:
+        weather = protection.weather(weather)
     scratch = Path(tempfile.mkdtemp(prefix="statekeeper-simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
     world = World(turns, weather, scratch)
     failure = None
@@ -80,7 +83,8 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print each turn")
     parser.add_argument("--break", dest="without", choices=PROTECTIONS, help="take this protection out of the library")
     chosen = parser.parse_args()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    assert isinstance(sys.stdout, TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     seeds = [chosen.seed] if chosen.seed is not None else range(chosen.first, chosen.first + chosen.seeds)
     stopped: list[int] = []
     for name in (signal.SIGTERM, signal.SIGINT):

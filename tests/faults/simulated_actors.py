@@ -13,8 +13,7 @@ from statestore.errors import StatekeeperError, StorageError
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statestore.maintenance import lease, retention, snapshot
-from statestore.maintenance.history import History
+from statestore.maintenance import lease, records, retention, runs, snapshot
 from statestore.storage import Storage
 from statestore.store import StateStore
 from tests.faults.faulty_storage import SimulatedCrash
@@ -24,6 +23,7 @@ from tests.faults.turns import Actor, VirtualClock
 from tests.hosts import changed, column
 
 _TWIN_CHANCE = 0.15
+_FULL_PASS_CHANCE = 0.2
 _ZOMBIE_CHANCE = 0.1
 _LOST_ATTEMPT_CHANCE = 0.08
 _UPLOADS_TRIED = 4
@@ -201,12 +201,14 @@ class Maintainer:
         """What `statekeeper snapshot` does."""
         world = self._world
         planned = snapshot.plan(snapshot.gather(storage), world.weather.snapshots)
-        for action in planned.take:
-            try:
-                snapshot.execute(storage, action, scratch=self._scratch, clock=self._clock, ids=world.ids)
-                world.counts.what["snapshots made"] += 1
-            except StatekeeperError as error:
-                world.failed(actor, error)
+        run = world.ids.fresh()
+        with runs.recorded(storage, "snapshot", run, map(records.of_action, planned.take), self._clock):
+            for action in planned.take:
+                try:
+                    snapshot.execute(storage, action, scratch=self._scratch, clock=self._clock, ids=world.ids)
+                    world.counts.what["snapshots made"] += 1
+                except StatekeeperError as error:
+                    world.failed(actor, error)
 
     def collect(self, storage: Storage) -> None:
         """What `statekeeper gc --apply` does."""
@@ -217,22 +219,29 @@ class Maintainer:
     def _collect(self, storage: Storage) -> None:
         world, policy = self._world, self._world.weather.retention
         was_alone, this_run = world.under_way[UnderWay.COLLECTING] == 1, world.runs_begun
-        gathered = retention.gather(storage, policy, clock=self._clock)
+        everything = self._chance.random() < _FULL_PASS_CHANCE
+        gathered = retention.gather(storage, policy, clock=self._clock, everything=everything)
         floor = world.promises.floor_for(gathered.wanted_floor)
         planned = retention.plan(gathered, policy)
         run = world.ids.fresh()
         with ExitStack() as stack:
             with world.counted(UnderWay.PLANNED):
                 held = stack.enter_context(lease.held(storage, "gc", run=run, holder=self._name, clock=self._clock))
-                history = History.begin(storage, "gc", run, self._clock)
-                history.plan([{"delete": verdict.path} for verdict in planned.deletions])
-            world.promises.make(planned, floor, is_alone=was_alone and this_run == world.runs_begun)
+                plan = records.of_retention_plan(planned)
+                done = stack.enter_context(runs.recorded(storage, "gc", run, plan, self._clock))
+            if gathered.since is None:
+                world.promises.make(planned, floor, is_alone=was_alone and this_run == world.runs_begun)
+            else:
+                # Damage in stores that are not due is seen by the next full pass.
+                world.promises.make(planned, planned.floor, is_alone=False)
             with world.counted(UnderWay.DELETING):
-                done = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock))
-            history.outcome([{"files": step.files} for step in done])
+                steps = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock))
+            done += map(records.of_deleted, steps)
+            retention.remember(storage, gathered, planned, steps)
         world.counts.what["retention runs"] += 1
-        world.counts.what["files spared"] += sum(len(step.spared) for step in done)
-        world.counts.what["stores left alone"] += sum(s.outcome is retention.Outcome.CHANGED for s in done)
+        world.counts.what["retention runs over what is due"] += gathered.since is not None
+        world.counts.what["files spared"] += sum(len(step.spared) for step in steps)
+        world.counts.what["stores left alone"] += sum(s.outcome is retention.Outcome.CHANGED for s in steps)
 
 
 def maintain_as_spark(world: World, actor: Actor) -> None:

@@ -81,7 +81,9 @@ def _take_snapshots(world: World) -> None:
 
 def _plan(world: World) -> RetentionPlan:
     policy = replace(world.weather.retention, most_files=100_000)
-    return retention.plan(retention.gather(world.root, policy, clock=VirtualClock(world.turns)), policy)
+    return retention.plan(
+        retention.gather(world.root, policy, clock=VirtualClock(world.turns), everything=True), policy
+    )
 
 
 def _collect(world: World) -> None:

@@ -13,8 +13,7 @@ import pytest
 from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.errors import StorageError
 from statestore.format import names
-from statestore.maintenance import lease, retention, snapshot
-from statestore.maintenance.history import History
+from statestore.maintenance import lease, retention, runs, snapshot
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.checkpoints import Checkpoint
@@ -31,13 +30,10 @@ SHARE_ON_S3 = 4
 
 def garbage_collection(storage: Storage, clock: Clock) -> None:
     """What `statekeeper gc --apply` does."""
-    run = RandomIds().fresh()
-    planned = retention.plan(retention.gather(storage, POLICY, clock=clock), POLICY)
-    with lease.held(storage, "gc", run=run, holder="a test", clock=clock) as held:
-        history = History.begin(storage, "gc", run, clock)
-        history.plan([{"delete": verdict.path} for verdict in planned.deletions])
-        done = list(retention.execute(storage, planned, run=run, lease=held, clock=clock))
-        history.outcome([{"files": step.files} for step in done])
+    gathered = retention.gather(storage, POLICY, clock=clock)
+    planned = retention.plan(gathered, POLICY)
+    for _ in runs.delete(storage, gathered, planned, holder="a test", clock=clock, ids=RandomIds()):
+        pass
 
 
 @pytest.fixture

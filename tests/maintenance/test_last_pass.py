@@ -8,10 +8,9 @@ import pytest
 
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
-from statestore.maintenance import last_pass, retention, snapshot
+from statestore.maintenance import records, retention, runs, snapshot
 from statestore.maintenance.history import History
-from statestore.maintenance.retention import Deleted, Gathered, RetentionPolicy
-from statestore.maintenance.runs import run
+from statestore.maintenance.retention import Deleted, Gathered, RetentionPolicy, last_pass
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage
@@ -29,19 +28,14 @@ def collect(storage: Storage) -> tuple[Gathered, list[Deleted]]:
     """What `statekeeper gc --apply` does."""
     gathered = retention.gather(storage, POLICY, clock=CLOCK)
     planned = retention.plan(gathered, POLICY)
-    with run(storage, "gc", [], holder="a test", clock=CLOCK, ids=RandomIds()) as under_way:
-        steps = retention.execute(storage, planned, run=under_way.id, lease=under_way.lease, clock=CLOCK)
-        done = list(steps)
-        retention.remember(storage, gathered, planned, done)
-    return gathered, done
+    return gathered, list(runs.delete(storage, gathered, planned, holder="a test", clock=CLOCK, ids=RandomIds()))
 
 
 def take_snapshots(storage: Storage, scratch: Path, *partitions: int) -> None:
     """Of the stores of some partitions, as `statekeeper snapshot` does."""
     plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True)
     chosen = [action for action in plan.take if action.store.partition in partitions]
-    lines = [{"store": str(action.store)} for action in chosen]
-    with run(storage, "snapshot", lines, holder="a test", clock=CLOCK, ids=RandomIds()):
+    with runs.recorded(storage, "snapshot", RandomIds().fresh(), map(records.of_action, chosen), CLOCK):
         for action in chosen:
             snapshot.execute(storage, action, scratch=scratch, clock=CLOCK, ids=RandomIds())
 
@@ -143,7 +137,7 @@ def test_a_snapshot_that_is_under_way_keeps_its_store_due(checkpoint: Checkpoint
     take_snapshots(storage, tmp_path, 0, 1, 2, 3)
     checkpoint.grow(1)
     collect(storage)
-    with run(storage, "snapshot", [{"store": "state/0/3"}], holder="a test", clock=CLOCK, ids=RandomIds()):
+    with runs.recorded(storage, "snapshot", RandomIds().fresh(), [{"store": "state/0/3"}], CLOCK):
         for _ in range(2):
             gathered = retention.gather(storage, POLICY, clock=CLOCK)
             assert looked_at(gathered) == [3]

@@ -1,0 +1,76 @@
+"""Plans and outcomes of the verbs that write, as objects of JSON: in the history, in the command's output, in drills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statestore.errors import StatekeeperError
+from statestore.maintenance.retention import Deleted, RetentionPlan
+from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+
+Record = dict[str, Any]
+
+
+def of_snapshot_plan(plan: SnapshotPlan) -> Record:
+    """The plan, with the reason for each store."""
+    return {
+        "batch": plan.batch,
+        "take": [of_action(action) for action in plan.take],
+        "leave": [of_action(action) for action in plan.leave],
+    }
+
+
+def of_action(action: TakeSnapshot | LeaveAlone) -> Record:
+    """What is to become of one store."""
+    return {
+        "store": str(action.store),
+        "version": str(action.version),
+        "reason": action.reason.name.lower(),
+        "explained": action.explained,
+    }
+
+
+def of_outcome(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> Record:
+    """What became of a snapshot."""
+    return of_failed(action, outcome) if isinstance(outcome, StatekeeperError) else of_taken(outcome)
+
+
+def of_taken(taken: Taken) -> Record:
+    """A snapshot that was made."""
+    return {
+        "store": str(taken.action.store),
+        "version": str(taken.action.version),
+        "outcome": taken.published.name.lower(),
+        "keys": taken.keys,
+        "tables": taken.tables,
+        "new_tables": taken.new_tables,
+        "uploaded_bytes": taken.uploaded_bytes,
+        "replayed_keys": taken.replayed_keys,
+        "skipped_snapshots": list(taken.skipped_snapshots),
+        "tail_bytes": taken.action.tail_bytes,
+        "restore_seconds": round(taken.restore_seconds, 3),
+        "seconds": round(taken.seconds, 3),
+    }
+
+
+def of_failed(action: TakeSnapshot, error: StatekeeperError) -> Record:
+    """A snapshot that was not made."""
+    return {"store": str(action.store), "code": error.code, "error": str(error)}
+
+
+def of_retention_plan(plan: RetentionPlan) -> list[Record]:
+    """The head, and each file that goes, with its rule."""
+    head = {"head": plan.head, "floor": plan.floor, "findings": list(plan.findings)}
+    return [head, *({"delete": verdict.path, "rule": verdict.rule.name.lower()} for verdict in plan.deletions)]
+
+
+def of_deleted(step: Deleted) -> Record:
+    """What one request of retention did."""
+    return {
+        "store": None if step.store is None else str(step.store),
+        "outcome": step.outcome.name.lower(),
+        "files": step.files,
+        "bytes": step.size_bytes,
+        "spared": list(step.spared),
+        "detail": step.detail,
+    }

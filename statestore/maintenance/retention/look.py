@@ -1,0 +1,148 @@
+"""Looks at the stores in which something can have changed, and at the logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from statestore import catalog
+from statestore.catalog import CommitLog, StoreFiles
+from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
+from statestore.clock import Clock
+from statestore.errors import CorruptFile
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance import announcements
+from statestore.maintenance.retention import last_pass
+from statestore.maintenance.retention.facts import (
+    Gathered,
+    LogFiles,
+    Strays,
+    batch_of,
+    common_floor,
+    is_young,
+    loadable,
+)
+from statestore.maintenance.retention.last_pass import LastPass
+from statestore.maintenance.retention.verdicts import RetentionPolicy
+from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once
+
+
+def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
+    """The facts about the stores in which something may have changed since the last pass, or about `everything`.
+
+    Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
+    one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
+    commit. And a listing of each log. Raises `NotACheckpoint`, `CorruptFile` for a commit log that cannot be read
+    (nothing may be deleted then), `StorageError`.
+    """
+    is_own = storage.stat(names.BINDING) is not None
+    # The log before the files: what is committed in between is newer than this head, and stays.
+    heads = catalog.heads(storage)
+    logs = _log_files(storage)
+    now = clock.now_seconds()
+    if heads is None:
+        return Gathered(is_own, None, (), {}, logs, 0, now)
+    wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
+    look = _Look(storage, policy, now)
+    last = None if everything or not is_own else last_pass.read(storage)
+    if last is not None:
+        due = _due(storage, last, logs, wanted)
+        if due is not None and due <= heads.heads.keys():
+            files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in due}
+            log = CommitLog({heads.batch: heads.heads})
+            chains, strays = look.at(log, files, wanted)
+            if common_floor(chains, wanted) == wanted or not chains:
+                return Gathered(is_own, log, chains, strays, logs, wanted, now, last)
+    full = catalog.commit_log(storage)
+    assert full is not None
+    found = catalog.files(storage)
+    every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
+    chains, strays = look.at(full, every, wanted)
+    return Gathered(is_own, full, chains, strays, logs, wanted, now)
+
+
+def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:
+    """The stores to look at since the last pass; None when all have to be."""
+    since = last_pass.snapshot_plans(logs.history) - last.plans
+    try:
+        return last.due(wanted, last_pass.planned_stores(storage, since))
+    except CorruptFile:
+        return None
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Looks at stores."""
+
+    storage: Storage
+    policy: RetentionPolicy
+    now_seconds: float
+
+    def at(
+        self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
+    ) -> tuple[tuple[Chain, ...], Strays]:
+        """The chains of these stores, as far back as a floor needs, and the snapshots that are not on them and may
+        stay. Call it after the files were listed."""
+        # Losing schedule of the other order: the announcements are read; another run announces a table, sees no zip that
+        # names it, and sleeps before it deletes; a snapshot that names it is published, and found whole here; what is
+        # below it is deleted; the other run wakes up. Its announcement came before that snapshot.
+        doomed = announcements.doomed(self.storage)
+        stores = sorted(files)
+        chains: dict[StorePath, Chain] = {}
+        down_to: int | None = wanted
+        while down_to is not None:
+            depth = down_to
+
+            def follow(store: StorePath, depth: int = depth) -> None:
+                committed = log.of_store(store)
+                chains[store] = walk(self.storage, store, committed, files[store], down_to=depth, doomed=doomed)
+
+            at_once(follow, stores)
+            down_to = _deeper(list(chains.values()), depth)
+        strays: dict[StorePath, dict[VersionId, SnapshotFacts]] = {store: {} for store in stores}
+
+        def read(place: tuple[StorePath, VersionId]) -> None:
+            store, version = place
+            strays[store][version] = look_at_snapshot(self.storage, store, version, files[store])
+
+        at_once(read, [(store, version) for store in stores for version in self._beside(chains[store])])
+        return tuple(chains[store] for store in stores), strays
+
+    def _beside(self, chain: Chain) -> list[VersionId]:
+        return [
+            version
+            for version, entry in chain.files.snapshots.items()
+            if version not in chain.snapshots
+            and (
+                version.version > chain.versions[0].version
+                or is_young(entry, self.policy.grace_seconds, self.now_seconds)
+            )
+        ]
+
+
+def _log_files(storage: Storage) -> LogFiles:
+    folders = (names.OFFSETS, names.COMMITS, names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER)
+    return LogFiles(*(tuple(storage.list(folder)) for folder in folders))
+
+
+def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
+    """The oldest version to retain, by count and by age."""
+    young = [
+        batch + 1
+        for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
+        if batch is not None and is_young(entry, policy.grace_seconds, now_seconds)
+    ]
+    # Below the oldest batch that there still is, nothing can be retained: an earlier pass has let it go.
+    there = [batch + 1 for batch in (batch_of(entry.path) for entry in commits) if batch is not None]
+    return max(1, min([head - policy.versions + 1, *young]), min(there, default=1))
+
+
+def _deeper(chains: list[Chain], depth: int) -> int | None:
+    """How far back the chains must be known before a floor can be found; None when no further walk helps."""
+    if common_floor(chains, depth) is not None:
+        return None
+    reachable = [max((number for number in loadable(chain) if number <= depth), default=None) for chain in chains]
+    known = [version for version in reachable if version is not None]
+    lowest = min(known, default=depth)
+    return lowest if len(known) == len(chains) and lowest < depth else None
