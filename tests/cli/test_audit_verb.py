@@ -5,25 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
 from statestore.format import names
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
-    checkpoint = Checkpoint(open_storage(str(root)), tmp_path)
-    checkpoint.grow(4)
-    return checkpoint
 
 
 def audit(root: Path, *arguments: object) -> Result:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
@@ -18,18 +17,6 @@ from tests.checkpoints import Checkpoint
 
 KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
-    checkpoint = Checkpoint(open_storage(str(root)), tmp_path)
-    checkpoint.grow(4)
-    return checkpoint
 
 
 def run(*arguments: object) -> Result:

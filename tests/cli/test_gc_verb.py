@@ -21,17 +21,12 @@ NOW = ("--retain", "3", "--grace", "0s")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
-    made = Checkpoint(open_storage(str(root)), tmp_path / "job")
-    for _ in range(3):
-        made.grow(4)
+def checkpoint(root: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Twelve versions, with a snapshot of each fourth."""
+    for batches in (0, 4, 4):
+        checkpoint.grow(batches)
         assert run("snapshot", root, "--all").exit_code == 0
-    return made
+    return checkpoint
 
 
 def run(*arguments: object) -> Result:

@@ -15,7 +15,7 @@ from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import announcements, lease, retention, snapshot
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Entry, Storage
+from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
 from tests.storage.clocks import SleeplessClock
@@ -27,6 +27,22 @@ AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
 @pytest.fixture
 def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
     return Checkpoint(storage, tmp_path / "job")
+
+
+@pytest.fixture(scope="module")
+def twenty_versions(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """With a snapshot of each fifth."""
+    folder = tmp_path_factory.mktemp("twenty")
+    made = Checkpoint(open_storage(str(folder / "root")), folder / "job")
+    for _ in range(4):
+        made.grow(5)
+        take_snapshots(made.storage, folder)
+    return made
+
+
+@pytest.fixture
+def maintained(twenty_versions: Checkpoint, storage: Storage, tmp_path: Path) -> Checkpoint:
+    return twenty_versions.copied_to(storage, tmp_path / "job")
 
 
 def planned(storage: Storage, policy: RetentionPolicy = AT_ONCE) -> RetentionPlan:
@@ -58,28 +74,25 @@ def paths(storage: Storage, folder: str = names.STATE) -> set[str]:
 
 
 def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_what_it_was(
-    checkpoint: Checkpoint, tmp_path: Path
+    maintained: Checkpoint, tmp_path: Path
 ) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    plan = planned(checkpoint.storage)
+    plan = planned(maintained.storage)
     assert (plan.head, plan.floor, plan.findings) == (20, 16, ())
     assert {store.base.version for store in plan.stores if store.base} == {15}
-    before = paths(checkpoint.storage)
-    done = collect(checkpoint.storage, plan)
+    before = paths(maintained.storage)
+    done = collect(maintained.storage, plan)
     assert {step.outcome for step in done} == {Outcome.DONE}
-    assert before - paths(checkpoint.storage) == {v.path for v in plan.deletions if v.path.startswith("state/")}
-    for store in checkpoint.stores:
-        files = catalog.files(checkpoint.storage)[store]
+    assert before - paths(maintained.storage) == {v.path for v in plan.deletions if v.path.startswith("state/")}
+    for store in maintained.stores:
+        files = catalog.files(maintained.storage)[store]
         assert {version.version for version in files.changelogs} == {16, 17, 18, 19, 20}
         assert {version.version for version in files.snapshots} == {15, 20}
     for batch in range(14, 20):
-        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
+        maintained.assert_right(tmp_path / f"host-{batch}", batch)
     with pytest.raises(VersionNotLoadable):
-        checkpoint.assert_right(tmp_path / "too old", 12)
-    assert {entry.path for entry in checkpoint.storage.list(names.COMMITS)} == {f"commits/{n}" for n in range(15, 20)}
-    assert planned(checkpoint.storage).deletions == [], "a second run has nothing to do"
+        maintained.assert_right(tmp_path / "too old", 12)
+    assert {entry.path for entry in maintained.storage.list(names.COMMITS)} == {f"commits/{n}" for n in range(15, 20)}
+    assert planned(maintained.storage).deletions == [], "a second run has nothing to do"
 
 
 def test_every_file_has_a_verdict_and_what_is_not_known_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -106,25 +119,19 @@ def test_without_a_snapshot_below_the_floor_everything_stays(checkpoint: Checkpo
         checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
 
 
-def test_what_is_young_stays_however_old_its_version(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
+def test_what_is_young_stays_however_old_its_version(maintained: Checkpoint) -> None:
     policy = RetentionPolicy(versions=5, grace_seconds=3600)
-    plan = planned(checkpoint.storage, policy)
+    plan = planned(maintained.storage, policy)
     assert plan.floor == 1, "all versions are younger than the grace period"
     assert plan.deletions == []
     later = SleeplessClock(SystemClock().now_seconds() + 3601)
-    plan = retention.plan(retention.gather(checkpoint.storage, policy, clock=later), policy)
+    plan = retention.plan(retention.gather(maintained.storage, policy, clock=later), policy)
     assert plan.floor == 16
     assert plan.deletions
 
 
-def test_a_clock_that_ran_backwards_makes_everything_young(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    plan = retention.plan(retention.gather(checkpoint.storage, AT_ONCE, clock=SleeplessClock(1000.0)), AT_ONCE)
+def test_a_clock_that_ran_backwards_makes_everything_young(maintained: Checkpoint) -> None:
+    plan = retention.plan(retention.gather(maintained.storage, AT_ONCE, clock=SleeplessClock(1000.0)), AT_ONCE)
     assert plan.deletions == []
 
 
@@ -161,21 +168,18 @@ def _commit_beside(checkpoint: Checkpoint, number: int, tmp_path: Path, partitio
 
 
 def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_the_same(
-    checkpoint: Checkpoint, tmp_path: Path
+    maintained: Checkpoint, tmp_path: Path
 ) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    victim = checkpoint.stores[0]
+    victim = maintained.stores[0]
     # Neither snapshot of 15 or 20 nor the changelogs between: the store loads up to version 12.
-    checkpoint.storage.delete([victim.snapshot(checkpoint.versions[v][0]) for v in (15, 20)])
-    checkpoint.storage.delete([victim.changelog(checkpoint.versions[13][0])])
-    plan = planned(checkpoint.storage)
+    maintained.storage.delete([victim.snapshot(maintained.versions[v][0]) for v in (15, 20)])
+    maintained.storage.delete([victim.changelog(maintained.versions[13][0])])
+    plan = planned(maintained.storage)
     assert (plan.wanted_floor, plan.floor) == (16, 12)
-    assert any(victim.changelog(checkpoint.versions[13][0]) in finding for finding in plan.findings)
+    assert any(victim.changelog(maintained.versions[13][0]) in finding for finding in plan.findings)
     assert any(verdict.rule is Rule.SUPERSEDED for verdict in plan.deletions), "below version 10 all goes"
-    collect(checkpoint.storage, plan)
-    checkpoint.assert_right(tmp_path / "restart", 11)
+    collect(maintained.storage, plan)
+    maintained.assert_right(tmp_path / "restart", 11)
 
 
 def test_when_no_version_loads_everywhere_only_what_was_never_committed_goes(
@@ -197,30 +201,22 @@ def test_an_unreadable_commit_log_stops_all_deletion(checkpoint: Checkpoint, tmp
         planned(checkpoint.storage)
 
 
-def test_a_snapshot_that_cannot_be_read_keeps_all_tables_of_its_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    victim = checkpoint.stores[0]
-    damaged = victim.snapshot(checkpoint.versions[20][0])
-    checkpoint.storage.replace(damaged, checkpoint.storage.read(damaged)[:100])
-    plan = planned(checkpoint.storage)
+def test_a_snapshot_that_cannot_be_read_keeps_all_tables_of_its_store(maintained: Checkpoint) -> None:
+    victim = maintained.stores[0]
+    damaged = victim.snapshot(maintained.versions[20][0])
+    maintained.storage.replace(damaged, maintained.storage.read(damaged)[:100])
+    plan = planned(maintained.storage)
     tables = {rule for path, rule in rules(plan).items() if path.startswith(f"{victim}/SSTs/")}
     assert Rule.UNNAMED not in tables
     assert any(damaged in finding for finding in plan.findings)
 
 
-def test_a_commit_log_and_a_lineage_that_contradict_each_other_hold_everything(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
+def test_a_commit_log_and_a_lineage_that_contradict_each_other_hold_everything(maintained: Checkpoint) -> None:
     other = RandomIds().fresh()
     path = names.commits(17)
-    body = checkpoint.storage.read(path).decode().replace(str(checkpoint.versions[18][0].id), other)
-    checkpoint.storage.replace(path, body.encode())
-    plan = planned(checkpoint.storage)
+    body = maintained.storage.read(path).decode().replace(str(maintained.versions[18][0].id), other)
+    maintained.storage.replace(path, body.encode())
+    plan = planned(maintained.storage)
     assert plan.floor is None
     assert any(other in finding for finding in plan.findings)
     assert plan.deletions == []
@@ -239,20 +235,17 @@ def test_no_checkpoint_and_a_native_one_are_said_and_nothing_is_deleted(storage:
         collect(storage, plan)
 
 
-def test_a_run_deletes_no_more_than_it_may_and_the_next_goes_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
+def test_a_run_deletes_no_more_than_it_may_and_the_next_goes_on(maintained: Checkpoint, tmp_path: Path) -> None:
     few = RetentionPolicy(versions=5, grace_seconds=0, most_files=7)
-    everything = {verdict.path for verdict in planned(checkpoint.storage).deletions}
+    everything = {verdict.path for verdict in planned(maintained.storage).deletions}
     runs = 0
-    while (plan := planned(checkpoint.storage, few)).deletions:
+    while (plan := planned(maintained.storage, few)).deletions:
         assert len(plan.deletions) <= 7
-        collect(checkpoint.storage, plan)
-        checkpoint.assert_right(tmp_path / f"host-{runs}", 15)
+        collect(maintained.storage, plan)
+        maintained.assert_right(tmp_path / f"host-{runs}", 15)
         runs += 1
     assert runs >= len(everything) // 7
-    assert not everything & (paths(checkpoint.storage) | paths(checkpoint.storage, names.COMMITS))
+    assert not everything & (paths(maintained.storage) | paths(maintained.storage, names.COMMITS))
 
 
 # -- the losing schedules ----------------------------------------------------------------------------------------------
@@ -277,38 +270,32 @@ def test_a_table_that_a_snapshot_names_since_the_plan_was_made_is_spared(
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
-def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    store = checkpoint.stores[0]
-    base = snapshot_tables(checkpoint, checkpoint.versions[15][0])
-    announcements.announce(checkpoint.storage, "a run that sleeps", [store.table_file(name) for name in base])
-    plan = planned(checkpoint.storage)
+def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(maintained: Checkpoint) -> None:
+    store = maintained.stores[0]
+    base = snapshot_tables(maintained, maintained.versions[15][0])
+    announcements.announce(maintained.storage, "a run that sleeps", [store.table_file(name) for name in base])
+    plan = planned(maintained.storage)
     [of_store] = [verdicts for verdicts in plan.stores if verdicts.store == store]
     assert of_store.base is not None
     assert of_store.base.version < 15
 
 
 def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_base_to_rest_on(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maintained: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    store, listed = checkpoint.stores[0], checkpoint.storage.list
-    doomed = [store.table_file(name) for name in snapshot_tables(checkpoint, checkpoint.versions[15][0])]
+    store, listed = maintained.stores[0], maintained.storage.list
+    doomed = [store.table_file(name) for name in snapshot_tables(maintained, maintained.versions[15][0])]
 
     def list_late(prefix: str) -> list[Entry]:
         if prefix == names.STATE:
             # As if the snapshot of version 15 had been published between the other run's last look and now.
-            announcements.announce(checkpoint.storage, "a run that sleeps", doomed)
+            announcements.announce(maintained.storage, "a run that sleeps", doomed)
         return listed(prefix)
 
-    monkeypatch.setattr(checkpoint.storage, "list", list_late)
-    collect(checkpoint.storage, planned(checkpoint.storage))
-    checkpoint.storage.delete(doomed)
-    checkpoint.assert_right(tmp_path / "host", 15)
+    monkeypatch.setattr(maintained.storage, "list", list_late)
+    collect(maintained.storage, planned(maintained.storage))
+    maintained.storage.delete(doomed)
+    maintained.assert_right(tmp_path / "host", 15)
 
 
 def test_a_doomed_table_is_sent_again_under_another_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -330,40 +317,31 @@ def snapshot_tables(checkpoint: Checkpoint, version: VersionId) -> list[str]:
     return [table.dfs_name for table in read_snapshot(checkpoint.storage.read(path), path).metadata.tables]
 
 
-def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    plan = planned(checkpoint.storage)
-    victim = checkpoint.stores[0]
-    checkpoint.storage.delete([victim.snapshot(checkpoint.versions[15][0])])
-    done = collect(checkpoint.storage, plan)
+def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(maintained: Checkpoint, tmp_path: Path) -> None:
+    plan = planned(maintained.storage)
+    victim = maintained.stores[0]
+    maintained.storage.delete([victim.snapshot(maintained.versions[15][0])])
+    done = collect(maintained.storage, plan)
     assert [step.store for step in done if step.outcome is Outcome.CHANGED] == [victim]
-    checkpoint.assert_right(tmp_path / "host", 17)
+    maintained.assert_right(tmp_path / "host", 17)
 
 
-def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    stale = planned(checkpoint.storage)
+def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(maintained: Checkpoint, tmp_path: Path) -> None:
+    stale = planned(maintained.storage)
     for _ in range(3):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-        collect(checkpoint.storage, planned(checkpoint.storage))
+        maintained.grow(5)
+        take_snapshots(maintained.storage, tmp_path)
+        collect(maintained.storage, planned(maintained.storage))
     # Deleted as it was planned, without a second look and without a lease: the worst that a sleeper can do.
-    checkpoint.storage.delete([verdict.path for verdict in stale.deletions])
+    maintained.storage.delete([verdict.path for verdict in stale.deletions])
     for batch in range(30, 35):
-        checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
-    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+        maintained.assert_right(tmp_path / f"host-{batch}", batch)
+    maintained.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_who_lost_the_lease_stops_before_the_next_deletion(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    plan = planned(checkpoint.storage)
-    storage, clock = checkpoint.storage, SystemClock()
+def test_who_lost_the_lease_stops_before_the_next_deletion(maintained: Checkpoint, tmp_path: Path) -> None:
+    plan = planned(maintained.storage)
+    storage, clock = maintained.storage, SystemClock()
     mine = lease.acquire(storage, "gc", run="mine", holder="a test", clock=clock)
     steps = retention.execute(storage, plan, run="mine", lease=mine, clock=clock)
     next(steps)
@@ -372,17 +350,14 @@ def test_who_lost_the_lease_stops_before_the_next_deletion(checkpoint: Checkpoin
     with pytest.raises(LeaseLost):
         next(steps)
     assert paths(storage) == before
-    checkpoint.assert_right(tmp_path / "host", 17)
+    maintained.assert_right(tmp_path / "host", 17)
 
 
-def test_a_plan_that_has_grown_old_is_not_carried_out(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    plan = planned(checkpoint.storage)
+def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) -> None:
+    plan = planned(maintained.storage)
     clock = SleeplessClock(SystemClock().now_seconds())
-    mine = lease.acquire(checkpoint.storage, "gc", run="mine", holder="a test", clock=clock)
-    steps = retention.execute(checkpoint.storage, plan, run="mine", lease=mine, clock=clock)
+    mine = lease.acquire(maintained.storage, "gc", run="mine", holder="a test", clock=clock)
+    steps = retention.execute(maintained.storage, plan, run="mine", lease=mine, clock=clock)
     next(steps)
     clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
     with pytest.raises(RefusedAsUnsafe, match="grown old"):
@@ -405,32 +380,23 @@ def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) ->
         second.require()
 
 
-def test_more_versions_may_be_asked_for_than_an_earlier_pass_has_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    collect(checkpoint.storage, planned(checkpoint.storage, RetentionPolicy(versions=2, grace_seconds=0)))
-    plan = planned(checkpoint.storage, RetentionPolicy(versions=18, grace_seconds=0))
+def test_more_versions_may_be_asked_for_than_an_earlier_pass_has_left(maintained: Checkpoint) -> None:
+    collect(maintained.storage, planned(maintained.storage, RetentionPolicy(versions=2, grace_seconds=0)))
+    plan = planned(maintained.storage, RetentionPolicy(versions=18, grace_seconds=0))
     assert (plan.floor, plan.findings) == (19, ())
 
 
-def test_a_commit_that_a_sleeping_driver_writes_again_proves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    collect(checkpoint.storage, planned(checkpoint.storage))
-    ids = tuple((RandomIds().fresh(),) for _ in checkpoint.stores)
-    checkpoint.storage.create(names.commits(9), logs.encode_commit(logs.CommitLog(0, {0: ids})))
-    plan = planned(checkpoint.storage)
+def test_a_commit_that_a_sleeping_driver_writes_again_proves_nothing(maintained: Checkpoint) -> None:
+    collect(maintained.storage, planned(maintained.storage))
+    ids = tuple((RandomIds().fresh(),) for _ in maintained.stores)
+    maintained.storage.create(names.commits(9), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+    plan = planned(maintained.storage)
     assert (plan.floor, plan.findings) == (16, ())
     assert rules(plan)[names.commits(9)] is Rule.OLD_LOG
 
 
-def test_logs_go_oldest_first(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    for _ in range(4):
-        checkpoint.grow(5)
-        take_snapshots(checkpoint.storage, tmp_path)
-    going = [v.path for v in planned(checkpoint.storage).deletions if v.path.startswith(f"{names.COMMITS}/")]
+def test_logs_go_oldest_first(maintained: Checkpoint) -> None:
+    going = [v.path for v in planned(maintained.storage).deletions if v.path.startswith(f"{names.COMMITS}/")]
     assert going == [names.commits(batch) for batch in range(15)]
 
 
