@@ -13,6 +13,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -90,8 +91,8 @@ def run(options: argparse.Namespace) -> list[Table]:
             databases.append(_filled(layout, layout.encode(groups, columns), values, Path(folder) / str(number)))
         for _ in range(options.rounds):
             for layout, database in zip(layouts, databases, strict=True):
-                layout.encode_milliseconds.append([_milliseconds(lambda e=layout.encode: e(groups, columns))])  # type: ignore[misc]
-                layout.scan_milliseconds.append([_milliseconds(lambda p=(layout, database): _moved(*p))])  # type: ignore[misc]
+                layout.encode_milliseconds.append([_milliseconds(partial(layout.encode, groups, columns))])
+                layout.scan_milliseconds.append([_milliseconds(partial(_moved, layout, database))])
         for database in databases:
             database.close()
     return [_table(layouts)]

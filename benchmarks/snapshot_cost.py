@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -157,11 +158,11 @@ class BesideSpark:
         self._uploads.append(taken["uploaded_bytes"] / self._changed_bytes)
         for name in SPARKS:
             with self._sparks(self._replayed, name) as rocksdb:
-                self._replay.add(name, lambda db=rocksdb: db.load(self._replayed.heads[0]))  # type: ignore[misc]
+                self._replay.add(name, partial(rocksdb.load, self._replayed.heads[0]))
             with self._sparks(self._tailed, name) as rocksdb:
-                self._loads.add(name, lambda db=rocksdb: db.load(self._whole))  # type: ignore[misc]
+                self._loads.add(name, partial(rocksdb.load, self._whole))
             with _put_back(self._tailed), self._sparks(self._tailed, name) as rocksdb:
-                self._snapshots.add(name, lambda db=rocksdb: self._sparks_snapshot(db))  # type: ignore[misc]
+                self._snapshots.add(name, partial(self._sparks_snapshot, rocksdb))
 
     def _load(self, root: StateRoot, *, of_snapshot: bool = False) -> None:
         address = StoreAddress(root.stores[0], self._fresh())

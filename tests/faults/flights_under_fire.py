@@ -133,11 +133,13 @@ class Gun:
     def _fire_inside(self, batch: int, point: Point, phase: Phase, before: list[int]) -> None:
         """Wait for the moment, and fire if the phase is still the same; else the next batch is the next chance."""
         assert self._shot is not None
-        if point is Point.FIRST_CHANGELOG:
-            reached: Callable[[], bool] = lambda: sum(changelogs(self._places, batch + 1)) > sum(before)  # noqa: E731
-        else:
-            end = time.monotonic() + self._shot.fraction * self._seconds.get(phase, _FIRST_GUESS_SECONDS)
-            reached = lambda: time.monotonic() >= end  # noqa: E731
+        end = time.monotonic() + self._shot.fraction * self._seconds.get(phase, _FIRST_GUESS_SECONDS)
+
+        def reached() -> bool:
+            if point is Point.FIRST_CHANGELOG:
+                return sum(changelogs(self._places, batch + 1)) > sum(before)
+            return time.monotonic() >= end
+
         while self._now == (batch, phase) and not reached():
             time.sleep(_LOOK_SECONDS)
         after = changelogs(self._places, batch + 1)

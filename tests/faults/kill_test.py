@@ -25,7 +25,9 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from pipelines.flights.job import Places
 from pipelines.progress import Outcome
@@ -109,7 +111,7 @@ class Campaign:
             time.sleep(0.02)
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
 
-    def _judged(self, shot: Shot | None, code: int, lines: list[dict[str, object]], log: Path) -> bool:
+    def _judged(self, shot: Shot | None, code: int, lines: list[dict[str, Any]], log: Path) -> bool:
         done = [line for line in lines if "outcome" in line]
         fired = next((line for line in lines if "kill" in line), None)
         self._compare_with_expected(done, log)
@@ -129,8 +131,9 @@ class Campaign:
         if shot.point is Point.JVM and (code != SparkDied.exit_code or SparkDied.code not in log.read_text()):
             raise self._broken(f"run {self.runs} lost its JVM and did not say so, it ended with {code}", log)
         if shot.point is Point.FIRST_CHANGELOG:
-            after = changelogs(self.places, int(str(fired["batch"])) + 1)
-            written = sum(now > then for now, then in zip(after, fired["before"], strict=True))  # type: ignore[call-overload]
+            after = changelogs(self.places, fired["batch"] + 1)
+            before: list[int] = fired["before"]
+            written = sum(now > then for now, then in zip(after, before, strict=True))
             if written == len(after):
                 self.missed += 1
                 return False
@@ -138,11 +141,11 @@ class Campaign:
         expected = outcomes_after(shot.point)
         if expected is not None:
             # A shot between two batches is found by the next one, all others by the batch that was shot.
-            batch = int(str(fired["batch"])) + (shot.point is Point.IDLE)
+            batch = fired["batch"] + (shot.point is Point.IDLE)
             self._expected = (batch, expected, shot.point)
         return True
 
-    def _compare_with_expected(self, done: list[dict[str, object]], log: Path) -> None:
+    def _compare_with_expected(self, done: list[dict[str, Any]], log: Path) -> None:
         if self._expected is None or not done:
             return
         batch, outcomes, point = self._expected
@@ -151,7 +154,7 @@ class Campaign:
             raise self._broken(f"after {point.value!r} in batch {batch} the restart found {found}", log)
         self._expected = None
 
-    def _lines(self) -> list[dict[str, object]]:
+    def _lines(self) -> list[dict[str, Any]]:
         path = self.places.folder / "fire.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -171,7 +174,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
     parser.add_argument("--small", action="store_true", help="five kills over about ten batches")
     chosen = parser.parse_args()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    assert isinstance(sys.stdout, TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     chance = random.Random(chosen.seed)
     planned = shots(len(SHORT), chance, points=SHORT, most_batches=2) if chosen.small else shots(chosen.kills, chance)
     days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, _FEWEST_DAYS if not chosen.small else 0)
@@ -220,7 +224,7 @@ def _settle(maintenance: MaintenanceLoop) -> None:
     maintenance.once("audit")
     time.sleep(6)  # what the last run wrote is younger than its grace period
     maintenance.once("gc")
-    left = [file for file in maintenance.once("gc")["files"] if "_statekeeper" not in file["path"]]  # type: ignore[attr-defined,index]
+    left = [file for file in maintenance.once("gc")["files"] if "_statekeeper" not in file["path"]]
     if left:
         raise Broken(f"retention leaves what it would delete: {left[:5]}")
     late = [sample.files for sample in maintenance.samples if sample.batches > maintenance.samples[-1].batches // 2]

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from statestore.errors import NotACheckpoint, RootHeld
 from statestore.format import names
@@ -63,7 +64,7 @@ class MaintenanceLoop:
         self._stopped.set()
         self._thread.join()
 
-    def once(self, verb: str, *more: str) -> dict[str, object]:
+    def once(self, verb: str, *more: str) -> dict[str, Any]:
         """One verb, undisturbed; its object. Raises `AssertionError` when it does not end well."""
         done = subprocess.run(
             [*_command(verb), str(self.root), *_VERBS.get(verb, ()), *more, "--output", "json"],
@@ -73,7 +74,7 @@ class MaintenanceLoop:
             check=False,
         )
         assert done.returncode == 0, f"{verb} ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        found: dict[str, object] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def _loop(self) -> None:
