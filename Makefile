@@ -27,17 +27,32 @@ lint: env
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: env
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+# Several test processes at once would fetch the same files.
+.venv/.jars: .venv/.made
+	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
+	@touch $@
+
+test: env .venv/.jars
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
 
 # What takes minutes: five million rows in one partition.
-slow-test: env
+slow-# Several test processes at once would fetch the same files.
+.venv/.jars: .venv/.made
+	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
+	@touch $@
+
+test: env .venv/.jars
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"
 KILLS ?= 40
 SEED ?= 7
-kill-test: env
+kill-# Several test processes at once would fetch the same files.
+.venv/.jars: .venv/.made
+	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
+	@touch $@
+
+test: env .venv/.jars
 	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 # Schedules of a query and its maintainers in virtual time, a second or two each; one again, turn by turn:

@@ -18,6 +18,15 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, what shares a Spark session is one's business, and what starts jobs of its own another's."""
+    for item in items:
+        if "delta_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("one Spark session"))
+        elif item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("Spark jobs"))
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     server = S3Server()
@@ -43,6 +52,11 @@ def storage(storage_spec: StorageSpec) -> Storage:
 @pytest.fixture(scope="session")
 def delta_session() -> Iterator[SparkSession]:
     """The one Spark session of all tests in this process, as the pipelines make it. A task may fail twice."""
-    session = spark_session("statekeeper-tests", master="local[2,3]", conf={"spark.sql.shuffle.partitions": "2"})
+    conf = {
+        "spark.sql.shuffle.partitions": "2",
+        # Many small queries: what the better compiler would save costs more here.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf)
     yield session
     session.stop()

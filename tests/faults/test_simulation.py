@@ -12,8 +12,8 @@ from tests.faults.simulate import run_seed
 from tests.faults.weather import Counts
 
 SEEDS = 4
-SHOWN_FROM = {"second look": 19}
-"""The seed from which on a control is tried, where the first ones do not need the protection."""
+MOST_SEEDS_OF_A_CONTROL = 48
+"""Not each schedule needs each protection. Tried until one does."""
 
 
 def test_in_a_few_schedules_nothing_that_is_promised_is_lost(record_property: pytest.RecordProperty) -> None:
@@ -43,6 +43,5 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
 
 @pytest.mark.parametrize("name", ["running", "lineage", "common floor", "second look"])
 def test_a_protection_that_is_taken_out_is_missed(name: str) -> None:
-    first = SHOWN_FROM.get(name, 0)
-    failures = (run_seed(seed, without=name).failure for seed in range(first, first + 2 * SEEDS))
+    failures = (run_seed(seed, without=name).failure for seed in range(MOST_SEEDS_OF_A_CONTROL))
     assert any(failure is not None and failure.startswith("LOST") for failure in failures)
