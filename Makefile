@@ -29,19 +29,14 @@ lint: env
 
 # Several test processes at once would fetch the same files.
 .venv/.jars: .venv/.made
-	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
+	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 test: env .venv/.jars
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
 
 # What takes minutes: five million rows in one partition.
-slow-# Several test processes at once would fetch the same files.
-.venv/.jars: .venv/.made
-	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
-	@touch $@
-
-test: env .venv/.jars
+slow-test: env
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"
@@ -49,7 +44,7 @@ KILLS ?= 40
 SEED ?= 7
 kill-# Several test processes at once would fetch the same files.
 .venv/.jars: .venv/.made
-	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> .venv/jars.log || { cat .venv/jars.log; exit 1; }
+	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 test: env .venv/.jars
