@@ -42,12 +42,7 @@ slow-test: env
 # Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"
 KILLS ?= 40
 SEED ?= 7
-kill-# Several test processes at once would fetch the same files.
-.venv/.jars: .venv/.made
-	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> $@.log || { cat $@.log; exit 1; }
-	@touch $@
-
-test: env .venv/.jars
+kill-test: env
 	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 # Schedules of a query and its maintainers in virtual time, a second or two each; one again, turn by turn:
