@@ -34,7 +34,7 @@ from statestore.format.state_rows import (
     encode_values,
 )
 from statestore.format.types import arrow_schema
-from statestore.loader import LoadMetrics
+from statestore.loaded import LoadMetrics
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, keep_house
 

@@ -169,6 +169,7 @@ class LeaseLost(StatekeeperError):
     """The lease was broken, or taken over after a long silence; nothing more is deleted under it."""
 
     code = "lease_lost"
+    exit_code = 11
 
 
 class RefusedAsUnsafe(StatekeeperError):

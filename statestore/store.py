@@ -25,7 +25,8 @@ from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import StorePath, VersionId
 from statestore.lineage import Lineage
-from statestore.loader import Loaded, Loader, LoadMetrics
+from statestore.loaded import Loaded, LoadMetrics
+from statestore.loader import Loader
 from statestore.storage import Storage
 
 LINEAGE_STOP_BYTES = 62_000
