@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from pyspark.sql import SparkSession
 from pipelines.session import spark_session
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.s3_server import S3Server
+
+# Many small queries, in many short processes: what the better compiler would save costs more here.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("no deadline", deadline=None)
@@ -52,11 +56,7 @@ def storage(storage_spec: StorageSpec) -> Storage:
 @pytest.fixture(scope="session")
 def delta_session() -> Iterator[SparkSession]:
     """The one Spark session of all tests in this process, as the pipelines make it. A task may fail twice."""
-    conf = {
-        "spark.sql.shuffle.partitions": "2",
-        # Many small queries: what the better compiler would save costs more here.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
+    conf = {"spark.sql.shuffle.partitions": "2"}
     session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf)
     yield session
     session.stop()

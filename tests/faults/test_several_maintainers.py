@@ -24,7 +24,7 @@ retention = {{ versions = 3, grace = "0s" }}
 AT_ONCE = (("snapshot",), ("gc", "--apply"), ("lease", "--break"), ("snapshot", "--all"), ("gc", "--apply"))
 """The lease alone would have one of them at work at a time: it is broken in between."""
 DONE, CHANGED, PARTLY_DONE, HELD = 0, 3, 4, 11
-ROUNDS = 4
+ROUNDS = 3
 RETAINED = 3
 
 

@@ -100,7 +100,7 @@ def settled_plans(history: Iterable[Entry]) -> frozenset[str]:
 def planned_stores(storage: Storage, plans: Iterable[str]) -> set[StorePath]:
     """The stores that these records name. One request a record. Raises `CorruptFile`, `StorageError`."""
     found: set[StorePath] = set()
-    for path in plans:
+    for path in sorted(plans):
         for line in json_lines(read_or_none(storage, path) or b"", path):
             place = names.parse_place(f"{line.get('store')}/any")
             if place is not None:

@@ -49,7 +49,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     if last is not None:
         due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
-            files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in due}
+            files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in sorted(due)}
             log = CommitLog({heads.batch: heads.heads})
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
