@@ -6,7 +6,7 @@ becomes of those that are left, the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow.compute as pc
@@ -68,7 +68,7 @@ def _last_of_each_key(changes: Changes) -> Counts:
         same = as_numpy(pc.equal(keys[:-1], keys[1:]).cast("uint8").buffers()[1], np.dtype(np.bool_))
     else:
         # Keys that differ only in zeros at their end have the same words: the shorter one is the smaller.
-        columns = [column for column in (*_words(changes), changes.key_length) if (column != column[0]).any()]
+        columns = _packed([*_words(changes), changes.key_length.astype(np.uint64)])
         order = np.lexsort(columns[::-1]) if columns else np.arange(len(changes))
         same = np.ones(len(changes) - 1, np.bool_)
         for column in columns:
@@ -76,6 +76,24 @@ def _last_of_each_key(changes: Changes) -> Counts:
             same &= ordered[:-1] == ordered[1:]
     winners: Counts = order[np.append(~same, True)]
     return winners
+
+
+def _packed(columns: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Columns that order rows as these do, as few as may be: neighbours share one where what varies in them fits."""
+    packed: list[np.ndarray] = []
+    free_bits = 0
+    for column in columns:
+        varying = column - column.min()
+        bits = int(varying.max()).bit_length()
+        if bits == 0:
+            continue
+        if bits <= free_bits:
+            packed[-1] = packed[-1] << np.uint64(bits) | varying
+            free_bits -= bits
+        else:
+            packed.append(varying)
+            free_bits = 64 - bits
+    return packed
 
 
 def _words(changes: Changes) -> Iterator[np.ndarray]:

@@ -57,6 +57,12 @@ close_keys = st.builds(
     st.lists(st.sampled_from([b"\0", b"\1", b"\x7f", b"\x80", b"\xff", b"\xff\xff\xff\xff"]), max_size=4),
 )
 alike_keys = st.integers(0, 2**16).map(lambda number: struct.pack("<iq", number % 7, number))
+# Little varies in each eight bytes: several of them are compared as one number.
+narrow_keys = st.builds(
+    lambda words, end: struct.pack(f">{len(words)}q", *words) + end,
+    st.lists(st.integers(0, 9) | st.integers(2**40, 2**40 + 3), min_size=2, max_size=3),
+    st.sampled_from([b"", b"\0", b"\1"]),
+)
 values = st.none() | st.binary(max_size=5) | st.just(b"alike")
 
 
@@ -64,7 +70,13 @@ def pieces_of(keys: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Records]
     return st.lists(st.lists(st.tuples(keys, values), max_size=30), max_size=4)
 
 
-@given(pieces_of(any_keys) | pieces_of(close_keys) | pieces_of(alike_keys) | pieces_of(any_keys | close_keys))
+@given(
+    pieces_of(any_keys)
+    | pieces_of(close_keys)
+    | pieces_of(alike_keys)
+    | pieces_of(narrow_keys)
+    | pieces_of(any_keys | close_keys)
+)
 @example([[(b"", b"1")], [(b"", None)]])
 @example([[(b"a", b"1"), (b"a\0", b"2"), (b"a\0\0", None), (b"a", b"3")]])
 @example([[(b"same", b"1")] * 3, [], [(b"same", b"2")]])
