@@ -11,7 +11,7 @@ env: .venv/.made
 	@command -v $(PYTHON) >/dev/null || { echo "Statekeeper needs Python 3.11: https://www.python.org/downloads/"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
