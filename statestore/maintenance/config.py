@@ -13,15 +13,23 @@
     storage = { endpoint_url = "http://127.0.0.1:9000" }
     retention = { versions = 200 }
 
+    [parents.jobs]
+    url = "s3://bucket/jobs"
+    below = "state"
+    forget_after = "1d"
+
 What a root does not say comes from `[defaults]`, what that does not say from the policies' own defaults. A relative path
 is taken from the file's folder. An unknown key is an error: a misspelt policy would be no policy.
+
+A parent is a folder of checkpoints that come and go: its folder `orders` is the root `jobs.orders`, here with the
+checkpoint in `s3://bucket/jobs/orders/state`. It says what a root says, for all of them.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -37,6 +45,9 @@ FILE_NAME = "statekeeper.toml"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd])")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""Of roots and parents: the names are partition keys and file names elsewhere, and a dot stands between two of them."""
 
 P = TypeVar("P", SnapshotPolicy, RetentionPolicy)
 
@@ -74,11 +85,31 @@ class Root:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """A configured folder of checkpoints. `below`: where in each of its folders the checkpoint is; "" for the folder
+    itself. `forget_seconds`: for so long one that is gone may come back before it is forgotten."""
+
+    name: str
+    spec: StorageSpec
+    policies: Policies
+    below: str = ""
+    forget_seconds: float = 86_400.0
+
+    def child(self, folder: str) -> Root:
+        """The root that a folder in it is. Raises `ValueError` for a folder whose name cannot be that of a root."""
+        if not _NAME.fullmatch(folder):
+            raise ValueError(f"{folder!r} is no name of a root: letters, digits, '_' and '-'")
+        url = "/".join(part.rstrip("/") for part in (self.spec.url, folder, self.below) if part)
+        return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies)
+
+
+@dataclass(frozen=True)
 class Configuration:
     """What the file says; without one there are no roots, and the defaults hold."""
 
     roots: Mapping[str, Root] = field(default_factory=dict)
     defaults: Policies = field(default_factory=Policies)
+    parents: Mapping[str, Parent] = field(default_factory=dict)
 
     def find(self, name_or_url: str) -> Root:
         """The root of that name or URL; one that is not configured gets the defaults."""
@@ -87,6 +118,9 @@ class Configuration:
         for root in self.roots.values():
             if root.spec.url == name_or_url:
                 return root
+        parent, _, folder = name_or_url.partition(".")
+        if parent in self.parents and _NAME.fullmatch(folder):
+            return self.parents[parent].child(folder)
         return Root(name_or_url, StorageSpec(name_or_url), self.defaults)
 
 
@@ -102,34 +136,59 @@ def load(path: Path) -> Configuration:
     """The configuration in a file. Raises `BadConfiguration` with the file, the key and what it should be."""
     try:
         body = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        hint = "name one that can be read: --config, or STATEKEEPER_CONFIG"
+        raise BadConfiguration(error.strerror or str(error), path=str(path), hint=hint) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfiguration(str(error), path=str(path), hint="write it as TOML") from error
     reader = _Reader(path)
-    reader.require_known(body, ("defaults", "roots"), "")
+    reader.require_known(body, ("defaults", "roots", "parents"), "")
     defaults = reader.policies(reader.table(body, "defaults", ""), Policies(), "defaults")
-    roots = {
-        name: reader.root(name, reader.table(reader.table(body, "roots", ""), name, "roots."), defaults)
-        for name in reader.table(body, "roots", "")
+    roots = {name: reader.root(name, of_root, defaults) for name, of_root in reader.named_tables(body, "roots")}
+    parents = {
+        name: reader.parent(name, of_parent, defaults) for name, of_parent in reader.named_tables(body, "parents")
     }
-    return Configuration(roots, defaults)
+    return Configuration(roots, defaults, parents)
 
 
 class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def named_tables(self, body: dict[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The tables of roots, or of parents, with their names."""
+        tables = self.table(body, kind, "")
+        for name in tables:
+            if not _NAME.fullmatch(name):
+                raise self._bad(f"{kind}.{name!r}", "is no name", "use letters, digits, '_' and '-'")
+            yield name, self.table(tables, name, f"{kind}.")
+
     def root(self, name: str, body: dict[str, Any], defaults: Policies) -> Root:
         where = f"roots.{name}"
-        policies = self.policies(
-            {key: value for key, value in body.items() if key not in ("url", "storage")}, defaults, where
-        )
+        return Root(name, self._spec(body, where), self._own_policies(body, defaults, where))
+
+    def parent(self, name: str, body: dict[str, Any], defaults: Policies) -> Parent:
+        where = f"parents.{name}"
+        below = body.get("below", "")
+        if not isinstance(below, str) or any(part in ("", ".", "..") for part in below.split("/") if below):
+            raise self._bad(f"{where}.below", f"is {below!r}", 'write a folder below each child, as below = "state"')
+        forget = self._duration(body.get("forget_after", "1d"), f"{where}.forget_after")
+        policies = self._own_policies(body, defaults, where, "below", "forget_after")
+        return Parent(name, self._spec(body, where), policies, below, forget)
+
+    def _spec(self, body: dict[str, Any], where: str) -> StorageSpec:
         url = body.get("url")
         if not isinstance(url, str):
             raise self._bad(f"{where}.url", "is missing or no text", 'write url = "s3://bucket/folder" or a path')
         options = self.table(body, "storage", f"{where}.")
         if not _SCHEME.match(url):
             url = str(self._path.parent / url)
-        return Root(name, StorageSpec(url, tuple((key, str(value)) for key, value in options.items())), policies)
+        return StorageSpec(url, tuple((key, str(value)) for key, value in options.items()))
+
+    def _own_policies(self, body: dict[str, Any], defaults: Policies, where: str, *others: str) -> Policies:
+        """The policies of a root or a parent, whose table holds its place and `others`, too."""
+        beside = ("url", "storage", *others)
+        return self.policies({key: value for key, value in body.items() if key not in beside}, defaults, where)
 
     def policies(self, body: dict[str, Any], defaults: Policies, where: str) -> Policies:
         self.require_known(body, ("snapshot", "retention", "mode"), f"{where}.")
@@ -153,15 +212,18 @@ class _Reader:
         changes: dict[str, Any] = {}
         for key, value in body.items():
             if known[key].endswith("_seconds"):
-                try:
-                    changes[known[key]] = parse_duration(value)
-                except (ValueError, AttributeError):
-                    raise self._bad(f"{where}{key}", f"is {value!r}", "write 90s, 10m, 1h or 7d") from None
+                changes[known[key]] = self._duration(value, f"{where}{key}")
             elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise self._bad(f"{where}{key}", f"is {value!r}", "write a whole number above zero")
             else:
                 changes[known[key]] = value
         return replace(default, **changes)
+
+    def _duration(self, value: Any, key: str) -> float:
+        try:
+            return parse_duration(value)
+        except (ValueError, AttributeError):
+            raise self._bad(key, f"is {value!r}", "write 90s, 10m, 1h or 7d") from None
 
     def table(self, body: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         """A table below a key; empty when it is not there."""

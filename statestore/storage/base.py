@@ -35,6 +35,7 @@ class Entry:
 
 
 Entries = list[Entry]
+Names = list[str]
 """Named here because inside a class with a method `list` the built-in cannot be written."""
 
 
@@ -149,6 +150,12 @@ class Storage(Protocol):
 
         A missing folder is an empty list. Names with a part that starts with '.' are left out (Hadoop's sidecars and
         unfinished files), and so is TEMP_FOLDER unless `prefix` names it: that is how leftovers of crashes are found.
+        """
+
+    def folders(self, prefix: str) -> Names:
+        """The names of the folders directly below the folder `prefix` ("" is the root), sorted; hidden ones left out.
+
+        A missing folder has none. One listing, whatever lies in them.
         """
 
     def stat(self, path: str) -> Entry | None:

@@ -23,6 +23,7 @@ from statestore.storage.base import (
     Entries,
     Entry,
     Kind,
+    Names,
     OpenedStore,
     checked,
     checked_folder,
@@ -107,6 +108,16 @@ class LocalStorage(OpenedStore):
         self.requests.count(Kind.LIST)
         with self._translated(prefix):
             return sorted(self._walk(folder, prefix), key=lambda entry: entry.path)
+
+    def folders(self, prefix: str) -> Names:
+        folder = self._place(prefix) if checked_folder(prefix) else self._root
+        self.requests.count(Kind.LIST)
+        try:
+            with self._translated(prefix):
+                found = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
+        except ObjectMissing:
+            return []
+        return sorted(name for name in found if not name.startswith("."))
 
     def stat(self, path: str) -> Entry | None:
         place = self._place(path)

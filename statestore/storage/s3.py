@@ -25,6 +25,7 @@ from statestore.storage.base import (
     Entries,
     Entry,
     Kind,
+    Names,
     OpenedStore,
     checked,
     checked_folder,
@@ -125,18 +126,18 @@ class S3Storage(OpenedStore):
 
     def list(self, prefix: str) -> Entries:
         folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
-        entries: Entries = []
-        position: dict[str, str] = {}
-        while True:
+        entries = [
+            entry for page in self._pages(prefix, folder) for entry in self._listed(page.get("Contents", []), prefix)
+        ]
+        return sorted(entries, key=lambda entry: entry.path)
 
-            async def call(client: Any, position: dict[str, str] = position) -> Any:
-                return await client.list_objects_v2(Bucket=self._bucket, Prefix=folder, **position)
-
-            page = self._request(Kind.LIST, prefix, call)
-            entries.extend(self._listed(page.get("Contents", []), prefix))
-            if not page.get("IsTruncated"):
-                return sorted(entries, key=lambda entry: entry.path)
-            position = {"ContinuationToken": page["NextContinuationToken"]}
+    def folders(self, prefix: str) -> Names:
+        folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
+        found: Names = []
+        for page in self._pages(prefix, folder, Delimiter="/"):
+            keys = (common["Prefix"] for common in page.get("CommonPrefixes", []))
+            found.extend(key.removeprefix(folder).removesuffix("/") for key in keys)
+        return sorted(name for name in found if name and not name.startswith("."))
 
     def stat(self, path: str) -> Entry | None:
         found = self._head(path)
@@ -146,6 +147,20 @@ class S3Storage(OpenedStore):
         keys = iter([self._key(path) for path in paths])
         while batch := list(islice(keys, DELETE_BATCH)):
             self._delete_batch(batch)
+
+    def _pages(self, shown: str, folder: str, **how: str) -> Iterator[Any]:
+        """The pages of a listing of all keys that begin with `folder`, one request each."""
+        position: dict[str, str] = {}
+        while True:
+
+            async def call(client: Any, position: dict[str, str] = position) -> Any:
+                return await client.list_objects_v2(Bucket=self._bucket, Prefix=folder, **how, **position)
+
+            page = self._request(Kind.LIST, shown, call)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            position = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _get(self, path: str, **how: str) -> bytes:
         key = self._key(path)

@@ -15,6 +15,7 @@ from statestore.storage import TEMP_FOLDER, Created, Entry, Kind, Requests, Stor
 
 T = TypeVar("T")
 Entries = list[Entry]
+Names = list[str]
 
 
 class Fault(Enum):
@@ -92,6 +93,9 @@ class FaultyStorage:
 
     def list(self, prefix: str) -> Entries:
         return self._do(Kind.LIST, prefix, lambda: self._inner.list(prefix))
+
+    def folders(self, prefix: str) -> Names:
+        return self._do(Kind.LIST, prefix, lambda: self._inner.folders(prefix))
 
     def stat(self, path: str) -> Entry | None:
         return self._do(Kind.STAT, path, lambda: self._inner.stat(path))

@@ -49,6 +49,31 @@ def test_a_root_says_what_it_wants_and_the_defaults_say_the_rest(tmp_path: Path)
     assert found.find("elsewhere").policies == found.defaults
 
 
+def test_each_folder_of_a_parent_is_a_root_that_says_what_the_parent_says(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [parents.jobs]
+            url = "s3://bucket/jobs"
+            below = "checkpoints/state"
+            forget_after = "10m"
+            mode = "observe"
+            storage = { region = "eu-1" }
+            """,
+        )
+    )
+    orders = found.find("jobs.orders")
+    assert orders == found.parents["jobs"].child("orders")
+    assert orders.name == "jobs.orders"
+    assert orders.spec == StorageSpec("s3://bucket/jobs/orders/checkpoints/state", (("region", "eu-1"),))
+    assert orders.policies.mode is Mode.OBSERVE
+    assert found.parents["jobs"].forget_seconds == 600
+    assert found.find("jobs.a/../b").spec.url == "jobs.a/../b", "what cannot be a folder's name is taken as a URL"
+    with pytest.raises(ValueError, match="is no name"):
+        found.parents["jobs"].child("a b")
+
+
 def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed() -> None:
     policies = Configuration().find("anything").policies
     assert policies.mode_for(is_own=True) is Mode.FULL
@@ -67,6 +92,9 @@ def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed(
         ("[roots.a]\nurl = 'x'\nretention = {versions = 0}", "roots.a.retention.versions is 0 -> write a whole number"),
         ("[defaults.retention]\ngrace = 3600", "defaults.retention.grace is 3600 -> write 90s, 10m, 1h or 7d"),
         ("[defaults]\nmode = 'all'", "defaults.mode is 'all' -> write one of observe, snapshots, full"),
+        ("[parents.a]\nurl = 'x'\nbelow = '../b'", "parents.a.below is '../b' -> write a folder below each child"),
+        ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write 90s, 10m, 1h or 7d"),
+        ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is no name -> use letters"),
         ("roots = 1", "roots is 1 -> write it as a table"),
         ("[roots", "write it as TOML"),
     ],
@@ -76,6 +104,11 @@ def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: st
         load(written(tmp_path, text))
     assert said in str(refused.value)
     assert "statekeeper.toml" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named_with_how_to_name_another(tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"nowhere\.toml: No such file or directory -> name one that can be read"):
+        load(tmp_path / "nowhere.toml")
 
 
 def test_durations_are_written_with_their_unit() -> None:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.errors import AlreadyExists, ObjectMissing
-from statestore.storage.base import Created, Entries, Entry, Kind, OpenedStore, checked, checked_folder, is_listed
+from statestore.storage.base import (
+    Created,
+    Entries,
+    Entry,
+    Kind,
+    Names,
+    OpenedStore,
+    checked,
+    checked_folder,
+    is_listed,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,12 @@ class MemoryStorage(OpenedStore):
             for path, found in sorted(self.objects.items())
             if path.startswith(below) and is_listed(path, prefix)
         ]
+
+    def folders(self, prefix: str) -> Names:
+        self.requests.count(Kind.LIST)
+        below = f"{checked_folder(prefix)}/" if prefix else ""
+        parts = [path.removeprefix(below).split("/") for path in self.objects if path.startswith(below)]
+        return sorted({part[0] for part in parts if len(part) > 1 and not part[0].startswith(".")})
 
     def stat(self, path: str) -> Entry | None:
         self.requests.count(Kind.STAT)

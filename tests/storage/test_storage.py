@@ -196,6 +196,16 @@ def test_a_listing_is_deep_sorted_and_keeps_to_its_folder(storage: Storage) -> N
     assert [entry.size_bytes for entry in storage.list("commits")] == [9]
 
 
+def test_the_folders_in_a_folder_are_told_without_listing_what_lies_in_them(storage: Storage) -> None:
+    for path in ("jobs/b/state/0/1", "jobs/a/metadata", "jobs/note", "jobs/.hidden/x", "metadata"):
+        storage.create(path, b"")
+    before = storage.requests.snapshot()
+    assert storage.folders("jobs") == ["a", "b"]
+    assert set(storage.folders("")) - {"_statekeeper"} == {"jobs"}, "where a local root keeps unfinished files"
+    assert storage.folders("nowhere") == storage.folders("metadata") == []
+    assert storage.requests.since(before).list == 4
+
+
 def test_a_listing_tells_when_an_object_came(storage: Storage) -> None:
     storage.create("name", b"bytes")
     (listed,) = storage.list("")
@@ -260,6 +270,7 @@ def test_a_path_that_could_leave_the_root_is_refused(storage: Storage, path: str
         lambda: storage.stat(path),
         lambda: storage.delete(["fine", path]),
         lambda: storage.list(path or "a/"),
+        lambda: storage.folders(path or "a/"),
     ):
         with pytest.raises(ValueError, match="path below a state root"):
             act()

@@ -1,0 +1,101 @@
+"""Which checkpoints there are: the configured roots, and what lies in the configured parents. Read-only.
+
+    discover(configuration)  ->  Fleet
+
+What is asked of storage grows with the number of checkpoints, never with what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from statestore import catalog
+from statestore.errors import StatekeeperError
+from statestore.maintenance.config import Configuration, Parent, Root
+from statestore.storage import Storage, at_once, open_storage
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A checkpoint, and the newest batch in its commit log."""
+
+    root: Root
+    batch: int
+
+    @property
+    def version(self) -> int:
+        """The newest committed version: batch N makes version N+1."""
+        return self.batch + 1
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The checkpoints that were found, by name.
+
+    waiting     configured roots and folders of parents that hold no committed batch (yet)
+    problems    by name, what kept a root, a parent or a folder of a parent from being looked at
+    """
+
+    queries: Mapping[str, Query]
+    waiting: tuple[str, ...]
+    problems: Mapping[str, str]
+
+    def is_unseen(self, name: str) -> bool:
+        """Whether a checkpoint that was not found may be there: it, or its parent, could not be looked at."""
+        return name in self.problems or name.partition(".")[0] in self.problems
+
+
+def discover(configuration: Configuration, open_root: Callable[[Root], Storage] | None = None) -> Fleet:
+    """Look for the checkpoints. What is wrong with one does not keep the others from being found.
+
+    One listing of each parent, and one of the commit log of each root and each folder of a parent.
+    """
+    opened = open_root or (lambda root: open_storage(root.spec))
+    problems: dict[str, str] = {}
+    roots = dict(configuration.roots)
+    for parent in configuration.parents.values():
+        found = _attempt(_children, parent)
+        if isinstance(found, str):
+            problems[parent.name] = found
+            continue
+        for folder in found:
+            try:
+                root = parent.child(folder)
+            except ValueError as error:
+                problems[f"{parent.name}.{folder}"] = str(error)
+            else:
+                roots[root.name] = root
+    newest: dict[str, int | str | None] = {}
+
+    def newest_batch(root: Root) -> int | None:
+        return catalog.newest_batch(opened(root))
+
+    def look(root: Root) -> None:
+        newest[root.name] = _attempt(newest_batch, root)
+
+    at_once(look, list(roots.values()))
+    problems |= {name: seen for name, seen in newest.items() if isinstance(seen, str)}
+    queries = {name: Query(roots[name], seen) for name, seen in sorted(newest.items()) if isinstance(seen, int)}
+    return Fleet(queries, tuple(sorted(name for name, seen in newest.items() if seen is None)), problems)
+
+
+def forget_seconds(configuration: Configuration, name: str) -> float:
+    """How long a checkpoint of a parent that is gone may stay away before it is forgotten; 0 without such a parent."""
+    parent = configuration.parents.get(name.partition(".")[0])
+    return parent.forget_seconds if parent is not None else 0.0
+
+
+def _children(parent: Parent) -> Iterable[str]:
+    return open_storage(parent.spec).folders("")
+
+
+def _attempt(look: Callable[[A], T], at: A) -> T | str:
+    try:
+        return look(at)
+    except (StatekeeperError, ValueError) as error:
+        return str(error)

@@ -1,0 +1,63 @@
+"""Finding the checkpoints of a fleet: configured ones and those below a parent, whatever is in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore.maintenance.config import Configuration, Parent, Policies, Root
+from statestore.maintenance.fleet import discover, forget_seconds
+from statestore.storage import StorageSpec, open_storage
+from tests.checkpoints import Checkpoint
+
+
+def checkpoint(url: str, scratch: Path, batches: int) -> None:
+    Checkpoint(open_storage(url), scratch, partitions=1).grow(batches)
+
+
+def below(folder: Path) -> Parent:
+    return Parent("jobs", StorageSpec(str(folder)), Policies(), below="state")
+
+
+def test_the_folders_of_a_parent_are_found_with_their_newest_batch(tmp_path: Path) -> None:
+    checkpoint(str(tmp_path / "jobs/orders/state"), tmp_path / "host", 3)
+    (tmp_path / "jobs/just made").mkdir()
+    (tmp_path / "jobs/empty").mkdir()
+    found = discover(Configuration(parents={"jobs": below(tmp_path / "jobs")}))
+    assert {name: query.version for name, query in found.queries.items()} == {"jobs.orders": 3}
+    assert found.waiting == ("jobs.empty",)
+    assert list(found.problems) == ["jobs.just made"], "a name that no partition could have is a problem, not a crash"
+
+
+def test_one_that_cannot_be_looked_at_does_not_hide_the_others_and_counts_as_there(tmp_path: Path) -> None:
+    checkpoint(str(tmp_path / "good"), tmp_path / "host", 1)
+    roots = {
+        "good": Root("good", StorageSpec(str(tmp_path / "good")), Policies()),
+        "bad": Root("bad", StorageSpec("ftp://nowhere/x"), Policies()),
+        "later": Root("later", StorageSpec(str(tmp_path / "later")), Policies()),
+    }
+    parents = {"jobs": Parent("jobs", StorageSpec("ftp://nowhere/y"), Policies())}
+    found = discover(Configuration(roots, parents=parents))
+    assert list(found.queries) == ["good"]
+    assert found.waiting == ("later",)
+    assert set(found.problems) == {"bad", "jobs"}
+    assert found.is_unseen("bad")
+    assert found.is_unseen("jobs.orders"), "nothing can be said of the folders of a parent that cannot be listed"
+    assert not found.is_unseen("gone")
+
+
+def test_what_it_costs_does_not_grow_with_what_is_in_a_checkpoint(tmp_path: Path) -> None:
+    requests = []
+    for batches in (1, 6):
+        root = tmp_path / f"of {batches}"
+        checkpoint(str(root), tmp_path / f"host {batches}", batches)
+        storage = open_storage(str(root))
+        found = discover(Configuration({"one": Root("one", StorageSpec(""), Policies())}), lambda _, s=storage: s)
+        assert found.queries["one"].version == batches
+        requests.append(storage.requests.snapshot().total)
+    assert requests == [1, 1]
+
+
+def test_how_long_one_may_be_gone_is_its_parents_business(tmp_path: Path) -> None:
+    configuration = Configuration(parents={"jobs": below(tmp_path)})
+    assert forget_seconds(configuration, "jobs.orders") == 86_400
+    assert forget_seconds(configuration, "removed.orders") == 0, "its parent is configured no more"
