@@ -20,7 +20,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance.audit import Audit, AuditPolicy, Facts, Finding, Severity, What, gather, judge
 from statestore.maintenance.audit.facts import StoreFacts
-from statestore.storage import Storage, open_storage
+from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
 from tests.maintenance.test_snapshot import take
@@ -113,6 +113,23 @@ def test_a_whole_checkpoint_is_clean_and_nothing_is_written_below_it(
         assert [one.keys for one in audit.decoded.values()] == [len(state) for state in checkpoint.states[3]]
         assert not list((tmp_path / "scratch").iterdir())
     assert audit.unproven
+
+
+def test_a_batch_that_is_committed_while_the_files_are_listed_is_no_finding(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = checkpoint.storage.list
+
+    def commits_after(prefix: str) -> list[Entry]:
+        entries = listing(prefix)
+        if prefix == names.STATE:
+            monkeypatch.undo()
+            checkpoint.grow(1)
+        return entries
+
+    monkeypatch.setattr(checkpoint.storage, "list", commits_after)
+    found = audited(checkpoint.storage)
+    assert (found.batch, found.findings) == (5, ())
 
 
 def test_an_audit_makes_at_most_three_requests_a_store_and_one_a_snapshot(storage: Storage, tmp_path: Path) -> None:

@@ -149,6 +149,12 @@ class Audit:
         """How many versions were judged: of each store, those from its oldest retained one to its head."""
         return sum(store.head.version - store.oldest + 1 for store in self.stores)
 
+    @property
+    def breaks(self) -> tuple[Finding, ...]:
+        """The findings that say that state is lost or wrong. While there are any, nothing may be deleted by a machine:
+        what looks like garbage may be all that is left. A lineage near its ceiling is no such thing."""
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what is not What.NEAR_CEILING)
+
     def count(self, severity: Severity) -> int:
         """How many findings are so bad."""
         return sum(finding.severity is severity for finding in self.findings)

@@ -46,8 +46,10 @@ def gather(
     this release knows; `StorageError` when the root cannot be listed, `LocalStateError`.
     """
     before = storage.requests.snapshot()
-    state, control = storage.list(names.STATE), storage.list(names.CONTROL)
+    # Losing schedule of the other order: the files are listed; the query, which is at work, commits; the log is read, and
+    # names a version whose changelog no listing shows. What is written after the log was read is newer than its head.
     log, strangers = _logs(storage, deep=scratch is not None)
+    state, control = storage.list(names.STATE), storage.list(names.CONTROL)
     if not log.commits:
         catalog.heads(storage)  # says whether this is a checkpoint at all
     files = catalog.by_store(state)
