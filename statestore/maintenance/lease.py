@@ -165,6 +165,16 @@ def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lea
     return found.lease if found else Lease(newest[0], "unknown", "unknown", "unknown", 0.0)
 
 
+def free_of_dead(storage: Storage, holder: str, *, run: str, by: str, clock: Clock) -> bool:
+    """Break the lease of a holder that is known to be dead, so that nobody waits until it is taken for dead; whether it
+    had the lease. Raises `CorruptFile`, `RootHeld` when somebody took it at the same moment, `StorageError`."""
+    found = standing(storage)
+    if found is None or found.lease.released or found.lease.holder != holder:
+        return False
+    _create(storage, Lease(found.lease.epoch + 1, run, by, "lease --break", clock.now_seconds(), released=True))
+    return True
+
+
 def _create(storage: Storage, lease: Lease) -> None:
     try:
         storage.create(names.lease(lease.epoch), lease.encoded())

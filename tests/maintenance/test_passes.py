@@ -1,0 +1,94 @@
+"""The steps that nobody watches: what the mode lets them do, and that nothing is deleted while anything is broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.maintenance import health, passes
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.storage import Storage, open_storage
+from tests.checkpoints import Checkpoint
+
+POLICIES = Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=3, grace_seconds=0.0))
+HOW = {"holder": "a test", "clock": SystemClock(), "ids": RandomIds()}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Nine versions, with a snapshot of each fourth."""
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    for batches in (4, 4, 1):
+        made.grow(batches)
+        snapshots(made.storage, tmp_path)
+    return made
+
+
+def snapshots(storage: Storage, scratch: Path, policies: Policies = POLICIES) -> passes.SnapshotPass:
+    return passes.take_snapshots(storage, policies, scratch=scratch / "scratch", **HOW)
+
+
+def paths(storage: Storage) -> set[str]:
+    return {entry.path for entry in storage.list("")}
+
+
+def test_a_pass_tells_how_much_shorter_a_restart_became(tmp_path: Path) -> None:
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    made.grow(5)
+    done = snapshots(made.storage, tmp_path)
+    assert len(done.taken) == 2
+    assert max(done.tails_before.values()) == 5
+    assert max(done.tails_after.values()) == 0
+    made.assert_snapshots_are_right(tmp_path / "host")
+
+
+def test_what_a_mode_does_not_allow_is_planned_and_not_done(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.grow(4)
+    before = paths(checkpoint.storage)
+    done = snapshots(checkpoint.storage, tmp_path, replace(POLICIES, mode=Mode.OBSERVE))
+    assert (len(done.plan.take), done.taken, done.mode) == (2, (), Mode.OBSERVE)
+    kept = passes.delete(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), **HOW)
+    assert kept.planned.deletions
+    assert kept.done == ()
+    assert paths(checkpoint.storage) == before
+
+
+def test_files_go_by_the_plan_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    done = passes.delete(checkpoint.storage, POLICIES, **HOW)
+    assert sum(step.files for step in done.done) == len(done.planned.deletions) > 0
+    for batch in (6, 7, 8):
+        checkpoint.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_while_anything_is_broken_nothing_is_deleted_and_the_file_is_named(checkpoint: Checkpoint) -> None:
+    broken = checkpoint.stores[1].changelog(checkpoint.versions[9][1])
+    kept = checkpoint.storage.read(broken)
+    checkpoint.storage.delete([broken])
+    before = paths(checkpoint.storage)
+    with pytest.raises(RefusedAsUnsafe, match=broken):
+        passes.delete(checkpoint.storage, POLICIES, **HOW)
+    assert paths(checkpoint.storage) == before
+    checkpoint.storage.create(broken, kept)
+    assert passes.delete(checkpoint.storage, POLICIES, **HOW).done
+
+
+def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
+    whole = health.look(checkpoint.storage, POLICIES)
+    assert (whole.version, whole.stores, whole.longest_tail, whole.errors, whole.worst) == (9, 2, 1, 0, None)
+    assert 0 < whole.reclaimable_bytes < whole.bytes
+    done = passes.delete(checkpoint.storage, POLICIES, **HOW)
+    after = health.look(checkpoint.storage, POLICIES)
+    assert after.reclaimable_files == 0
+    assert after.reclaimed_bytes == sum(step.size_bytes for step in done.done)
+    broken = checkpoint.stores[0].changelog(checkpoint.versions[9][0])
+    checkpoint.storage.delete([broken])
+    ill = health.look(checkpoint.storage, POLICIES)
+    assert ill.errors == 1
+    assert ill.worst is not None
+    assert ill.worst.file == broken
