@@ -1,0 +1,50 @@
+"""What Dagster loads: everything by name, nothing by magic. `workspace.yaml` points here.
+
+Where things are comes from the environment: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
+STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import dagster as dg
+
+from assets.fleet_health import fleet_health
+from assets.history import prune_history
+from assets.jobs import maintain_query, refresh_fleet_health
+from assets.lineage import lineage
+from assets.retention import retention
+from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
+from assets.sensors import changelog_tail, dead_runs, tell_of_failures
+from assets.snapshot import snapshot
+from assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
+from resources import Fleet, Notifier, Worker
+from statestore.maintenance.config import FILE_NAME
+
+_WEBHOOK = "STATEKEEPER_WEBHOOK"
+
+
+def build(environment: Mapping[str, str]) -> dg.Definitions:
+    """The definitions for an environment: tests bring their own."""
+    return dg.Definitions(
+        assets=[STREAMING_QUERY, COMMIT_LOG, STATE_STORE, snapshot, lineage, retention, fleet_health],
+        jobs=[maintain_query, refresh_fleet_health, prune_history],
+        schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
+        sensors=[changelog_tail, dead_runs, tell_of_failures],
+        resources={
+            "fleet": Fleet(
+                config_file=str(Path(environment.get("STATEKEEPER_CONFIG", FILE_NAME)).resolve()),
+                scratch=environment.get("STATEKEEPER_SCRATCH", tempfile.gettempdir()),
+                worker=Worker(),
+            ),
+            # By its name: the UI shows what a resource was given, and a webhook's URL is a secret.
+            "notifier": Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else ""),
+        },
+    )
+
+
+defs = build(os.environ)

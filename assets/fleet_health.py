@@ -1,0 +1,113 @@
+"""The asset `fleet_health`: one row a query, and sums that Dagster draws over time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dagster as dg
+
+from assets import metadata, pictures
+from assets.retention import retention
+from assets.sources import GROUP, OWNERS
+from resources import Fleet
+from statestore.errors import StatekeeperError
+from statestore.maintenance import health
+from statestore.maintenance.health import Health
+
+EVERY_QUERY_IS_IN_ORDER = dg.AssetCheckSpec(
+    "every_query_is_in_order",
+    asset="fleet_health",
+    description="No query has a finding of its audit, and each could be looked at. What is broken *now*, whatever was told "
+    "when: red until it is mended. The query and its file are named; `statekeeper audit QUERY` says what to do.",
+)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen of the fleet: figures, or what kept them from being taken, by query."""
+
+    rows: Mapping[str, Health]
+    problems: Mapping[str, str]
+
+
+@dg.asset(
+    deps=[retention],
+    group_name=GROUP,
+    kinds={"rocksdb"},
+    owners=OWNERS,
+    tags={"statekeeper/does": "reads"},
+    code_version="1",
+    check_specs=[EVERY_QUERY_IS_IN_ORDER],
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
+)
+def fleet_health(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
+    """The health of all queries: head, tail, what a restart would wait for, bytes live and reclaimable, findings.
+
+    Reads only; what it costs is in `requests`. It runs each hour and looks at every query, so it also shows what no run of
+    `maintain_query` was asked to look at.
+    """
+    looked = look(fleet)
+    context.log.info("looked at %d queries, %d could not be", len(looked.rows), len(looked.problems))
+    return dg.MaterializeResult(metadata=of_fleet(looked), check_results=[every_query_is_in_order(looked)])
+
+
+def look(fleet: Fleet) -> Looked:
+    """Look at every query. One that cannot be looked at does not keep the others from it."""
+    found = fleet.discover()
+    rows: dict[str, Health] = {}
+    problems = dict(found.problems)
+    for name in found.queries:
+        try:
+            query = fleet.open(name)
+            rows[name] = health.look(query.storage, query.policies)
+        except StatekeeperError as error:
+            problems[name] = str(error)
+    return Looked(rows, problems)
+
+
+def of_fleet(looked: Looked) -> metadata.Metadata:
+    """Sums and maxima under constant names, the table, and a picture."""
+    rows = looked.rows
+    worst_first = sorted(rows.items(), key=lambda row: (-row[1].errors, -row[1].restore_seconds, row[0]))
+    left = [one.least_commits_left for one in rows.values() if one.least_commits_left is not None]
+    columns = {"query": "string", "version": "int", "stores": "int", "longest_tail": "int", "restore_seconds": "float"}
+    columns |= {"bytes": "int", "reclaimable_bytes": "int", "reclaimed_bytes": "int", "commits_left": "int"}
+    columns |= {"errors": "int", "warnings": "int", "requests": "int"}
+    return {
+        "queries": len(rows),
+        "queries_not_seen": len(looked.problems),
+        "stores": sum(one.stores for one in rows.values()),
+        "longest_tail": max((one.longest_tail for one in rows.values()), default=0),
+        "restore_seconds": round(sum(one.restore_seconds for one in rows.values()), 3),
+        "files": sum(one.files for one in rows.values()),
+        "bytes": sum(one.bytes for one in rows.values()),
+        "reclaimable_bytes": sum(one.reclaimable_bytes for one in rows.values()),
+        "reclaimed_bytes": sum(one.reclaimed_bytes for one in rows.values()),
+        **({"least_commits_left": min(left)} if left else {}),
+        "errors": sum(one.errors for one in rows.values()),
+        "warnings": sum(one.warnings for one in rows.values()),
+        "requests": sum(one.requests for one in rows.values()),
+        "health": metadata.table(columns, ((name, *_cells(one)) for name, one in worst_first)),
+        "picture": pictures.of_fleet(rows),
+    }
+
+
+def _cells(one: Health) -> tuple[object, ...]:
+    seconds = round(one.restore_seconds, 3)
+    sizes = (one.bytes, one.reclaimable_bytes, one.reclaimed_bytes, one.least_commits_left)
+    return (one.version, one.stores, one.longest_tail, seconds, *sizes, one.errors, one.warnings, one.requests)
+
+
+def every_query_is_in_order(looked: Looked) -> dg.AssetCheckResult:
+    """Whether nothing is broken now."""
+    broken = {name: f"{one.worst.file} {one.worst.problem}" for name, one in looked.rows.items() if one.worst}
+    odd = {**looked.problems, **broken}
+    errors = len(looked.problems) + sum(one.errors > 0 for one in looked.rows.values())
+    said = "; ".join(f"{name}: {what}" for name, what in list(odd.items())[:5])
+    return dg.AssetCheckResult(
+        check_name=EVERY_QUERY_IS_IN_ORDER.name,
+        passed=not odd,
+        severity=dg.AssetCheckSeverity.ERROR if errors else dg.AssetCheckSeverity.WARN,
+        description=said or f"{len(looked.rows):,} queries, no finding",
+        metadata={"queries": len(looked.rows), "queries_with_findings": len(odd)},
+    )

@@ -1,0 +1,134 @@
+"""Numbers, tables and texts of a pass, under names that never change: Dagster draws each name as a plot.
+
+Here belongs how a result is shown, nothing of how it came about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+import dagster as dg
+
+from statestore.maintenance import records
+from statestore.maintenance.audit import Audit, Finding, Severity
+from statestore.maintenance.passes import RetentionPass, SnapshotPass
+from statestore.maintenance.retention import Deleted, Outcome, Rule
+from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
+
+Value: TypeAlias = dg.MetadataValue | str | int | float
+Metadata: TypeAlias = dict[str, Value]
+
+ROWS = 50
+"""Rows are stored with the event and sent with every list of events: the worst are enough, the rest is counted."""
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[object]]) -> dg.TableMetadataValue:
+    """The first `ROWS` rows. `columns`: name -> "string", "int" or "float"."""
+    shown = [dg.TableRecord(dict(zip(columns, map(_cell, row), strict=True))) for row in islice(rows, ROWS)]
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.TableMetadataValue(shown, schema)
+
+
+def _cell(value: object) -> str | int | float | bool | None:
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+def of_snapshots(done: SnapshotPass) -> Metadata:
+    """What was snapshotted and why, and how much shorter a restart became."""
+    before, after = done.tails_before, done.tails_after
+    actions: list[TakeSnapshot | LeaveAlone] = [*done.plan.take, *done.plan.leave]
+    return {
+        "version": 0 if done.plan.batch is None else done.plan.batch + 1,
+        "stores": len(done.gathered.stores),
+        "snapshots_taken": len(done.taken),
+        "snapshots_failed": len(done.failed),
+        "longest_tail_before": max(before.values(), default=0),
+        "longest_tail_after": max(after.values(), default=0),
+        "changelogs_before": sum(before.values()),
+        "changelogs_after": sum(after.values()),
+        "restore_seconds_before": round(sum(done.gathered.restore_seconds(fact) for fact in done.gathered.stores), 3),
+        "uploaded_bytes": sum(one.uploaded_bytes for one in done.taken),
+        "keys": sum(one.keys for one in done.taken),
+        "mode": done.mode.value,
+        "why": table(
+            {"store": "string", "version": "int", "what": "string", "why": "string"},
+            (
+                (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "-", one.explained)
+                for one in actions
+            ),
+        ),
+    }
+
+
+def of_taken(one: Taken) -> Metadata:
+    """What the ledger says of a store that got a snapshot."""
+    return {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
+
+
+def of_audit(found: Audit) -> Metadata:
+    """What was proven, of how much, and what is wrong."""
+    left = [store.commits_left for store in found.stores if store.commits_left is not None]
+    return {
+        "version": 0 if found.batch is None else found.batch + 1,
+        "stores": len(found.stores),
+        "versions_proven": found.versions,
+        "errors": found.count(Severity.ERROR),
+        "warnings": found.count(Severity.WARNING),
+        "longest_tail": max((store.tail for store in found.stores), default=0),
+        # A plot wants a number each time: where nothing bounds the lineage there is no end to it.
+        **({"least_commits_left": min(left)} if left else {}),
+        "garbage_files": sum(store.garbage_files for store in found.stores),
+        "garbage_bytes": sum(store.garbage_bytes for store in found.stores),
+        "requests": found.requests.total,
+        "restart": found.restart.explained,
+        "findings": of_findings(found.findings),
+        "not_proven": dg.MetadataValue.md("\n".join(f"* {text}" for text in found.unproven)),
+    }
+
+
+def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:
+    """Findings, worst first."""
+    return table(
+        {"severity": "string", "file": "string", "problem": "string", "meaning": "string", "action": "string"},
+        ((one.severity.name, one.file, one.problem, one.meaning, one.action) for one in findings),
+    )
+
+
+def of_retention(done: RetentionPass) -> Metadata:
+    """What was planned, by rule, and what was deleted."""
+    planned = done.planned
+    files: Counter[Rule] = Counter()
+    sizes: Counter[Rule] = Counter()
+    for verdict in planned.verdicts:
+        files[verdict.rule] += 1
+        sizes[verdict.rule] += verdict.size_bytes
+    rules = sorted(files, key=lambda rule: (not rule.deletes, -sizes[rule]))
+    return {
+        "version": planned.head or 0,
+        "floor": planned.floor or 0,
+        "stores_looked_at": len(planned.stores),
+        "planned_files": len(planned.deletions),
+        "planned_bytes": sum(verdict.size_bytes for verdict in planned.deletions),
+        "deleted_files": sum(step.files for step in done.done),
+        "deleted_bytes": sum(step.size_bytes for step in done.done),
+        "spared_files": sum(len(step.spared) for step in done.done),
+        "stores_left_alone": sum(step.outcome is Outcome.CHANGED for step in done.done),
+        "left_for_the_next_run": planned.left_out,
+        "mode": done.mode.value,
+        "why": table(
+            {"what": "string", "files": "int", "bytes": "int", "why": "string"},
+            (("delete" if rule.deletes else "keep", files[rule], sizes[rule], rule.value) for rule in rules),
+        ),
+    }
+
+
+def of_deleted(steps: Sequence[Deleted]) -> Metadata:
+    """What the ledger says of a store from which files were deleted."""
+    return {
+        "deleted_files": sum(step.files for step in steps),
+        "deleted_bytes": sum(step.size_bytes for step in steps),
+        "outcome": steps[-1].outcome.value,
+    }

@@ -1,0 +1,54 @@
+"""The asset `retention`: files that nobody needs any more, deleted by a plan."""
+
+from itertools import groupby
+
+import dagster as dg
+
+from assets import metadata
+from assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
+from assets.lineage import lineage
+from assets.partitions import QUERIES, STORE_SET, store_key
+from assets.sources import GROUP, OWNERS, STATE_STORE
+from resources import Fleet, holder
+from statestore.clock import RandomIds, SystemClock
+from statestore.maintenance import passes
+from statestore.maintenance.retention import Deleted
+
+
+@dg.asset(
+    partitions_def=QUERIES,
+    deps=[lineage],
+    group_name=GROUP,
+    kinds={"rocksdb"},
+    owners=OWNERS,
+    tags={"statekeeper/does": "deletes-files"},
+    code_version="1",
+    check_specs=[RETENTION_FLOOR_IS_KEPT],
+)
+def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
+    """Deletes what no retained version needs: old versions, dead branches, tables that no snapshot names, old logs.
+
+    *Danger*: it deletes. It audits the checkpoint itself before, whatever the asset `lineage` said and when, and refuses
+    while anything is broken. Each file has a rule that keeps it or lets it go (`why`); the plan is on record below
+    `_statekeeper/history/` before the first deletion. Policies: `[roots.QUERY.retention]` in statekeeper.toml; with
+    mode "observe" or "snapshots" it only plans. By hand: `statekeeper gc QUERY`.
+    """
+    query = fleet.open(context.partition_key)
+    done = passes.delete(
+        query.storage, query.policies, holder=holder(context.run.run_id), clock=SystemClock(), ids=RandomIds()
+    )
+    _enter(context, query.name, done.done)
+    return dg.MaterializeResult(
+        metadata=metadata.of_retention(done),
+        check_results=[retention_floor_is_kept(done, passes.look(query.storage, query.policies))],
+    )
+
+
+def _enter(context: dg.AssetExecutionContext, query: str, done: tuple[Deleted, ...]) -> None:
+    """Into the ledger: the stores from which something was deleted, or that had changed under the plan."""
+    for store, steps in groupby(done, key=lambda step: step.store):
+        if store is not None:
+            key = store_key(query, store)
+            context.instance.add_dynamic_partitions(STORE_SET, [key])
+            shown = metadata.of_deleted(list(steps))
+            context.log_event(dg.AssetMaterialization(STATE_STORE.key, partition=key, metadata=dict(shown)))

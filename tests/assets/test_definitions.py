@@ -1,0 +1,130 @@
+"""What Dagster loads, from wherever it is started, and the schedules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from assets import history
+from assets.partitions import QUERY_SET
+from assets.schedules import nightly_sweep
+from resources import Fleet, Worker
+from tests.checkpoints import Checkpoint
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_the_definitions_load(definitions: dg.Definitions) -> None:
+    dg.Definitions.validate_loadable(definitions)
+
+
+def test_each_sensor_and_schedule_is_on_without_a_click(definitions: dg.Definitions) -> None:
+    repository = definitions.get_repository_def()
+    assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "tell_of_failures"}
+    assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
+    assert {one.name for one in repository.schedule_defs} == {"nightly_sweep", "hourly_fleet_health", "weekly_prune"}
+    assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
+
+
+def test_each_check_says_what_red_means_and_stands_in_the_docs(definitions: dg.Definitions) -> None:
+    docs = (REPOSITORY / "docs/checks.md").read_text()
+    specs = list(definitions.resolve_asset_graph().asset_check_keys)
+    assert len(specs) == 6
+    for key in specs:
+        spec = definitions.resolve_asset_graph().get_check_spec(key)
+        assert "Red" in (spec.description or "") or "red" in (spec.description or ""), key
+        assert f"## {key.name}" in docs
+
+
+def test_the_job_is_in_the_order_in_which_nothing_is_deleted_unproven(definitions: dg.Definitions) -> None:
+    graph = definitions.resolve_asset_graph()
+    job = definitions.resolve_job_def("maintain_query")
+    assert {key.to_user_string() for key in job.asset_layer.selected_asset_keys} == {"snapshot", "lineage", "retention"}
+    assert graph.get(dg.AssetKey("retention")).parent_keys == {dg.AssetKey("lineage")}
+    assert graph.get(dg.AssetKey("lineage")).parent_keys == {dg.AssetKey("snapshot")}
+
+
+@pytest.mark.parametrize("started_in", ["repository", "elsewhere"])
+def test_a_fresh_interpreter_loads_the_workspace_from_any_directory(tmp_path: Path, started_in: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text())
+    environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", str(REPOSITORY / "workspace.yaml")],
+        cwd=REPOSITORY if started_in == "repository" else tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_imports_neither_spark_nor_pandas_nor_a_plotting_library() -> None:
+    code = "import sys, assets.definitions; print([m for m in ('pyspark', 'pandas', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """One on disk: a schedule opens it by its reference."""
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as made:
+        made.add_dynamic_partitions(QUERY_SET, ["flights"])
+        yield made
+
+
+def swept(instance: dg.DagsterInstance, fleet: Fleet) -> list[dg.RunRequest | dg.SkipReason]:
+    at = datetime(2026, 3, 1, 3, tzinfo=UTC)
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, resources={"fleet": fleet}
+    ) as context:
+        return list(nightly_sweep(context))
+
+
+def test_each_night_asks_for_a_run_of_every_known_query_once(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
+) -> None:
+    fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker())
+    requests = swept(instance, fleet)
+    assert [(one.partition_key, one.run_key) for one in requests] == [("flights", "nightly:flights@2026-03-01")]
+
+
+def test_a_night_without_queries_says_so(configuration: Path, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker())
+    (skipped,) = swept(instance, fleet)
+    assert isinstance(skipped, dg.SkipReason)
+
+
+def test_old_runs_are_deleted_with_their_files_and_young_ones_stay(
+    definitions: dg.Definitions, flights: Checkpoint, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = definitions.resolve_job_def("maintain_query").execute_in_process(partition_key="flights", instance=instance)
+    files = set((Path(instance.root_directory) / "history" / "runs").glob(f"{run.run_id}.db*"))
+    pruning = definitions.resolve_job_def("prune_history")
+    assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 0
+    monkeypatch.setattr(history, "SystemClock", lambda: _Later(40))
+    assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 2
+    assert instance.get_run_by_id(run.run_id) is None
+    assert not any(file.exists() for file in files)
+
+
+class _Later:
+    """A clock that is so many days ahead."""
+
+    def __init__(self, days: int) -> None:
+        self._days = days
+
+    def now_seconds(self) -> float:
+        return time.time() + self._days * 86_400

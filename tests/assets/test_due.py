@@ -1,0 +1,86 @@
+"""When a query is due for a run of maintenance: decided by figures, remembered in a cursor."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assets.due import Ask, Asked, Cursor, Last, Wait, decide, parse, pause_seconds
+
+NOW = 1_000_000.0
+
+
+def decided(version: int, asked: Asked | None, last: Last = Last.WELL, now: float = NOW) -> Ask | Wait:
+    return decide(version, asked, last, long_tail=10, now_seconds=now)
+
+
+def test_a_query_that_was_never_seen_is_due_and_its_run_is_named_by_its_version() -> None:
+    ask = decided(3, None, Last.NONE)
+    assert isinstance(ask, Ask)
+    assert ask.run_key("flights") == "maintain:flights@3#1"
+
+
+def test_it_is_due_again_when_as_many_versions_have_come_as_make_a_tail_long() -> None:
+    asked = Asked(20, 0, NOW)
+    assert isinstance(decided(29, asked), Wait)
+    ask = decided(30, asked)
+    assert isinstance(ask, Ask)
+    assert ask.asked == Asked(30, 1, NOW)
+    assert "10 new versions" in ask.why
+
+
+def test_while_a_run_is_at_work_it_waits_however_many_versions_come() -> None:
+    assert isinstance(decided(10_000, Asked(20, 1, 0.0), Last.AT_WORK), Wait)
+
+
+def test_a_run_that_ended_well_settles_what_was_asked_for() -> None:
+    assert decided(25, Asked(20, 3, NOW)) == Wait(Asked(20, 0, NOW), 5, "5 new versions of 10")
+
+
+def test_a_run_that_failed_is_asked_for_again_after_a_pause_that_grows_also_when_nothing_is_committed() -> None:
+    asked = Asked(20, 1, NOW)
+    waits = []
+    for _ in range(6):
+        pause = pause_seconds(asked.attempts)
+        assert isinstance(decided(20, asked, Last.ILL, asked.at_seconds + pause - 1), Wait)
+        again = decided(20, asked, Last.ILL, asked.at_seconds + pause)
+        assert isinstance(again, Ask)
+        assert again.run_key("q") == f"maintain:q@20#{asked.attempts + 1}", "its own key, else Dagster would not run it"
+        waits.append(pause)
+        asked = again.asked
+    assert waits == [60, 240, 960, 3600, 3600, 3600]
+
+
+def test_new_versions_do_not_shorten_the_pause_after_a_failure() -> None:
+    assert isinstance(decided(10_000, Asked(20, 2, NOW), Last.ILL, NOW + 100), Wait)
+
+
+def test_a_nightly_run_that_failed_is_tried_again_before_the_next_night() -> None:
+    assert isinstance(decided(20, Asked(20, 0, NOW - 5000), Last.ILL), Ask)
+
+
+def test_a_clock_that_was_set_back_makes_nobody_wait_for_ever() -> None:
+    assert isinstance(decided(20, Asked(20, 1, NOW + 1e6), Last.ILL), Ask)
+
+
+def test_a_query_that_went_back_is_looked_at() -> None:
+    ask = decided(5, Asked(20, 0, NOW))
+    assert isinstance(ask, Ask)
+    assert "went back" in ask.why
+
+
+@given(st.dictionaries(st.text(min_size=1), st.builds(Asked, st.integers(0), st.integers(0), st.floats(0, 1e12))))
+def test_a_cursor_is_read_as_it_was_written(asked: dict[str, Asked]) -> None:
+    cursor = Cursor(asked, {"gone": 3.0})
+    assert parse(cursor.encoded()) == cursor
+    assert cursor.encoded() == parse(cursor.encoded()).encoded()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "asked": {}, "gone_since": {}}', '{"format": 1}', "17"])
+def test_a_cursor_that_cannot_be_read_is_none(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_without_a_cursor_nothing_was_asked_for() -> None:
+    assert parse(None) == parse("") == Cursor()

@@ -1,0 +1,220 @@
+"""The job `maintain_query` on real checkpoints: what it did is in the metadata, and what is broken stops it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from assets.partitions import STORE_SET
+from resources import is_dead
+from resources.worker import HOST_TAG
+from statestore.clock import SystemClock
+from statestore.format import names
+from statestore.maintenance import health, lease
+from statestore.maintenance.config import Policies
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+from tests.s3_server import S3Server
+
+
+def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    job = definitions.resolve_job_def("maintain_query")
+    return job.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
+
+
+def shown(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, object]:
+    events = result.asset_materializations_for_node(asset)
+    (event,) = [event for event in events if event.asset_key == dg.AssetKey(asset)]  # beside those of the ledger
+    return {name: value.value for name, value in event.metadata.items()}
+
+
+def checks(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
+    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+
+
+def paths(checkpoint: Checkpoint) -> set[str]:
+    found = {entry.path for entry in checkpoint.storage.list("")}
+    return {path for path in found if not path.startswith((names.LEASES, names.HISTORY))}
+
+
+def test_a_run_snapshots_proves_and_deletes_and_says_so_in_numbers(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
+) -> None:
+    result = maintained(definitions, instance)
+    assert result.success
+    done = shown(result, "snapshot")
+    assert (done["version"], done["snapshots_taken"], done["snapshots_failed"]) == (9, 2, 0)
+    assert (done["longest_tail_before"], done["longest_tail_after"]) == (9, 0)
+    assert shown(result, "lineage")["errors"] == 0
+    flights.grow(4)
+    before = paths(flights)
+    again = maintained(definitions, instance)
+    gone = shown(again, "retention")
+    assert gone["deleted_files"] == gone["planned_files"] > 0
+    assert len(before - paths(flights)) == gone["deleted_files"]
+    assert {name: one.passed for name, one in checks(again).items()} == {
+        "tail_is_short": True,
+        "lineage_is_gapless": True,
+        "commit_log_matches_files": True,
+        "far_from_lineage_ceiling": True,
+        "retention_floor_is_kept": True,
+    }
+    for batch in (10, 11, 12):
+        flights.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_each_check_is_recorded_for_its_query(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    assert {one.partition for one in maintained(definitions, instance).get_asset_check_evaluations()} == {"flights"}
+
+
+def test_the_ledger_has_the_stores_that_were_touched_and_no_others(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    maintained(definitions, instance)
+    keys = ["flights:00-00000", "flights:00-00001"]
+    assert instance.get_dynamic_partitions(STORE_SET) == keys
+    touched = instance.get_materialized_partitions(dg.AssetKey("state_store"))
+    assert touched == set(keys)
+    records = instance.fetch_materializations(dg.AssetKey("state_store"), limit=10).records
+    maintained(definitions, instance)
+    assert len(instance.fetch_materializations(dg.AssetKey("state_store"), limit=10).records) == len(records)
+
+
+def test_a_broken_lineage_turns_the_check_red_with_the_files_name_and_nothing_is_deleted_until_it_is_mended(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    maintained(definitions, instance)
+    flights.grow(3)
+    broken = flights.stores[1].changelog(flights.versions[12][1])
+    kept = flights.storage.read(broken)
+    flights.storage.delete([broken])
+    before = paths(flights)
+    result = maintained(definitions, instance)
+    assert not result.success
+    assert result.asset_materializations_for_node("retention") == []
+    red = checks(result)["lineage_is_gapless"]
+    assert not red.passed
+    assert red.severity is dg.AssetCheckSeverity.ERROR
+    assert broken in (red.description or "")
+    assert paths(flights) == before
+    flights.storage.create(broken, kept)
+    mended = maintained(definitions, instance)
+    assert mended.success
+    assert checks(mended)["lineage_is_gapless"].passed
+
+
+def test_a_gap_in_the_commit_log_is_another_check(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    flights.storage.delete([names.commits(4)])
+    result = maintained(definitions, instance)
+    found = checks(result)
+    assert found["lineage_is_gapless"].passed
+    assert not found["commit_log_matches_files"].passed
+    assert names.commits(4) in (found["commit_log_matches_files"].description or "")
+    assert not result.success
+
+
+def test_retention_started_alone_looks_itself_before_it_deletes(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    flights.storage.delete([flights.stores[0].changelog(flights.versions[9][0])])
+    before = paths(flights)
+    job = definitions.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(
+        partition_key="flights",
+        instance=instance,
+        raise_on_error=False,
+        asset_selection=[dg.AssetKey("retention")],
+    )
+    assert not result.success
+    assert "while the lineage is broken nothing is deleted" in str(result.failure_data_for_node("retention"))
+    assert paths(flights) == before
+
+
+def test_where_only_looking_is_allowed_a_run_writes_nothing(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
+) -> None:
+    configuration.write_text(configuration.read_text().replace("[defaults]", '[defaults]\nmode = "observe"'))
+    before = paths(flights)
+    result = maintained(definitions, instance)
+    assert result.success
+    assert shown(result, "snapshot")["mode"] == "observe"
+    assert paths(flights) == before
+    assert not checks(result)["tail_is_short"].passed, "its tail is long all the same, and that is said"
+
+
+def test_another_maintainer_at_work_ends_the_run_by_name(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    with lease.held(flights.storage, "gc", run="x", holder="somebody", clock=SystemClock()):
+        result = maintained(definitions, instance)
+    assert not result.success
+    assert "somebody is at it: gc" in str(result.failure_data_for_node("snapshot"))
+
+
+def test_a_root_on_s3_is_maintained_the_same(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    configuration: Path,
+    s3_server: S3Server,
+    tmp_path: Path,
+) -> None:
+    url = f"s3://{s3_server.make_bucket()}/flights"
+    twin = flights.copied_to(open_storage(url, options=s3_server.options), tmp_path / "job on S3")
+    options = ", ".join(f'{name} = "{value}"' for name, value in s3_server.options.items())
+    configuration.write_text(
+        configuration.read_text().replace('url = "flights"', f'url = "{url}"\nstorage = {{ {options} }}')
+    )
+    assert maintained(definitions, instance).success
+    twin.grow(4)
+    result = maintained(definitions, instance)
+    gone = shown(result, "retention")
+    assert gone["deleted_files"] == gone["planned_files"] > 0
+    assert all(check.passed for check in checks(result).values())
+    twin.assert_right(tmp_path / "host")
+    assert flights.storage.list(names.LEASES) == [], "the one on local disk was not touched"
+
+
+def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    job = definitions.resolve_job_def("refresh_fleet_health")
+    green = job.execute_in_process(instance=instance)
+    figures = shown(green, "fleet_health")
+    whole = health.look(flights.storage, Policies())
+    assert (figures["queries"], figures["longest_tail"], figures["bytes"]) == (1, 9, whole.bytes)
+    assert checks(green)["every_query_is_in_order"].passed
+    broken = flights.stores[0].changelog(flights.versions[9][0])
+    flights.storage.delete([broken])
+    red = checks(job.execute_in_process(instance=instance))["every_query_is_in_order"]
+    assert not red.passed
+    assert broken in (red.description or "")
+
+
+def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    result = maintained(definitions, instance)
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert HOST_TAG in run.tags
+    assert not is_dead(instance, run.run_id, run.tags), "this process lives"
+    assert is_dead(instance, "another", run.tags), "nobody holds its lock"
+    assert not is_dead(instance, "another", {HOST_TAG: "another machine"}), "of which nothing can be said here"
+
+
+@pytest.mark.parametrize("asset", ["snapshot", "lineage", "retention", "fleet_health"])
+def test_an_asset_can_be_read_without_the_docs(definitions: dg.Definitions, asset: str) -> None:
+    spec = definitions.resolve_asset_graph().get(dg.AssetKey(asset))
+    assert spec.description
+    assert len(spec.description) > 100
+    assert spec.group_name == "maintenance"
+    assert spec.kinds
+    assert spec.owners
+    assert spec.tags["statekeeper/does"] in ("reads", "adds-files", "deletes-files")
