@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run test slow-test lint lock kill-test simulate benchmarks
+.PHONY: env run platform test slow-test lint lock kill-test simulate pictures benchmarks
 
 env: .venv/.made
 
@@ -20,6 +20,10 @@ lock:
 
 run: env
 	@$(BIN)/python -m pipelines.flights.job $(ARGS)
+
+# Dagster for the roots in one's own statekeeper.toml: make platform ARGS="--config statekeeper.toml"
+platform: env
+	@$(BIN)/python -m pipelines.platform $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
@@ -51,6 +55,10 @@ SEEDS ?= 1000
 FIRST ?= 0
 simulate: env
 	$(BIN)/python -m tests.faults.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+# Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
+pictures: env
+	$(BIN)/python -m tests.assets.take_pictures $(ARGS)
 
 benchmarks: env
 	$(BIN)/python -m benchmarks $(ARGS)

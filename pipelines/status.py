@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -38,14 +38,23 @@ class _Totals:
 class Status:
     """An `Observer` that shows what a job does: a live table on a terminal, a line now and then elsewhere.
 
-    `stop_after`: so many batches in this run, then `wanted_batches_are_done` is set.
+    `stop_after`: so many batches in this run, then `wanted_batches_are_done` is set. `beside`: figures of what runs
+    beside the job, by name.
     """
 
-    def __init__(self, console: Console, clock: Clock, *, stop_after: int | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        clock: Clock,
+        *,
+        stop_after: int | None = None,
+        beside: Callable[[], Iterable[tuple[str, str]]] = tuple,
+    ) -> None:
         self.wanted_batches_are_done = threading.Event()
         self._console = console
         self._clock = clock
         self._stop_after = stop_after
+        self._beside = beside
         self._totals = _Totals()
         self._newest: BatchReport | None = None
         self._phase: tuple[int, Phase] | None = None
@@ -101,7 +110,7 @@ class Status:
 
     def _table(self) -> Group:
         table = Table(show_header=False, box=None, padding=(0, 2))
-        for name, value in self._figures():
+        for name, value in (*self._figures(), *self._beside()):
             table.add_row(name, value)
         now = (
             "starting Spark (the first time it fetches Delta's jars)"

@@ -33,6 +33,7 @@
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── SparkDied                          1  spark_died              start the job again
+    ├── PortInUse                          2  port_in_use             stop what listens there, or choose another port
     └── UnsupportedEnvironment             2  unsupported_environment use classic Spark, Java 17 or 21
 
 `code` is stable: logs, JSON and dashboards may rely on it. A message says what is wrong, with the file where there is
@@ -279,4 +280,11 @@ class UnsupportedEnvironment(StatekeeperError):
     """Spark Connect, no Java, a wrong Java, or a configuration under which the protocol does not hold."""
 
     code = "unsupported_environment"
+    exit_code = 2
+
+
+class PortInUse(StatekeeperError):
+    """Somebody listens where Dagster's webserver is to listen. Nothing was started."""
+
+    code = "port_in_use"
     exit_code = 2

@@ -6,6 +6,8 @@ var/flights/checkpoint    the streaming query's own checkpoint
 var/flights/state         the state root
 var/flights/spark.log     what Spark says
 var/flights/local         this host's scratch copies of the state; can be deleted at any time
+var/flights/statekeeper.toml    how the state is looked after; written once, then yours to change
+var/flights/dagster       Dagster's home; can be deleted when nothing runs
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
+from pipelines.platform import PORT, Platform, started
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
@@ -39,11 +42,24 @@ from pipelines.status import Status
 from statestore import catalog
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError
+from statestore.maintenance import config
 from statestore.storage import open_storage
 
 _PARTITIONS = 4
 _FED_AHEAD = 8
 _POLL_SECONDS = 0.2
+_EACH_MINUTE = "* * * * *"
+
+_CONFIGURATION = """\
+# How the state of the flights job is looked after, by Dagster and by the command:
+#     statekeeper --config {path} audit flights
+# Small numbers, so that there is something to see after a minute. For a job of yours leave them out.
+
+[roots.flights]
+url = "state"
+snapshot = {{ changelogs = 25 }}
+retention = {{ versions = 30, grace = "30s" }}
+"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,18 @@ class Places:
     @property
     def local(self) -> str:
         return str(self.folder / "local")
+
+    @property
+    def dagster(self) -> Path:
+        return self.folder / "dagster"
+
+    def configuration(self) -> Path:
+        """How the state is looked after; written when it is not there."""
+        path = self.folder / config.FILE_NAME
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(_CONFIGURATION.format(path=path))
+        return path
 
 
 def update(rows: pa.Table, state: pa.Table) -> Update:
@@ -135,16 +163,18 @@ def run(
     console: Console,
     observers: Sequence[Observer] = (),
     make_feeder: Callable[[str], Feeder] = Feeder,
+    platform: Platform | None = None,
 ) -> int:
     """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code.
 
-    `observers` are told what happens, after the status; `make_feeder` is given the place of the departures.
+    `observers` are told what happens, after the status; `make_feeder` is given the place of the departures. With a
+    `platform` it stays after the last flight, to be looked at, until Ctrl-C.
     """
     require_java()
     stop = threading.Event()
     _stop_on_signals(stop)
     clock = SystemClock()
-    status = Status(console, clock, stop_after=batches)
+    status = Status(console, clock, stop_after=batches, beside=platform.figures if platform else tuple)
     # Losing schedule: a run ends when all that was fed is read. To the next one nothing would be consumed, so that its
     # feeder waits for the query, and the query, which has no batch to run again, for the feeder.
     newest = catalog.newest_batch(open_storage(places.checkpoint))
@@ -166,8 +196,11 @@ def run(
                 if query.await_termination(_POLL_SECONDS):
                     break
         finally:
+            was_stopped = stop.is_set()
             stop.set()
             status.stopping()
+            if platform is not None and (was_stopped or batches is not None):
+                platform.children.begin_to_end()
             query.stop()
             feeding.join()
             # Where the JVM has died there is nothing left to stop, and what killed it is on its way up already.
@@ -176,6 +209,10 @@ def run(
     status.print_summary(
         lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
     )
+    if platform is not None and batches is None and not was_stopped:
+        stop.clear()
+        console.print(f"all flights have departed; Dagster stays at {platform.url} until Ctrl-C")
+        stop.wait()
     return 0
 
 
@@ -202,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code of the error's class, 0 when all is well."""
     parser = argparse.ArgumentParser(prog="make run", description="Run the flights job; run it again to go on.")
     parser.add_argument("--batches", type=int, help="stop after so many batches (default: all flights)")
-    parser.add_argument("--no-ui", action="store_true", help="only the terminal")
+    parser.add_argument("--no-ui", action="store_true", help="only the terminal, nobody looks after the state")
+    parser.add_argument("--port", type=int, default=PORT, help="of Dagster's UI (default: %(default)s)")
     parser.add_argument(
         "--folder", type=Path, default=Path("var/flights"), help="where all lies (default: %(default)s)"
     )
@@ -210,8 +248,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    places = Places(chosen.folder)
     try:
-        return run(Places(chosen.folder), batches=chosen.batches, console=console)
+        if chosen.no_ui:
+            return run(places, batches=chosen.batches, console=console)
+        # Before anything is started: an ignored SIGINT would be handed on to Dagster's processes.
+        _stop_on_signals(threading.Event())
+        require_java()
+        with started(places.dagster, places.configuration(), port=chosen.port, health_cron=_EACH_MINUTE) as platform:
+            console.print(f"Dagster: {platform.url}, logs in {places.dagster / 'logs'}")
+            return run(places, batches=chosen.batches, console=console, platform=platform)
     except StatekeeperError as error:
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
         return error.exit_code

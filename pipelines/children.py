@@ -1,0 +1,162 @@
+"""Processes that are started, watched and ended together: one that dies is started again, and none is left behind.
+
+Only what was started here is ever signalled: each child leads a session of its own, and what it starts stays in that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statestore.clock import Clock
+
+_POLL_SECONDS = 0.25
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_STEADY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start: `log` gets all that it says; it is started when `after` exists, at once where there is none."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    after: Path | None = None
+
+
+@dataclass
+class _Child:
+    command: Command
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    failures: int = 0
+    started_at_seconds: float = 0.0
+    start_again_at_seconds: float = 0.0
+    groups: set[int] = field(default_factory=set)
+    """Process groups that this child ever led, and that may still have members: what outlived its killed parent."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Children:
+    """Start them with `with`; leaving the block ends them and all that they started, within `end_seconds` or by SIGKILL.
+
+    SIGINT must not be ignored where this is used: what is ignored here is ignored by the children, too, and they would
+    have to be killed. A handler of any kind is fine.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], environment: Mapping[str, str], clock: Clock, *, end_seconds: float = 15.0
+    ) -> None:
+        self._children = [_Child(command) for command in commands]
+        self._environment = dict(environment)
+        self._clock = clock
+        self._end_seconds = end_seconds
+        self._ending = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="children", daemon=True)
+
+    def __enter__(self) -> Children:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin_to_end()
+        self._end()
+
+    def states(self) -> Mapping[str, str]:
+        """By name: up, down, or how often it was started again."""
+        return {child.command.name: _state(child) for child in self._children}
+
+    def process_ids(self) -> Mapping[str, int]:
+        """The processes that are up, by name."""
+        return {c.command.name: c.process.pid for c in self._children if c.process is not None and c.is_up}
+
+    def begin_to_end(self) -> None:
+        """Ask all of them to end, without waiting for it. Nothing is started any more."""
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._watcher.join()
+        self._signal_all(signal.SIGINT)
+
+    def _watch(self) -> None:
+        while not self._ending.is_set():
+            for child in self._children:
+                self._care_for(child)
+            self._ending.wait(_POLL_SECONDS)
+
+    def _care_for(self, child: _Child) -> None:
+        child.groups = {group for group in child.groups if _has_members(group)}
+        if child.is_up:
+            return
+        now = self._clock.monotonic_seconds()
+        if child.process is not None:
+            steady = now - child.started_at_seconds > _STEADY_SECONDS
+            child.failures = 1 if steady else child.failures + 1
+            pause = min(_FIRST_PAUSE_SECONDS * 2 ** (child.failures - 1), _LONGEST_PAUSE_SECONDS)
+            child.start_again_at_seconds = now + pause
+            child.process = None
+        after = child.command.after
+        if now >= child.start_again_at_seconds and (after is None or after.exists()):
+            self._start(child, now)
+
+    def _start(self, child: _Child, now: float) -> None:
+        with child.command.log.open("ab") as log:
+            child.process = subprocess.Popen(  # noqa: S603 - commands of our own
+                child.command.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                # A Ctrl-C at the terminal is for the job alone: it says when the children end.
+                start_new_session=True,
+            )
+        child.started_at_seconds = now
+        child.starts += 1
+        child.groups.add(child.process.pid)
+
+    def _end(self) -> None:
+        deadline = self._clock.monotonic_seconds() + self._end_seconds
+        while self._clock.monotonic_seconds() < deadline and self._has_any():
+            self._clock.sleep(_POLL_SECONDS)
+        self._signal_all(signal.SIGKILL)
+        for child in self._children:
+            if child.process is not None:
+                child.process.wait()
+
+    def _has_any(self) -> bool:
+        for child in self._children:
+            if child.process is not None:
+                child.process.poll()  # one that has ended and was not waited for is still a member of its group
+        return any(_has_members(group) for child in self._children for group in child.groups)
+
+    def _signal_all(self, what: signal.Signals) -> None:
+        for child in self._children:
+            for group in child.groups:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, what)
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _state(child: _Child) -> str:
+    if child.starts == 0:
+        return "waiting"
+    again = f", started again {child.starts - 1} times" if child.starts > 1 else ""
+    return f"{'up' if child.is_up else 'down'}{again}"

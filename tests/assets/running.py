@@ -1,0 +1,186 @@
+"""Dagster as people start it, in processes of its own, and what it says through GraphQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.faults.processes import in_session, kill
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A platform that was started; `process` is the command that a person would have typed."""
+
+    process: subprocess.Popen[str]
+    port: int
+    home: Path
+    log: Path
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """The data of an answer to a GraphQL query."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            told = json.loads(answer.read())
+        assert not told.get("errors"), told["errors"]
+        found: dict[str, Any] = told["data"]
+        return found
+
+    def wait_for(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
+        """What `look` finds, as soon as it finds something. An answer that does not come is none."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = look()
+            except (urllib.error.URLError, ConnectionError, TimeoutError, json.JSONDecodeError):
+                found = None
+            if found:
+                return found
+            assert self.process.poll() is None, f"it ended: {self.log.read_text()[-3000:]}"
+            assert time.monotonic() < deadline, f"{what}: not seen in {seconds:.0f} s\n{self.logs()}"
+            time.sleep(0.5)
+
+    def logs(self) -> str:
+        """The last lines that each process said."""
+        logs = sorted((self.home / "logs").glob("*.log"))
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in [*logs, self.log])
+
+    def runs(self, job: str = "maintain_query", **filters: Any) -> list[dict[str, Any]]:
+        """The runs of a job, newest first."""
+        query = """query($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 200) { ... on Runs { results {
+            runId status startTime tags { key value } } } } }"""
+        found = self.ask(query, filter={"pipelineName": job, **filters})["runsOrError"]["results"]
+        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
+
+    def materializations(self, asset: str, limit: int = 50) -> list[dict[str, Any]]:
+        """The metadata of an asset's materializations, newest first, numbers as numbers."""
+        query = """query($key: AssetKeyInput!, $limit: Int!) { assetOrError(assetKey: $key) { ... on Asset {
+            assetMaterializations(limit: $limit) { runId partition metadataEntries { label
+              ... on IntMetadataEntry { intRepr } ... on FloatMetadataEntry { floatValue }
+              ... on TextMetadataEntry { text } } } } } }"""
+        found = self.ask(query, key={"path": [asset]}, limit=limit)["assetOrError"].get("assetMaterializations", [])
+        return [{"run": one["runId"], **_figures(one["metadataEntries"])} for one in found]
+
+    def checks(self, asset: str) -> dict[str, dict[str, Any]]:
+        """The newest evaluation of each check of an asset."""
+        query = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+            assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization {
+              status evaluation { success severity description } } } } } } } }"""
+        found = self.ask(query, key={"path": [asset]})["assetNodeOrError"]["assetChecksOrError"]["checks"]
+        return {
+            one["name"]: one["executionForLatestMaterialization"]["evaluation"]
+            for one in found
+            if one["executionForLatestMaterialization"] and one["executionForLatestMaterialization"]["evaluation"]
+        }
+
+    def ticks(self, sensor: str) -> list[dict[str, Any]]:
+        """The newest ticks of a sensor."""
+        query = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) { ... on Sensor {
+            sensorState { ticks(limit: 20) { status skipReason runIds error { message } } } } } }"""
+        selector = {"repositoryName": "__repository__", "repositoryLocationName": "statekeeper", "sensorName": sensor}
+        found: list[dict[str, Any]] = self.ask(query, s=selector)["sensorOrError"]["sensorState"]["ticks"]
+        return found
+
+    def launch(self, query: str) -> None:
+        """A run of `maintain_query` by hand, as a person does who has mended something."""
+        mutation = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
+            ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
+        selector = {
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "statekeeper",
+            "jobName": "maintain_query",
+        }
+        tags = [{"key": "dagster/partition", "value": query}]
+        told = self.ask(mutation, p={"selector": selector, "mode": "default", "executionMetadata": {"tags": tags}})
+        assert told["launchRun"]["__typename"] == "LaunchRunSuccess", told
+
+
+def _figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in entries:
+        if entry.get("intRepr") is not None:
+            found[entry["label"]] = int(entry["intRepr"])
+        elif entry.get("floatValue") is not None:
+            found[entry["label"]] = entry["floatValue"]
+        elif entry.get("text") is not None:
+            found[entry["label"]] = entry["text"]
+    return found
+
+
+@contextmanager
+def running(
+    folder: Path, module: str, *arguments: str, home: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """A command that starts Dagster, until the block is left: then Ctrl-C, half a minute, and nothing may be left."""
+    port = free_port()
+    log = folder / f"{module}.log"
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments, "--port", str(port)],
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    made = Running(process, port, home, log)
+    try:
+        yield made
+        sessions = {os.getsid(child.id) for child in _family(process.pid)} | {process.pid}
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        left = [one for session in sessions for one in in_session(session)]
+        assert left == [], "processes were left behind"
+    finally:
+        family = _family(process.pid)
+        process.kill()
+        kill([one.id for one in family])
+        process.wait()
+
+
+def _family(process_id: int) -> list[Any]:
+    """All that descends from a process, as long as its parents live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(stat[1]) == process_id:
+                    found += [_Descendant(int(entry.name)), *_family(int(entry.name))]
+            except OSError:
+                continue
+    return found
+
+
+@dataclass(frozen=True)
+class _Descendant:
+    id: int
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

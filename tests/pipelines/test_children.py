@@ -1,0 +1,93 @@
+"""Processes that are watched: started again when they die, ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.children import Children, Command
+from statestore.clock import SystemClock
+from tests.faults.processes import in_session
+
+SLEEPS = "import time; time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open('up', 'w'); time.sleep(600)"
+A_PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r]).wait()" % SLEEPS  # noqa: UP031
+
+
+def children(folder: Path, *scripts: str, end_seconds: float = 5.0, after: Path | None = None) -> Children:
+    commands = [
+        Command(f"child {number}", [sys.executable, "-c", script], folder / f"{number}.log", after)
+        for number, script in enumerate(scripts)
+    ]
+    return Children(commands, os.environ, SystemClock(), end_seconds=end_seconds)
+
+
+def wait_for(seen: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_gone(process_id: int) -> bool:
+    return not in_session(process_id)
+
+
+def test_one_that_is_killed_is_started_again_and_that_is_told(tmp_path: Path) -> None:
+    with children(tmp_path, SLEEPS, SLEEPS) as running:
+        wait_for(lambda: len(running.process_ids()) == 2)
+        first = dict(running.process_ids())
+        os.kill(first["child 0"], signal.SIGKILL)
+        wait_for(lambda: running.process_ids().get("child 0", first["child 0"]) != first["child 0"])
+        assert running.states() == {"child 0": "up, started again 1 times", "child 1": "up"}
+        assert running.process_ids()["child 1"] == first["child 1"]
+
+
+def test_leaving_ends_them_all_and_what_they_started(tmp_path: Path) -> None:
+    with children(tmp_path, SLEEPS, A_PARENT) as running:
+        wait_for(lambda: len(running.process_ids()) == 2)
+        ids = list(running.process_ids().values())
+        wait_for(lambda: len(in_session(ids[1])) == 2)
+    assert all(is_gone(process_id) for process_id in ids)
+
+
+def test_what_outlived_a_killed_parent_is_ended_too(tmp_path: Path) -> None:
+    with children(tmp_path, A_PARENT) as running:
+        wait_for(lambda: len(running.process_ids()) == 1)
+        (parent,) = running.process_ids().values()
+        wait_for(lambda: len(in_session(parent)) == 2)
+        os.kill(parent, signal.SIGKILL)
+        wait_for(lambda: running.process_ids().get("child 0", parent) != parent)
+        assert len(in_session(parent)) == 1, "the orphan"
+    assert is_gone(parent)
+
+
+def test_one_that_does_not_listen_is_killed_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with children(tmp_path, DEAF, end_seconds=1.0) as running:
+        wait_for((tmp_path / "up").exists)
+        (process_id,) = running.process_ids().values()
+        started = time.monotonic()
+    assert time.monotonic() - started < 5
+    assert is_gone(process_id)
+
+
+def test_one_that_waits_for_a_file_is_started_when_it_is_there(tmp_path: Path) -> None:
+    with children(tmp_path, SLEEPS, after=tmp_path / "ready") as running:
+        time.sleep(0.6)
+        assert running.states() == {"child 0": "waiting"}
+        (tmp_path / "ready").touch()
+        wait_for(lambda: running.states() == {"child 0": "up"})
+
+
+def test_what_they_say_is_in_their_logs(tmp_path: Path) -> None:
+    with children(tmp_path, "print('hello', flush=True); import time; time.sleep(600)"):
+        wait_for(lambda: (tmp_path / "0.log").exists() and "hello" in (tmp_path / "0.log").read_text())
