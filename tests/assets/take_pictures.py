@@ -1,0 +1,75 @@
+"""Pictures of the UI for the docs: the flights job with Dagster beside it, looked at by a headless Chromium.
+
+    python -m tests.assets.take_pictures [--minutes 3]
+
+Needs `chromium` on the PATH. The pictures go to docs/pictures/; look at them before you commit them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.assets.running import REPOSITORY, Running, running
+
+PICTURES = REPOSITORY / "docs" / "pictures"
+SIZE = "1500,1000"
+
+
+def pages(platform: Running) -> dict[str, str]:
+    """What is looked at: name of the picture -> page."""
+    newest = platform.runs(statuses=["SUCCESS"])[0]["runId"]
+    return {
+        "asset-graph": "asset-groups",
+        "run": f"runs/{newest}",
+        "check": "assets/lineage?view=checks&checkDetail=lineage_is_gapless",
+        "fleet-health": "assets/fleet_health?view=events",
+        "lineage": "assets/lineage?view=events",
+        "retention": "assets/retention?view=events",
+        "automation": "automation",
+    }
+
+
+def take(chromium: str, url: str, target: Path) -> None:
+    """One page, when it has come to rest. Raises `CalledProcessError`."""
+    with tempfile.TemporaryDirectory() as profile:
+        how = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
+        how += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        how += ["--virtual-time-budget=20000", f"--window-size={SIZE}", f"--screenshot={target}"]
+        subprocess.run([chromium, *how, url], check=True, capture_output=True, timeout=120)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long the job runs before the pictures")
+    chosen = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("there is no chromium on the PATH: apt-get install chromium")
+        return 2
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="statekeeper-pictures-") as name:
+        folder = Path(name)
+        home = folder / "flights" / "dagster"
+        arguments = ("--folder", str(folder / "flights"))
+        with running(folder, "pipelines.flights.job", *arguments, home=home) as platform:
+            enough = max(2, int(chosen.minutes))
+            platform.wait_for(
+                "materializations of fleet_health",
+                lambda: len(platform.materializations("fleet_health")) >= enough,
+                chosen.minutes * 60 + 240,
+            )
+            for picture, page in pages(platform).items():
+                target = PICTURES / f"ui-{picture}.png"
+                take(chromium, f"http://127.0.0.1:{platform.port}/{page}", target)
+                print(target.relative_to(REPOSITORY))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
