@@ -13,6 +13,7 @@ from resources import Fleet
 from statestore.errors import StatekeeperError
 from statestore.maintenance import health
 from statestore.maintenance.health import Health
+from statestore.storage import at_once
 
 EVERY_QUERY_IS_IN_ORDER = dg.AssetCheckSpec(
     "every_query_is_in_order",
@@ -56,13 +57,16 @@ def look(fleet: Fleet) -> Looked:
     found = fleet.discover()
     rows: dict[str, Health] = {}
     problems = dict(found.problems)
-    for name in found.queries:
+
+    def look_at(name: str) -> None:
         try:
             query = fleet.open(name)
             rows[name] = health.look(query.storage, query.policies)
         except StatekeeperError as error:
             problems[name] = str(error)
-    return Looked(rows, problems)
+
+    at_once(look_at, list(found.queries))
+    return Looked(dict(sorted(rows.items())), problems)
 
 
 def of_fleet(looked: Looked) -> metadata.Metadata:

@@ -164,14 +164,16 @@ def run(
     observers: Sequence[Observer] = (),
     make_feeder: Callable[[str], Feeder] = Feeder,
     platform: Platform | None = None,
+    stop: threading.Event | None = None,
 ) -> int:
     """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code.
 
     `observers` are told what happens, after the status; `make_feeder` is given the place of the departures. With a
-    `platform` it stays after the last flight, to be looked at, until Ctrl-C.
+    `platform` it stays after the last flight, to be looked at, until Ctrl-C. `stop` is what Ctrl-C sets, when somebody
+    has waited for it already.
     """
     require_java()
-    stop = threading.Event()
+    stop, ended = stop or threading.Event(), threading.Event()
     _stop_on_signals(stop)
     clock = SystemClock()
     status = Status(console, clock, stop_after=batches, beside=platform.figures if platform else tuple)
@@ -187,7 +189,7 @@ def run(
         # PySpark has put a handler of its own there, which cancels the running batch's jobs.
         _stop_on_signals(stop)
         feeding = threading.Thread(
-            target=feeder.run_ahead, args=(stop, lambda: consumed.days, _FED_AHEAD), name="feeder", daemon=True
+            target=feeder.run_ahead, args=(ended, lambda: consumed.days, _FED_AHEAD), name="feeder", daemon=True
         )
         query = start_query(session, places, consumed)
         try:
@@ -196,10 +198,9 @@ def run(
                 if query.await_termination(_POLL_SECONDS):
                     break
         finally:
-            was_stopped = stop.is_set()
-            stop.set()
+            ended.set()
             status.stopping()
-            if platform is not None and (was_stopped or batches is not None):
+            if platform is not None and (stop.is_set() or batches is not None):
                 platform.children.begin_to_end()
             query.stop()
             feeding.join()
@@ -209,8 +210,7 @@ def run(
     status.print_summary(
         lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
     )
-    if platform is not None and batches is None and not was_stopped:
-        stop.clear()
+    if platform is not None and batches is None and not stop.is_set():
         console.print(f"all flights have departed; Dagster stays at {platform.url} until Ctrl-C")
         stop.wait()
     return 0
@@ -252,12 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.no_ui:
             return run(places, batches=chosen.batches, console=console)
-        # Before anything is started: an ignored SIGINT would be handed on to Dagster's processes.
-        _stop_on_signals(threading.Event())
         require_java()
+        # Before anything is started: an ignored SIGINT would be handed on to Dagster's processes.
+        stop = threading.Event()
+        _stop_on_signals(stop)
         with started(places.dagster, places.configuration(), port=chosen.port, health_cron=_EACH_MINUTE) as platform:
             console.print(f"Dagster: {platform.url}, logs in {places.dagster / 'logs'}")
-            return run(places, batches=chosen.batches, console=console, platform=platform)
+            return run(places, batches=chosen.batches, console=console, platform=platform, stop=stop)
     except StatekeeperError as error:
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
         return error.exit_code

@@ -61,6 +61,12 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
     assert (snapshot["longest_tail_before"], snapshot["longest_tail_after"]) == (9, 0)
     assert all(check["success"] for check in platform.checks("lineage").values())
 
+    platform.wait_for(
+        "a tick that says why it asks for nothing",
+        lambda: any("none is due" in (tick["skipReason"] or "") for tick in platform.ticks("changelog_tail")),
+        60,
+    )
+
     flights.grow(5)
     before = {entry.path for entry in flights.storage.list(names.STATE)}
     succeeded(platform, 2)
