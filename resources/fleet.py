@@ -49,4 +49,3 @@ class Fleet(dg.ConfigurableResource):
     def scratch_folder(self) -> Path:
         """The folder to work in, as a path."""
         return Path(self.scratch)
-

@@ -107,7 +107,9 @@ def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: st
 
 
 def test_a_file_that_is_not_there_is_named_with_how_to_name_another(tmp_path: Path) -> None:
-    with pytest.raises(BadConfiguration, match=r"nowhere\.toml: No such file or directory -> name one that can be read"):
+    with pytest.raises(
+        BadConfiguration, match=r"nowhere\.toml: No such file or directory -> name one that can be read"
+    ):
         load(tmp_path / "nowhere.toml")
 
 
