@@ -95,8 +95,10 @@ def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReaso
 def tell_of_failures(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
     """Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names."""
     run = context.dagster_run
-    steps = [event.event_specific_data.error_display_string for event in context.get_step_failure_events()]  # type: ignore[union-attr]
-    why = steps[0].strip().splitlines()[0] if steps else context.failure_event.message
+    failures = [event.step_failure_data.error for event in context.get_step_failure_events()]
+    # The cause is ours, what is around it says only that a step failed.
+    causes = [(error.cause or error).message.strip() for error in failures if error is not None]
+    why = causes[0] if causes else context.failure_event.message
     problem = notifier.tell(
         f"{run.job_name} of {run.tags.get(QUERY_TAG, 'the fleet')} failed (run {run.run_id}): {why}"
     )
