@@ -58,8 +58,8 @@ def home(postgres: int, tmp_path: Path) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
     storage = (
-        "storage:\n  postgres:\n    postgres_db: {hostname: 127.0.0.1, username: dagster, password: '', "
-        f"db_name: dagster, port: {postgres}}}\n"
+        "storage:\n  postgres:\n    postgres_db: {scheme: postgresql+psycopg2, hostname: 127.0.0.1, "
+        f"port: {postgres}, username: dagster, password: '', db_name: dagster}}\n"
     )
     (folder / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text() + storage)
     return folder
