@@ -78,6 +78,8 @@ def of_fleet(looked: Looked) -> metadata.Metadata:
     columns |= {"bytes": "int", "reclaimable_bytes": "int", "reclaimed_bytes": "int", "commits_left": "int"}
     columns |= {"errors": "int", "warnings": "int", "requests": "int"}
     return {
+        "health": metadata.table(columns, ((name, *_cells(one)) for name, one in worst_first)),
+        "picture": pictures.of_fleet(rows),
         "queries": len(rows),
         "queries_not_seen": len(looked.problems),
         "stores": sum(one.stores for one in rows.values()),
@@ -91,8 +93,6 @@ def of_fleet(looked: Looked) -> metadata.Metadata:
         "errors": sum(one.errors for one in rows.values()),
         "warnings": sum(one.warnings for one in rows.values()),
         "requests": sum(one.requests for one in rows.values()),
-        "health": metadata.table(columns, ((name, *_cells(one)) for name, one in worst_first)),
-        "picture": pictures.of_fleet(rows),
     }
 
 

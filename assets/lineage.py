@@ -31,6 +31,6 @@ def lineage(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeRe
     facts = audit.gather(query.storage)
     found = passes.judged(facts, query.policies)
     return dg.MaterializeResult(
-        metadata={**metadata.of_audit(found), "picture": pictures.of_lineage(facts, found)},
+        metadata={"picture": pictures.of_lineage(facts, found), **metadata.of_audit(found)},
         check_results=list(lineage_checks(found)),
     )

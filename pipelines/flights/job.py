@@ -57,8 +57,8 @@ _CONFIGURATION = """\
 
 [roots.flights]
 url = "state"
-snapshot = {{ changelogs = 25 }}
-retention = {{ versions = 30, grace = "30s" }}
+snapshot = {{ changelogs = 10 }}
+retention = {{ versions = 15, grace = "20s" }}
 """
 
 

@@ -148,10 +148,13 @@ def running(
     try:
         yield made
         sessions = {os.getsid(child.id) for child in _family(process.pid)} | {process.pid}
+        deadline = time.monotonic() + 30
         process.send_signal(signal.SIGINT)
         process.wait(30)
-        left = [one for session in sessions for one in in_session(session)]
-        assert left == [], "processes were left behind"
+        # What Spark's JVM has started ends by itself a moment after it.
+        while (left := [one for session in sessions for one in in_session(session)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert left == [], f"processes were left behind: {[(one.id, one.parent, one.command[:200]) for one in left]}"
     finally:
         family = _family(process.pid)
         process.kill()

@@ -24,7 +24,7 @@ def pages(platform: Running) -> dict[str, str]:
     """What is looked at: name of the picture -> page."""
     newest = platform.runs(statuses=["SUCCESS"])[0]["runId"]
     return {
-        "asset-graph": "asset-groups",
+        "asset-graph": "assets/lineage?view=lineage&lineageScope=neighbors&lineageDepth=3",
         "run": f"runs/{newest}",
         "check": "assets/lineage?view=checks&checkDetail=lineage_is_gapless",
         "fleet-health": "assets/fleet_health?view=events",
@@ -59,11 +59,12 @@ def main() -> int:
         arguments = ("--folder", str(folder / "flights"))
         with running(folder, "pipelines.flights.job", *arguments, home=home) as platform:
             enough = max(2, int(chosen.minutes))
-            platform.wait_for(
-                "materializations of fleet_health",
-                lambda: len(platform.materializations("fleet_health")) >= enough,
-                chosen.minutes * 60 + 240,
-            )
+
+            def is_something_to_see() -> bool:
+                deleted = sum(one["deleted_files"] for one in platform.materializations("retention"))
+                return deleted > 0 and len(platform.materializations("fleet_health")) >= enough
+
+            platform.wait_for("deletions, and points of a plot", is_something_to_see, chosen.minutes * 60 + 240)
             for picture, page in pages(platform).items():
                 target = PICTURES / f"ui-{picture}.png"
                 take(chromium, f"http://127.0.0.1:{platform.port}/{page}", target)
