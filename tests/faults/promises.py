@@ -73,7 +73,8 @@ class Promises:
         since it began to look no other run was under way, which may not have seen the damage."""
         if plan.floor is None or plan.head is None or floor is None:
             return
-        newest = max(1, plan.head - self._retained_versions + 1)
+        # What another run has let go meanwhile, by a newer head, is not there to be kept.
+        newest = max(1, plan.head - self._retained_versions + 1, self.floor)
         if plan.floor > newest:
             raise Lost(f"a floor of {plan.floor} keeps fewer than {self._retained_versions} versions")
         lower = min(floor, plan.floor)
