@@ -57,8 +57,8 @@ _CONFIGURATION = """\
 
 [roots.flights]
 url = "state"
-snapshot = {{ changelogs = 10 }}
-retention = {{ versions = 15, grace = "20s" }}
+snapshot = {{ changelogs = 8 }}
+retention = {{ versions = 8, grace = "20s" }}
 """
 
 
