@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +30,15 @@ def as_postgres(*command: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def folder() -> Iterator[Path]:
+    """The server's own: the folders that pytest makes are for their owner alone."""
+    with tempfile.TemporaryDirectory(prefix="statekeeper-postgres-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def postgres(folder: Path) -> Iterator[int]:
     """The port of a fresh server on 127.0.0.1, with the user `dagster` and a database of that name."""
-    folder = tmp_path_factory.mktemp("postgres")
-    # The folders that pytest makes are for their owner alone.
-    for parent in [folder, *folder.parents][:3]:
-        parent.chmod(0o755)
     if os.geteuid() == 0:
         shutil.chown(folder, pwd.getpwnam("postgres").pw_uid)
     tools, data, port = _PLACES[0], folder / "data", free_port()
