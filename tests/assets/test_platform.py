@@ -138,7 +138,7 @@ def test_whatever_is_killed_maintenance_goes_on(platform: Running, flights: Chec
     done = 1
     succeeded(platform, done)
     for victim in ("web", "daemon", "code") * 2:
-        ids = platform.wait_for("its processes", lambda: ids if len(ids := process_ids(platform)) == 3 else None, 60)
+        ids = platform.wait_for("its processes", lambda: ids if len(ids := process_ids(platform)) == 3 else None, 180)
         os.kill(ids[victim], signal.SIGKILL)
         flights.grow(4)
         done += 1
@@ -160,7 +160,7 @@ def test_a_run_whose_process_is_killed_frees_its_query_by_itself(platform: Runni
         assert time.monotonic() < deadline
         time.sleep(0.005)
     os.kill(new[0], signal.SIGKILL)
-    (failed,) = platform.wait_for("a run that failed", lambda: platform.runs(statuses=["FAILURE"]), 60)
+    (failed,) = platform.wait_for("a run that failed", lambda: platform.runs(statuses=["FAILURE"]), 180)
     succeeded(platform, 2)
     again = platform.runs(statuses=["SUCCESS"])[0]["tags"]
     assert again["dagster/run_key"] == failed["tags"]["dagster/run_key"].replace("#1", "#2")
