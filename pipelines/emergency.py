@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
-from statestore.maintenance import records, runs, snapshot
+from statestore.maintenance import records, snapshot
+from statestore.maintenance.history import History
 from statestore.maintenance.records import Record
 from statestore.storage import Storage
 
@@ -34,13 +36,21 @@ def take_emergency_snapshots(
             f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
             "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
         )
-        try:
-            # Without a lease, which a maintainer may hold: this cannot wait.
-            with runs.recorded(storage, "snapshot", ids.fresh(), map(records.of_action, late), clock) as done:
-                for action in late:
-                    done.append(_take(storage, action, scratch=scratch, clock=clock, ids=ids, warn=warn))
-        except StatekeeperError as error:
-            warn(f"the record of emergency snapshots cannot be written, what is missing waits for a batch: {error}")
+        # Without a lease, which a maintainer may hold, and without a record, if need be: this cannot wait.
+        history = History.begin(storage, "snapshot", ids.fresh(), clock)
+        with _told(warn):
+            history.plan(map(records.of_action, late))
+        done = [_take(storage, action, scratch=scratch, clock=clock, ids=ids, warn=warn) for action in late]
+        with _told(warn):
+            history.outcome(done)
+
+
+@contextmanager
+def _told(warn: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except StatekeeperError as error:
+        warn(f"the emergency snapshots are not on record, retention finds them at its next full pass: {error}")
 
 
 def _take(

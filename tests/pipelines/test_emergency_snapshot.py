@@ -61,3 +61,23 @@ def test_an_emergency_snapshot_that_fails_is_told_and_the_job_goes_on(stream, mo
     for partition in (0, 1):
         assert f"state/0/{partition}: an emergency snapshot failed: state/0/{partition}/SSTs/" in caplog.text
     assert stream.state() == {(key,): (5, 10) for key in range(16)}
+
+
+@pytest.mark.spark
+def test_emergency_snapshots_are_made_when_their_record_cannot_be_written(stream, monkeypatch, caplog):
+    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
+    create = LocalStorage.create
+
+    def forgetful(self, path, data):
+        if path.startswith("_statekeeper/history/"):
+            raise StorageError("permission denied", path=path)
+        return create(self, path, data)
+
+    monkeypatch.setattr(LocalStorage, "create", forgetful)
+    for value in range(5):
+        stream.append(rows_of((1, value), (2, value)))
+    with caplog.at_level(logging.WARNING, "statekeeper"):
+        stream.run(adding())
+    assert "the emergency snapshots are not on record" in caplog.text
+    assert list(stream.root.glob("state/0/*/*.zip"))
+    assert "an emergency snapshot failed" not in caplog.text
