@@ -168,6 +168,12 @@ def reaped(fleet: Fleet, instance: dg.DagsterInstance) -> str:
         return str(dead_runs(context))
 
 
+def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run.status
+
+
 def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
@@ -175,8 +181,7 @@ def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
     elsewhere = a_run(instance, DagsterRunStatus.STARTED, **{HOST_TAG: "another machine"})
     starting = a_run(instance, DagsterRunStatus.STARTED)
     assert "3 runs were at work, of which 1 were dead" in reaped(fleet, instance)
-    statuses = {run_id: instance.get_run_by_id(run_id).status for run_id in (dead, elsewhere, starting)}  # type: ignore[union-attr]
-    assert statuses == {
+    assert {run_id: status_of(instance, run_id) for run_id in (dead, elsewhere, starting)} == {
         dead: DagsterRunStatus.FAILURE,
         elsewhere: DagsterRunStatus.STARTED,
         starting: DagsterRunStatus.STARTED,
@@ -202,7 +207,7 @@ def test_a_lease_that_cannot_be_read_does_not_keep_a_dead_run_alive(
     dead = a_run(instance, DagsterRunStatus.STARTED, **{HOST_TAG: socket.gethostname(), HOLDER_TAG: "the dead one"})
     flights.storage.create(names.lease(1), b"{")
     reaped(fleet, instance)
-    assert instance.get_run_by_id(dead).status is DagsterRunStatus.FAILURE  # type: ignore[union-attr]
+    assert status_of(instance, dead) is DagsterRunStatus.FAILURE
 
 
 def test_a_failed_run_is_told_with_its_query_and_what_went_wrong(

@@ -17,7 +17,7 @@ from tests.faults.processes import in_session
 
 SLEEPS = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open('up', 'w'); time.sleep(600)"
-A_PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r]).wait()" % SLEEPS  # noqa: UP031
+A_PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]).wait()"
 
 
 def children(folder: Path, *scripts: str, end_seconds: float = 5.0, after: Path | None = None) -> Children:
