@@ -33,7 +33,7 @@ def utf(text: str) -> bytes:
 def from_modified_utf8(body: bytes) -> str:
     """The text of modified UTF-8 bytes. Raises `UnicodeError` when they are not such."""
     halves = body.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
-    return halves.encode("utf-16-be", "surrogatepass").decode("utf-16-be")
+    return halves.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
 
 
 class Reader:
