@@ -1,21 +1,25 @@
-"""Changelogs: the changes of one version of one store, versions 1 and 3 of Spark's format.
+"""Changelogs: the changes of one version of one store, in the four versions of Spark's format.
 
     v1   records, int -1                                             stores without column families, structure V1
-    v3   UTF "v3", UTF lineage JSON, records, int -1                 the same, structure V2 (SPARK-49883)
+    v2   UTF "v2", typed records, byte 00                            stores with column families, structure V1
+    v3   UTF "v3", UTF lineage JSON, records, int -1                 as v1, structure V2 (SPARK-49883)
+    v4   UTF "v4", UTF lineage JSON, typed records, byte 00          as v2, structure V2
 
-A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. The last record of a
-key wins. Versions 2 and 4 (column families) carry typed records and are refused by name.
+A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. In a typed one a byte
+stands before it, its `Kind`. Records count in their order: the last put or deletion of a key wins, what is merged after
+it is appended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import json
 import mmap
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -28,7 +32,19 @@ from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf
 from statestore.format.names import VersionId
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, version_number
 
+
+class Kind(enum.IntEnum):
+    """What a typed record does. A range goes from the key, inclusive, to the value, exclusive."""
+
+    PUT = 0x01
+    DELETE = 0x10
+    MERGE = 0x11
+    DELETE_RANGE = 0x20
+
+
 _END = struct.pack(">i", -1)
+_KINDS = frozenset(Kind)
+_LAST_WINS = (Kind.PUT, Kind.DELETE)
 _INT = struct.Struct(">i")
 _LONGEST_VERSION_BYTES = 16
 _HINT = "restore the file from a backup, or load an older version"
@@ -45,10 +61,11 @@ _LARGEST_COPIED_RECORD_BYTES = 1024
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the records. `lineage` is None in v1; in v3 the versions from the newest snapshot known to
-    the writer (inclusive) up to the one before this file's own, ascending."""
+    """What stands before the records. `lineage` is None in v1 and v2; in v3 and v4 the versions from the newest snapshot
+    known to the writer (inclusive) up to the one before this file's own, ascending. `is_typed`: v2 and v4."""
 
     lineage: tuple[VersionId, ...] | None
+    is_typed: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class Changes:
     """Changes as slices of one buffer, in the order of their writing unless another is named: arrays of int64, one
     element a record.
 
-    `value_length` is -1 for a deletion.
+    `value_length` is -1 for a deletion. `kinds`: what each record does, None where all are puts and deletions.
     """
 
     buffer: bytes | bytearray
@@ -64,6 +81,7 @@ class Changes:
     key_length: np.ndarray
     value_start: np.ndarray
     value_length: np.ndarray
+    kinds: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.key_start)
@@ -75,16 +93,18 @@ class Changes:
 
     def take(self, places: np.ndarray | slice) -> Changes:
         """The records at these places, in that order, over the same buffer."""
-        return Changes(self.buffer, *(column[places] for column in self.columns))
+        kinds = None if self.kinds is None else self.kinds[places]
+        key_start, key_length, value_start, value_length = (column[places] for column in self.columns)
+        return Changes(self.buffer, key_start, key_length, value_start, value_length, kinds)
 
     def behind(self, others: bytearray) -> Changes:
-        """The same records at the end of `others`, which their bytes are added to."""
+        """The same puts and deletions at the end of `others`, which their bytes are added to."""
         base = len(others)
         others += self.buffer
         return Changes(others, self.key_start + base, self.key_length, self.value_start + base, self.value_length)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Each record as (key, value or None for a deletion), in order. Few are made at a time."""
+        """Each record as (key, value or None for a deletion), in order, whatever its kind. Few are made at a time."""
         parts = (self.take(slice(first, first + _PAIRS_AT_ONCE)) for first in range(0, len(self), _PAIRS_AT_ONCE))
         return itertools.chain.from_iterable(map(_pairs, parts))
 
@@ -123,7 +143,8 @@ def lineage_bytes(lineage: Iterable[VersionId]) -> int:
 class ChangelogWriter:
     """Encodes changes into `sink`, compressed, as they come; memory stays at one batch of them.
 
-    `header.lineage` None writes v1, else v3. Raises `LineageCeiling` at once when the lineage does not fit.
+    `header.lineage` None writes v1, else v3; what is typed is written by Spark alone. Raises `LineageCeiling` at once
+    when the lineage does not fit.
     """
 
     def __init__(self, sink: BinaryIO, header: Header) -> None:
@@ -175,7 +196,7 @@ def _big_endian_ints(values: np.ndarray) -> pa.LargeBinaryArray:
 def read_header(data: Readable, path: str) -> Header:
     """The header of a compressed changelog, unpacking no more blocks than it takes.
 
-    Raises `CorruptFile`, or `UnknownFormatVersion` for the formats of column-family stores and of later Sparks.
+    Raises `CorruptFile`, or `UnknownFormatVersion` for the formats of later Sparks.
     """
     head = b""
     for block in compression.blocks(data, path):
@@ -194,12 +215,26 @@ def read_changelog(data: Readable, path: str) -> tuple[Header, Iterator[Changes]
     """A compressed changelog: its header, and its records in pieces of some `WINDOW_BYTES`: memory stays bounded.
 
     The pieces raise `CorruptFile` as late as the damage comes: use none of them before the last has been read. Every
-    length is checked against the bytes there are. Raises otherwise as `read_header`.
+    length is checked against the bytes there are. Raises otherwise as `read_header`; `UnknownFormatVersion` for a kind of
+    record that only later Sparks write.
     """
-    return read_header(data, path), _windows(data, path)
+    header = read_header(data, path)
+    return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN)
 
 
-def _windows(data: Readable, path: str) -> Iterator[Changes]:
+@dataclass(frozen=True)
+class _Layout:
+    """How records are laid out: so many bytes stand before each, and this behind the last."""
+
+    ahead: int
+    end: bytes
+
+
+_PLAIN = _Layout(0, _END)
+_TYPED = _Layout(1, b"\0")
+
+
+def _windows(data: Readable, path: str, layout: _Layout) -> Iterator[Changes]:
     pending = bytearray()
     wanted_bytes = WINDOW_BYTES
     header_is_ahead = True
@@ -216,7 +251,7 @@ def _windows(data: Readable, path: str) -> Iterator[Changes]:
         if header_is_ahead:
             _parse_header(reader)
             header_is_ahead = False
-        changes, position = _parse_records(reader, whole=ended)
+        changes, position = _parse_records(reader, layout, whole=ended)
         del pending[:position]
         # One record may be larger than a window. Twice as much each time: it is not copied again for every block.
         wanted_bytes = max(WINDOW_BYTES, 2 * len(pending))
@@ -228,13 +263,13 @@ def _parse_header(reader: Reader) -> Header:
     version = _sniff_version(reader)
     if version == 1:
         return Header(lineage=None)
-    if version != 3:
+    if version not in (2, 3, 4):
         raise UnknownFormatVersion(
-            f"changelog format v{version}: this release reads v1 and v3",
-            path=reader.path,
-            hint="nothing was changed",
+            f"changelog format v{version}: this release reads v1 to v4", path=reader.path, hint="nothing was changed"
         )
     reader.utf("the format version")
+    if version == 2:
+        return Header(lineage=None, is_typed=True)
     text = reader.utf("the lineage")
     try:
         items = json.loads(text)
@@ -245,7 +280,7 @@ def _parse_header(reader: Reader) -> Header:
         )
     except BAD_VALUES as error:
         raise CorruptFile("the lineage is not the JSON that it should be", path=reader.path) from error
-    return Header(lineage=lineage)
+    return Header(lineage, is_typed=version == 4)
 
 
 def _sniff_version(reader: Reader) -> int:
@@ -268,7 +303,7 @@ _ONE_BY_ONE = 256
 _FIRST_RUN = 64
 
 
-def _parse_records(reader: Reader, *, whole: bool) -> tuple[Changes, int]:
+def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Changes, int]:
     """The records from the reader's position on, and where the last whole one ends. `whole`: the end mark comes too.
 
     Rows of fixed-width columns are all of one length: long runs of such records are found at once, others in a loop.
@@ -277,30 +312,53 @@ def _parse_records(reader: Reader, *, whole: bool) -> tuple[Changes, int]:
     found: list[_Columns] = []
     more = True
     while more:
-        alike, position = _alike_records(plain, position)
-        others, position, more = _records_one_by_one(reader, position)
+        alike, position = _alike_records(plain, position, layout)
+        others, position, more = _records_one_by_one(reader, position, layout)
         found += [alike, others]
-    # 0 where not even a length is left.
-    key_size = int(_INT.unpack_from(plain, position)[0]) if position + 4 <= len(plain) else 0
-    if whole and (key_size != -1 or position + 4 != len(plain)):
+    if whole and plain[position:] != layout.end:
         raise CorruptFile(f"no end of records at byte {position:,} of {len(plain):,}", path=reader.path, hint=_HINT)
-    if not whole and key_size < -1:
-        raise CorruptFile(f"impossible key length {key_size:,} at byte {position:,}", path=reader.path, hint=_HINT)
-    return Changes(plain, *(np.concatenate(column) for column in zip(*found, strict=True))), position
+    at = position + layout.ahead
+    if not whole and at + 4 <= len(plain) and (key_size := int(_INT.unpack_from(plain, at)[0])) < -1:
+        raise CorruptFile(f"impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
+    changes = Changes(plain, *(np.concatenate(column) for column in zip(*found, strict=True)))
+    return (changes if layout is _PLAIN else replace(changes, kinds=_kinds(reader, changes))), position
 
 
-def _alike_records(plain: bytes, start: int) -> tuple[_Columns, int]:
-    """The records from `start` on that have both lengths of the first, and where they end. None if that one deletes."""
+def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
+    """What each typed record does; None where the last record of a key wins. Raises for what no Spark has written."""
+    key_start, value_length = changes.key_start, changes.value_length
+    kinds: np.ndarray = np.frombuffer(reader.data, np.uint8)[key_start - 5]
+    for kind in np.unique(kinds).tolist():
+        if kind not in _KINDS:
+            place = int(key_start[kinds == kind][0]) - 5
+            raise UnknownFormatVersion(
+                f"a record of kind 0x{kind:02x} at byte {place:,}", path=reader.path, hint="nothing was changed"
+            )
+    odd = (kinds == Kind.DELETE) != (value_length < 0)
+    if odd.any():
+        place = int(key_start[odd][0]) - 5
+        raise CorruptFile(
+            f"the record at byte {place:,} deletes and has a value, or neither", path=reader.path, hint=_HINT
+        )
+    return None if np.isin(kinds, _LAST_WINS).all() else kinds
+
+
+def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns, int]:
+    """The records from `start` on that have both lengths of the first, and its kind, and where they end. None if that
+    one deletes."""
+    first_at = start + layout.ahead
     try:
-        (key_size,) = _INT.unpack_from(plain, start)
-        (value_size,) = _INT.unpack_from(plain, start + 4 + max(key_size, 0))
+        (key_size,) = _INT.unpack_from(plain, first_at)
+        (value_size,) = _INT.unpack_from(plain, first_at + 4 + max(key_size, 0))
     except struct.error:
         key_size = value_size = -1
-    width = 8 + key_size + value_size
+    if layout.ahead and plain[start : start + 1] == layout.end:
+        key_size = -1
+    width = layout.ahead + 8 + key_size + value_size
     count = 0
     if key_size >= 0 and value_size >= 0:
         available = (len(plain) - start) // width
-        lengths_at = np.r_[0:4, 4 + key_size : 8 + key_size]
+        lengths_at = np.r_[0 : layout.ahead + 4, layout.ahead + 4 + key_size : layout.ahead + 8 + key_size]
         step = _FIRST_RUN
         # Twice as many each time: what is looked at in vain is never more than what was found.
         while count < available:
@@ -313,14 +371,14 @@ def _alike_records(plain: bytes, start: int) -> tuple[_Columns, int]:
                 break
             count += step
             step *= 2
-    starts = start + width * np.arange(count, dtype=np.int64)
+    keys_at = start + layout.ahead + 4 + width * np.arange(count, dtype=np.int64)
     key_lengths, value_lengths = (np.full(count, size, np.int64) for size in (key_size, value_size))
-    return (starts + 4, key_lengths, starts + 8 + key_size, value_lengths), start + width * count
+    return (keys_at, key_lengths, keys_at + key_size + 4, value_lengths), start + width * count
 
 
-def _records_one_by_one(reader: Reader, position: int) -> tuple[_Columns, int, bool]:
+def _records_one_by_one(reader: Reader, position: int, layout: _Layout) -> tuple[_Columns, int, bool]:
     """A few records from `position` on, where they end, and whether more may follow: no end mark, no torn record."""
-    plain = reader.data
+    plain, ahead = reader.data, layout.ahead
     limit = len(plain)
     int_at = _INT.unpack_from
     columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
@@ -328,10 +386,13 @@ def _records_one_by_one(reader: Reader, position: int) -> tuple[_Columns, int, b
     more = False
     with contextlib.suppress(struct.error):
         for _ in range(_ONE_BY_ONE):
-            (key_size,) = int_at(plain, position)
+            # The end mark of typed records is a kind; too little is left behind it for a record.
+            if ahead and plain[position : position + 1] == layout.end:
+                break
+            (key_size,) = int_at(plain, position + ahead)
             if key_size < 0:
                 break
-            key_at = position + 4
+            key_at = position + ahead + 4
             (value_size,) = int_at(plain, key_at + key_size)
             value_at = key_at + key_size + 4
             end = value_at + (value_size if value_size > 0 else 0)

@@ -1,7 +1,7 @@
 """The query's logs: `metadata`, `offsets/N` and `commits/N`.
 
 metadata      {"id": "<uuid>"}
-offsets/N     v1, then {batchWatermarkMs, batchTimestampMs, conf}, then a line for each source
+offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources
 commits/N     v1, then {nextBatchWatermarkMs}
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
 """
@@ -70,8 +70,8 @@ def encode_offsets(log: OffsetLog) -> bytes:
 
 
 def parse_offsets(data: bytes, path: str) -> OffsetLog:
-    """The content of `offsets/N`. Raises `UnknownFormatVersion` for another header than v1, `CorruptFile`."""
-    lines = _lines(data, path, known=("v1",))
+    """The content of `offsets/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
+    lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
         raise CorruptFile("truncated: no metadata line", path=path)
     head = json_object(lines[1].encode(), path)

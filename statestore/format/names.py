@@ -3,7 +3,9 @@
     metadata                                   the query's id
     offsets/<batch>   commits/<batch>          the query's logs
     state/<operator>/_metadata/metadata        which stores the operator has
+    state/<operator>/_metadata/v2/<batch>      the same, of operators with column families; from that batch on
     state/<operator>/0/_metadata/schema        their key and value schemas
+    state/<operator>/_stateSchema/             the same, of operators with column families
     state/<operator>/<partition>/              a store
         <version>.changelog     <version>_<id>.changelog         structure V1, V2
         <version>.zip           <version>_<id>.zip
@@ -43,7 +45,7 @@ TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
 
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
-_OPERATOR_METADATA = re.compile(rf"{STATE}/[0-9]+/_metadata/metadata")
+_OPERATOR_METADATA = re.compile(rf"{STATE}/(?P<operator>[0-9]+)/_metadata/(?:metadata|v2/(?P<batch>[0-9]+))")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
@@ -188,13 +190,20 @@ def parse_batch(name: str) -> int | None:
 
 
 def operator_metadata(operator: int) -> str:
-    """The path of an operator's metadata."""
+    """The path of an operator's metadata, version 1 of the file."""
     return f"{STATE}/{operator}/_metadata/metadata"
 
 
-def is_operator_metadata(path: str) -> bool:
-    """Whether a path is an operator's metadata."""
-    return _OPERATOR_METADATA.fullmatch(path) is not None
+def operator_metadata_by_batch(operator: int) -> str:
+    """The folder of an operator's metadata, version 2: one file for each batch from which on it holds."""
+    return f"{STATE}/{operator}/_metadata/v2"
+
+
+def parse_operator_metadata(path: str) -> tuple[int, int] | None:
+    """The operator that a path is the metadata of, and the batch from which on it holds, -1 in version 1; None for
+    another path."""
+    match = _OPERATOR_METADATA.fullmatch(path)
+    return (int(match["operator"]), int(match["batch"] or -1)) if match else None
 
 
 def state_schema(operator: int) -> str:

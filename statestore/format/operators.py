@@ -1,6 +1,7 @@
 """What an operator says of itself: its metadata, and the schema file of its state.
 
 state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, ...}]}
+state/<op>/_metadata/v2/<batch>   v2, the same with operatorPropertiesJson, and stateSchemaFilePaths for each store
 state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
 """
 
@@ -52,10 +53,10 @@ def encode_operator(metadata: OperatorMetadata) -> bytes:
 
 
 def parse_operator(data: bytes, path: str) -> OperatorMetadata:
-    """The content of the metadata file. Raises `UnknownFormatVersion` for another version than 1, `CorruptFile`."""
+    """The content of the metadata file. Raises `UnknownFormatVersion` for another version than 1 and 2, `CorruptFile`."""
     header, _, rest = data.partition(b"\n")
-    if header != b"v1":
-        raise UnknownFormatVersion(f"operator metadata {header[:20]!r}: known is v1", path=path)
+    if header not in (b"v1", b"v2"):
+        raise UnknownFormatVersion(f"operator metadata {header[:20]!r}: known are v1 and v2", path=path)
     try:
         body = json.loads(rest)
         info = body["operatorInfo"]

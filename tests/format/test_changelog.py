@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, LineageCeiling, StatekeeperError, UnknownFormatVersion
 from statestore.format import changelog, compression
-from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes, read_changelog, read_header
+from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_bytes, read_changelog, read_header
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statestore.format.names import VersionId
 from tests.format.damage import flips, prefixes, value_or_error
@@ -139,12 +139,83 @@ def test_records_behind_the_end_mark_are_damage() -> None:
             read(packed(end + behind))
 
 
-@pytest.mark.parametrize("version", ["v2", "v4", "v5", "v101"])
-def test_formats_of_column_families_and_of_later_sparks_are_refused_by_name(version: str) -> None:
+@pytest.mark.parametrize("version", ["v5", "v101"])
+def test_formats_of_later_sparks_are_refused_by_name(version: str) -> None:
     data = packed(utf(version) + utf("[]") + b"\0")
     for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
         with pytest.raises(UnknownFormatVersion, match=rf"a\.changelog: changelog format {version}"):
             act(data)
+
+
+# -- column families ---------------------------------------------------------------------------------------------------
+
+
+def typed(*changes: tuple[Kind, bytes, bytes | None], header: bytes = utf("v2")) -> bytes:
+    return header + b"".join(bytes([kind]) + record(key, value) for kind, key, value in changes) + b"\0"
+
+
+def kinds_read(plain: bytes) -> list[tuple[Kind, bytes, bytes | None]]:
+    """The records of a changelog; a piece without kinds puts and deletes."""
+    found = []
+    for piece in read_changelog(packed(plain), "a.changelog")[1]:
+        kinds = [None] * len(piece) if piece.kinds is None else piece.kinds.tolist()
+        for (key, value), kind in zip(piece.pairs(), kinds, strict=True):
+            found.append((Kind((Kind.DELETE if value is None else Kind.PUT) if kind is None else kind), key, value))
+    return found
+
+
+EVERY_KIND = [
+    (Kind.PUT, b"\2\0kk", b"vvv"),
+    (Kind.MERGE, b"\2\0kk", b"more"),
+    (Kind.DELETE, b"\2\0zz", None),
+    (Kind.DELETE_RANGE, b"\2\0a", b"\2\0b"),
+    (Kind.PUT, b"", b""),
+]
+
+
+@pytest.mark.parametrize("version", ["v2", "v4"])
+def test_records_of_column_families_are_read_with_what_they_do_in_their_order(version: str) -> None:
+    header = utf("v2") if version == "v2" else utf("v4") + utf(changelog.lineage_json(LINEAGE))
+    data = typed(*EVERY_KIND, header=header)
+    assert kinds_read(data) == EVERY_KIND
+    assert read_header(packed(data), "a") == Header(LINEAGE if version == "v4" else None, is_typed=True)
+
+
+def test_where_nothing_is_merged_the_last_record_wins_and_no_kinds_are_told() -> None:
+    [piece] = read_changelog(packed(typed((Kind.PUT, b"a", b"1"), (Kind.DELETE, b"a", None))), "a")[1]
+    assert piece.kinds is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=9), st.binary(max_size=70)), max_size=400))
+def test_typed_records_of_any_lengths_are_read_as_they_were_written(
+    drawn: list[tuple[Kind, bytes, bytes]],
+) -> None:
+    changes = [(kind, key, None if kind is Kind.DELETE else value) for kind, key, value in drawn]
+    assert kinds_read(typed(*changes)) == changes
+
+
+def test_long_runs_of_typed_records_of_one_length_are_told_apart_by_what_they_do() -> None:
+    changes = [(Kind.MERGE if n % 1000 == 999 else Kind.PUT, b"%06d" % n, b"%03d" % (n % 7)) for n in range(3000)]
+    assert kinds_read(typed(*changes)) == changes
+
+
+def test_a_typed_changelog_that_ends_early_or_goes_on_is_damage() -> None:
+    whole = typed(*EVERY_KIND)
+    for cut in range(len(utf("v2")), len(whole)):
+        with pytest.raises(CorruptFile):
+            kinds_read(whole[:cut])
+    for behind in (b"\0", b"\1", record(b"a", b"b")):
+        with pytest.raises(CorruptFile, match="no end of records"):
+            kinds_read(whole + behind)
+
+
+def test_kinds_that_no_spark_writes_are_refused_and_deletions_with_values_are_damage() -> None:
+    head = utf("v2")
+    with pytest.raises(UnknownFormatVersion, match="a record of kind 0x21 at byte 4"):
+        kinds_read(head + b"\x21" + record(b"k", b"v") + b"\0")
+    for odd in (bytes([Kind.DELETE]) + record(b"k", b"v"), bytes([Kind.PUT]) + record(b"k", None)):
+        with pytest.raises(CorruptFile, match="deletes and has a value, or neither"):
+            kinds_read(head + odd + b"\0")
 
 
 @pytest.mark.parametrize("text", ["x3", "v", "vx", "v3.0", ""])

@@ -64,10 +64,18 @@ def test_metadata_that_is_none_is_damage(body: str) -> None:
 
 
 def test_a_later_version_is_refused_by_name() -> None:
-    with pytest.raises(UnknownFormatVersion, match="v2"):
-        parse_operator(b"v2\n{}", "metadata")
+    with pytest.raises(UnknownFormatVersion, match="v3"):
+        parse_operator(b"v3\n{}", "metadata")
     with pytest.raises(UnknownFormatVersion, match="v3"):
         parse_schema(utf("v3") + struct.pack(">i", 0), "schema")
+
+
+def test_metadata_of_an_operator_with_column_families_is_read_as_spark_writes_it() -> None:
+    store = '{"storeName":"default","numColsPrefixKey":0,"numPartitions":2,"stateSchemaFilePaths":["file:/x/0_a"]}'
+    head = '{"operatorInfo":{"operatorId":3,"operatorName":"symmetricHashJoin"},"stateStoreInfo":['
+    data = f'v2\n{head}{store}],"operatorPropertiesJson":"{{}}"}}'.encode()
+    found = parse_operator(data, "metadata")
+    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2),))
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

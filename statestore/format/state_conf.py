@@ -1,0 +1,45 @@
+"""What of a query's confs its state's bytes depend on, as its offset log pins them.
+
+Spark writes these confs into `offsets/N` when a query first starts, and obeys them from then on, whatever a later session
+or a later Spark would choose. So they are read there, never guessed by version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statestore.errors import UnknownFormatVersion
+from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER, OffsetLog
+
+_MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
+_ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+_DELIMITERS = {"1": b",", "2": b""}
+
+
+@dataclass(frozen=True)
+class StateConf:
+    """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one."""
+
+    merge_delimiter: bytes = b""
+    row_checksums: bool = False
+
+
+OURS = StateConf()
+"""Of our own roots."""
+
+
+def state_conf(log: OffsetLog, path: str) -> StateConf:
+    """The confs of a query's state. Raises `UnknownFormatVersion` for a state store that is not RocksDB, or for a way to
+    merge that this release does not know."""
+    provider = log.conf.get(PROVIDER, "")
+    if provider != ROCKSDB_PROVIDER:
+        raise UnknownFormatVersion(
+            f"the query's state store is {provider.rpartition('.')[2] or 'not named'}, this release knows Spark's RocksDB",
+            path=path,
+            hint=f"queries that start with {PROVIDER}={ROCKSDB_PROVIDER} can be maintained",
+        )
+    # Queries that began before Spark 4.2 have no such conf, and stay with the comma.
+    version = log.conf.get(_MERGES, "1")
+    if version not in _DELIMITERS:
+        raise UnknownFormatVersion(f"{_MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
+    return StateConf(_DELIMITERS[version], log.conf.get(_ROW_CHECKSUMS, "false") == "true")

@@ -1,0 +1,58 @@
+"""Checksums of records, against Spark's own bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore.errors import CorruptFile
+from statestore.format.changelog import Changes, Kind, read_changelog
+from statestore.format.java_io import utf
+from statestore.format.row_checksum import verified
+from tests.format.test_changelog import packed
+
+# Written by Spark 4.2.0, behind the header: key `kk`, then a merge, a deletion of `zz`, a deleted range of `a` to `b`.
+PUT = bytes.fromhex("01 00000004 02006b6b 0000000b d230ed24 03000000 767676")
+MERGE = b"\x11" + PUT[1:]
+DELETE = bytes.fromhex("10 00000008 a23372e8 02007a7a ffffffff")
+DELETE_RANGE = bytes.fromhex("20 00000003 020061 0000000b 058cf2e2 03000000 020062")
+KEPT = bytes.fromhex("d230ed24 03000000 767676")
+
+
+def piece(*records: bytes) -> Changes:
+    [found] = read_changelog(packed(utf("v2") + b"".join(records) + b"\0"), "a.changelog")[1]
+    return found
+
+
+def test_values_keep_their_checksums_and_the_keys_of_deletions_and_the_ends_of_ranges_lose_them() -> None:
+    found = verified(piece(PUT, MERGE, DELETE, DELETE_RANGE), "a.changelog")
+    assert list(found.pairs()) == [
+        (b"\2\0kk", KEPT),
+        (b"\2\0kk", KEPT),
+        (b"\2\0zz", None),
+        (b"\2\0a", b"\2\0b"),
+    ]
+    assert found.kinds is not None
+    assert found.kinds.tolist() == [Kind.PUT, Kind.MERGE, Kind.DELETE, Kind.DELETE_RANGE]
+
+
+@pytest.mark.parametrize("record", [PUT, MERGE, DELETE, DELETE_RANGE])
+def test_a_flipped_bit_in_any_record_is_found(record: bytes) -> None:
+    lengths = {0, *range(1, 5)}  # the kind, and the length of the key: other records come of them
+    value_length_at = 5 + int.from_bytes(record[1:5], "big")
+    lengths |= set(range(value_length_at, value_length_at + 4))
+    # How long the value behind the checksum is said to be: Spark asks for it, and it covers nothing.
+    lengths |= set(range(value_length_at + 8, value_length_at + 12))
+    places = [place for place in range(len(record)) if place not in lengths]
+    assert places
+    for place in places:
+        for bit in range(8):
+            flipped = bytearray(record)
+            flipped[place] ^= 1 << bit
+            with pytest.raises(CorruptFile, match=r"a\.changelog: wrong checksum of the record"):
+                verified(piece(bytes(flipped)), "a.changelog")
+
+
+def test_a_record_too_short_for_a_checksum_is_damage() -> None:
+    for record in (b"\x01" + bytes(4) + b"\0\0\0\1v", b"\x10\0\0\0\3abc\xff\xff\xff\xff"):
+        with pytest.raises(CorruptFile):
+            verified(piece(record), "a.changelog")
