@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.engine.rocks import Database, EngineLimits, translated
-from statestore.errors import CorruptFile, LocalStateDamaged, ObjectMissing, UnknownFormatVersion
+from statestore.errors import CorruptFile, LocalStateDamaged, ObjectMissing
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statestore.format.state_conf import StateConf
 from statestore.storage import Storage, at_once
 
 
@@ -24,7 +25,9 @@ class Base:
     metadata: SnapshotMetadata
 
 
-def open_base(storage: Storage, store: StorePath, version: VersionId, path: Path, limits: EngineLimits) -> Base:
+def open_base(
+    storage: Storage, store: StorePath, version: VersionId, path: Path, limits: EngineLimits, conf: StateConf
+) -> Base:
     """Fetch the snapshot of a version into the new directory `path`, and open it.
 
     Raises `SnapshotUnusable`; `UnknownFormatVersion` for one that this release does not know; `StorageError`.
@@ -32,8 +35,6 @@ def open_base(storage: Storage, store: StorePath, version: VersionId, path: Path
     zip_path = store.snapshot(version)
     try:
         snapshot = read_snapshot(storage.read(zip_path), zip_path)
-        if snapshot.metadata.column_families:
-            raise UnknownFormatVersion("a snapshot with column families", path=zip_path, hint="nothing was changed")
         with translated(path):
             path.mkdir(parents=True)
             for name, body in snapshot.files.items():
@@ -46,6 +47,11 @@ def open_base(storage: Storage, store: StorePath, version: VersionId, path: Path
                 raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
 
         at_once(fetch, snapshot.metadata.tables)
-        return Base(Database.open_for_writing(path, limits), snapshot.metadata)
+        # Only stores with column families are ever merged into.
+        if snapshot.metadata.column_families:
+            database = Database.open_with_merges(path, limits, conf.merge_delimiter)
+        else:
+            database = Database.open_for_writing(path, limits)
+        return Base(database, snapshot.metadata)
     except (ObjectMissing, CorruptFile, LocalStateDamaged) as error:
         raise SnapshotUnusable(str(error)) from error

@@ -15,6 +15,8 @@ from statestore.errors import CorruptFile, ObjectMissing
 from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
 from statestore.format.names import StorePath, VersionId
 from statestore.format.replay import Window
+from statestore.format.row_checksum import verified
+from statestore.format.state_conf import StateConf
 from statestore.storage import Storage, at_once
 
 _MAP_FROM_BYTES = 16 * 1024 * 1024
@@ -23,8 +25,9 @@ _MAP_FROM_BYTES = 16 * 1024 * 1024
 class Changelogs:
     """Of one store, for one load. `fetched_files` counts what storage was asked for."""
 
-    def __init__(self, store: StorePath, storage: Storage, folder: LocalCopyFolder) -> None:
+    def __init__(self, store: StorePath, storage: Storage, folder: LocalCopyFolder, conf: StateConf) -> None:
         self.fetched_files = 0
+        self._conf = conf
         self._store = store
         self._storage = storage
         self._folder = folder
@@ -48,22 +51,27 @@ class Changelogs:
         """What is left of the changes of these versions, in windows of bounded size, oldest first.
 
         Within a window each key stands once, with its last record, and in key order. No window is empty. The files have
-        to be on this host. Raises `CorruptFile` as late as the damage comes.
+        to be on this host, and hold puts and deletions only. Raises `CorruptFile` as late as the damage comes.
         """
         window = Window(memory_bytes)
         for version in versions:
-            _, pieces = read_changelog(self._content(version), self._store.changelog(version))
-            for changes in pieces:
+            for changes in self.pieces(version):
                 window.add(changes)
                 if window.is_full:
                     yield window.survivors()
         if window:
             yield window.survivors()
 
-    def check(self, version: VersionId) -> None:
-        """Read one to its end. Raises as `windows`."""
-        for _ in read_changelog(self._content(version), self._store.changelog(version))[1]:
-            pass
+    def pieces(self, version: VersionId) -> Iterator[Changes]:
+        """The records of one, as the database gets them, in their order. Raises as `windows`."""
+        path = self._store.changelog(version)
+        _, pieces = read_changelog(self._content(version), path)
+        return (verified(piece, path) for piece in pieces) if self._conf.row_checksums else pieces
+
+    def check(self, version: VersionId) -> bool:
+        """Read one to its end: whether it only puts and deletes. Raises as `windows`."""
+        kinds = [piece.kinds is None for piece in self.pieces(version)]
+        return all(kinds)
 
     def small(
         self, versions: Iterable[VersionId], *, most_records: int, most_bytes: int
@@ -75,8 +83,7 @@ class Changelogs:
         changes: dict[bytes, bytes | None] = {}
         records = plain_bytes = 0
         for version in versions:
-            _, pieces = read_changelog(self._content(version), self._store.changelog(version))
-            for piece in pieces:
+            for piece in self.pieces(version):
                 records += len(piece)
                 plain_bytes += len(piece.buffer)
                 if records > most_records or plain_bytes > most_bytes:

@@ -77,10 +77,13 @@ def next_step(
     The local copy wins when the lineage names it, else the newest snapshot that it names. A snapshot newer than the
     local copy would save the replay of a few changelogs at the price of fetching the whole state, on every host, each
     time that maintenance has made one. What the lineage does not name does not exist for it, so that a late snapshot of
-    a dead attempt is never a base.
+    a dead attempt is never a base. In structure V1 there is no lineage, nor a local copy: whose files bear the same number
+    cannot be told apart.
     """
     if target == EMPTY:
         return LoadPlan(BaseKind.NOTHING, EMPTY, (), ())
+    if target.id is None:
+        return _by_number(target, snapshots)
     if local is not None and local.version == target:
         return LoadPlan(BaseKind.LOCAL, target, (), shortened(local.lineage, snapshots))
     if local is not None and local.version.version >= target.version:
@@ -109,6 +112,14 @@ def next_step(
         if not headers[oldest]:
             return NotLoadable(oldest, "its changelog names nothing before it, and it has no usable snapshot")
         chain = (*headers[oldest], *chain)
+
+
+def _by_number(target: VersionId, snapshots: Collection[VersionId]) -> LoadPlan:
+    """In structure V1 a number is all that a version has: the newest snapshot up to it, and every changelog after that."""
+    older = (s for s in snapshots if s.id is None and s.version <= target.version)
+    base = max(older, key=lambda version: version.version, default=EMPTY)
+    replay = tuple(VersionId(number) for number in range(base.version + 1, target.version + 1))
+    return LoadPlan(BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT, base, replay, ())
 
 
 def _gap(chain: Lineage) -> VersionId | None:

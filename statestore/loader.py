@@ -28,9 +28,11 @@ from statestore.errors import (
 from statestore.format.changelog import Changes
 from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
 from statestore.format.snapshot import SnapshotMetadata
+from statestore.format.state_conf import OURS, StateConf
 from statestore.key_count import KeyCount
 from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
 from statestore.loaded import Loaded, LoadMetrics, Restored
+from statestore.merges import OrderedWindow
 from statestore.storage import Storage
 
 AHEAD_CHANGELOGS = 32
@@ -67,6 +69,7 @@ class Loader:
         *,
         clock: Clock,
         lock_timeout_seconds: float,
+        conf: StateConf = OURS,
     ) -> None:
         self._store = store
         self._storage = storage
@@ -74,6 +77,7 @@ class Loader:
         self._limits = limits
         self._clock = clock
         self._lock_timeout_seconds = lock_timeout_seconds
+        self._conf = conf
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadMetrics]:
         """The version, open for reading. A copy that is a little behind is served with the missing changes in memory;
@@ -131,7 +135,7 @@ class Loader:
             return True
 
     def _attempt(self, target: VersionId, known_snapshots: Collection[VersionId]) -> _Attempt:
-        return _Attempt(target, set(known_snapshots), Changelogs(self._store, self._storage, self._folder))
+        return _Attempt(target, set(known_snapshots), Changelogs(self._store, self._storage, self._folder, self._conf))
 
     def _serve(self, attempt: _Attempt) -> Loaded | None:
         """The local copy, when it holds what is asked for, or all but a few changes that this host has at hand."""
@@ -226,8 +230,7 @@ class Loader:
             database: Database | None = None
             try:
                 database, base = self._base_database(attempt, plan, path)
-                held_keys = None if marked else _key_count(base)
-                keys = self._replay(attempt, plan, database, marked=marked, held_keys=held_keys)
+                keys = self._replay(attempt, plan, database, base=base, marked=marked)
                 return Restored(database, base, plan.lineage, keys, attempt.metrics)
             except BaseException as error:
                 if database is not None:
@@ -292,7 +295,7 @@ class Loader:
     def _base_database(self, attempt: _Attempt, plan: LoadPlan, path: Path) -> tuple[Database, SnapshotMetadata | None]:
         if plan.base_kind is BaseKind.NOTHING:
             return Database.create(path, self._limits), None
-        base = open_base(self._storage, self._store, plan.base, path, self._limits)
+        base = open_base(self._storage, self._store, plan.base, path, self._limits, self._conf)
         attempt.metrics.fetched_files += 1 + len(base.metadata.tables)
         return base.database, base.metadata
 
@@ -302,21 +305,31 @@ class Loader:
         plan: LoadPlan,
         database: Database,
         *,
+        base: SnapshotMetadata | None = None,
         marked: bool = True,
-        held_keys: int | None = None,
     ) -> int | None:
         """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read.
 
-        `held_keys`: how many keys it has; returned is how many it has then, None when that takes going over all.
+        Returned is, for an unmarked one, how many keys it has then; None when that takes going over all.
         """
         holds = LocalCopy(attempt.target, plan.lineage) if marked else None
+        has_families = base is not None and bool(base.column_families)
+
+        def apply() -> int | None:
+            if has_families:
+                self._apply_in_order(attempt, plan, database)
+                return None
+            return self._apply(attempt, plan, database, holds, None if marked else _key_count(base))
+
         try:
             attempt.changelogs.fetch(plan.replay)
+            if not marked:
+                self._require_families(attempt, plan, has_families)
             try:
-                keys = self._apply(attempt, plan, database, holds, held_keys)
+                keys = apply()
             except CorruptFile:
                 attempt.changelogs.fetch_again(plan.replay)
-                keys = self._apply(attempt, plan, database, holds, held_keys)
+                keys = apply()
         except (ObjectMissing, CorruptFile) as error:
             broken, what = self._oldest_broken(attempt, plan.replay, error)
             raise VersionNotLoadable(
@@ -327,6 +340,18 @@ class Loader:
         attempt.metrics.replayed_changelogs = len(plan.replay)
         return keys
 
+    def _require_families(self, attempt: _Attempt, plan: LoadPlan, has_families: bool) -> None:
+        """What the families of a store are called stands in its snapshots alone: without one they would be lost."""
+        for version in plan.replay:
+            if attempt.changelogs.header(version).is_typed != has_families:
+                base = "nothing" if plan.base == EMPTY else f"the snapshot of version {plan.base.version}"
+                raise UnknownFormatVersion(
+                    f"is of a store with{'out' if has_families else ''} column families, and would be replayed over "
+                    f"{base}, which is of one with{'' if has_families else 'out'}",
+                    path=self._store.changelog(version),
+                    hint="restore a snapshot that Spark wrote after it changed the families",
+                )
+
     def _apply(
         self, attempt: _Attempt, plan: LoadPlan, database: Database, holds: LocalCopy | None, held_keys: int | None
     ) -> int | None:
@@ -336,6 +361,20 @@ class Loader:
         counted = map(Changes.pairs, map(count.count, windows))
         attempt.metrics.replayed_keys = database.apply(counted, holds)
         return count.keys
+
+    def _apply_in_order(self, attempt: _Attempt, plan: LoadPlan, database: Database) -> None:
+        # All of it is read before: what was merged into the database must not be merged a second time.
+        only_puts = [attempt.changelogs.check(version) for version in plan.replay]
+        if all(only_puts):
+            windows = attempt.changelogs.windows(plan.replay, self._limits.replay_bytes)
+            attempt.metrics.replayed_keys = database.apply(map(Changes.pairs, windows), None)
+            return
+        window = OrderedWindow(database, self._conf.merge_delimiter, self._limits.replay_bytes)
+        for version in plan.replay:
+            for piece in attempt.changelogs.pieces(version):
+                window.add(piece)
+        window.write()
+        attempt.metrics.replayed_keys = window.written_keys
 
     def _oldest_broken(
         self, attempt: _Attempt, replay: Lineage, seen: ObjectMissing | CorruptFile

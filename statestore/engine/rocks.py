@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +44,7 @@ _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
 FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 """State keys begin with a little-endian length or a row's version byte, so none sorts behind this."""
 
+_MERGE_OPERATOR = re.compile(r"merge_operator=(?:StringAppendOperator\b|\{id=StringAppendOperator;[^}]*\})")
 _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
@@ -82,6 +85,19 @@ class Database:
         """An existing database. Raises `LocalStateLocked`, `LocalStateDamaged`."""
         with translated(path):
             return cls(Rdict(str(path), _options(limits)), path, limits)
+
+    @classmethod
+    def open_with_merges(cls, path: Path, limits: EngineLimits, delimiter: bytes) -> Database:
+        """An existing database of Spark's whose tables may hold what was appended to values and not merged yet.
+
+        RocksDB's options file names the operator and forgets its delimiter; the default one is a comma. Raises as
+        `open_for_writing`.
+        """
+        with translated(path):
+            _name_delimiter(path, delimiter)
+            # What opens is the options of the column family; those of the database carry no operator.
+            options, families = Options.load_latest(str(path))
+            return cls(Rdict(str(path), _tuned(options, limits), _tuned_families(families, limits)), path, limits)
 
     @classmethod
     def open_read_only(cls, path: Path, limits: EngineLimits) -> Database:
@@ -185,6 +201,30 @@ class Database:
             entries.status()
         return count
 
+    def count_by_beginning(self, size_bytes: int) -> Mapping[bytes, int]:
+        """How many keys begin with each of the beginnings of that size, by going over all of them."""
+        counts: Counter[bytes] = Counter()
+        with translated(self.path):
+            entries = self._rdict.iter()
+            entries.seek_to_first()
+            while entries.valid():
+                counts[entries.key()[:size_bytes]] += 1
+                entries.next()
+            entries.status()
+        return counts
+
+    def keys_between(self, begin: bytes, end: bytes) -> list[bytes]:
+        """The keys from `begin` on, up to `end`, exclusive."""
+        found: list[bytes] = []
+        with translated(self.path):
+            entries = self._rdict.iter()
+            entries.seek(begin)
+            while entries.valid() and (key := entries.key()) < end:
+                found.append(key)
+                entries.next()
+            entries.status()
+        return found
+
     def capture(self, path: Path) -> None:
         """Hold on to the files of what it is now, in a new directory; tables are linked, not copied (FLIP-428)."""
         with translated(path):
@@ -231,9 +271,23 @@ class Database:
         return count
 
 
+def _name_delimiter(path: Path, delimiter: bytes) -> None:
+    named = f"merge_operator={{id=StringAppendOperator;delimiter={delimiter.decode()};}}"
+    for file in path.glob("OPTIONS-*"):
+        file.write_text(_MERGE_OPERATOR.sub(named, file.read_text()))
+
+
+def _tuned_families(families: Mapping[str, Options], limits: EngineLimits) -> dict[str, Options]:
+    return {name: _tuned(options, limits) for name, options in families.items()}
+
+
 def _options(limits: EngineLimits, *, create: bool = False) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(create)
+    return _tuned(options, limits)
+
+
+def _tuned(options: Options, limits: EngineLimits) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     # Compaction costs whole seconds and belongs off the batch's path: `merge_tables` does it.
     options.set_disable_auto_compactions(True)
