@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing
 from statestore.format import logs, names, operators
+from statestore.format import state_conf as conf
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
+from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
@@ -136,6 +138,15 @@ def commit_log(storage: Storage) -> CommitLog | None:
     return CommitLog(dict(sorted(found.items())))
 
 
+def state_conf(storage: Storage, batch: int) -> StateConf:
+    """The confs of the state that Spark's query began with, which its offset log repeats in every batch.
+
+    Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
+    """
+    path = names.offsets(batch)
+    return conf.state_conf(logs.parse_offsets(storage.read(path), path), path)
+
+
 def _batches(storage: Storage) -> list[int]:
     parsed = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
     return [batch for batch in parsed if batch is not None]
@@ -197,14 +208,52 @@ def _operators(
 ) -> list[operators.OperatorMetadata]:
     """The metadata of these operators; of all that there are for a commit that names none, which takes a listing."""
     if numbers is None:
-        paths = [entry.path for entry in storage.list(names.STATE) if names.is_operator_metadata(entry.path)]
-        return [operators.parse_operator(storage.read(path), path) for path in paths]
+        if not known:
+            paths = [entry.path for entry in storage.list(names.STATE)]
+            described = newest_metadata(paths)
+            known.update({number: _parsed(storage, path) for number, path in described.items()})
+            known.update({one.operator: one for one in undescribed(paths) if one.operator not in described})
+        numbers = known.keys()
     for number in numbers:
         if number not in known:
-            path = names.operator_metadata(number)
-            data = read_or_none(storage, path)
-            known[number] = None if data is None else operators.parse_operator(data, path)
+            known[number] = _operator(storage, number)
     return [found for found in (known[number] for number in sorted(numbers)) if found is not None]
+
+
+def _operator(storage: Storage, number: int) -> operators.OperatorMetadata | None:
+    """One request for what operators without column families have, a listing more for others."""
+    path = names.operator_metadata(number)
+    data = read_or_none(storage, path)
+    if data is not None:
+        return operators.parse_operator(data, path)
+    listed = newest_metadata(entry.path for entry in storage.list(names.operator_metadata_by_batch(number)))
+    return _parsed(storage, listed[number]) if number in listed else None
+
+
+def _parsed(storage: Storage, path: str) -> operators.OperatorMetadata:
+    return operators.parse_operator(storage.read(path), path)
+
+
+def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
+    """Which of these paths is the newest metadata of each operator."""
+    found: dict[int, tuple[int, str]] = {}
+    for path in paths:
+        if parsed := names.parse_operator_metadata(path):
+            operator, batch = parsed
+            found[operator] = max(found.get(operator, (batch, path)), (batch, path))
+    return {operator: path for operator, (_, path) in found.items()}
+
+
+def undescribed(paths: Iterable[str]) -> list[operators.OperatorMetadata]:
+    """Operators as the files below `state/` show them: what Spark before 4.0 leaves, which describes none."""
+    stores = {place[0] for path in paths if (place := names.parse_place(path)) and names.parse_store_file(place[1])}
+    found = []
+    for number in sorted({store.operator for store in stores}):
+        kinds = sorted({store.store for store in stores if store.operator == number})
+        partitions = max(store.partition for store in stores if store.operator == number) + 1
+        infos = tuple(operators.StoreInfo(kind, 0, partitions) for kind in kinds)
+        found.append(operators.OperatorMetadata(number, "", infos))
+    return found
 
 
 def _id_of(ids: Mapping[int, tuple[tuple[str, ...], ...]], store: StorePath, place: int, path: str) -> str:

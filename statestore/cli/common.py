@@ -19,7 +19,7 @@ from rich.text import Text
 from statestore.cli import tables
 from statestore.errors import StatekeeperError
 from statestore.format.names import StorePath
-from statestore.maintenance.config import FILE_NAME, Configuration, Policies, load, parse_duration
+from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
 from statestore.storage import Storage, open_storage
 
 FAILED = 1
@@ -129,6 +129,15 @@ output_option = click.option(
     default="table",
     callback=lambda _, __, value: Output(value == "json"),
     help="Tables for people, or one JSON object on stdout.",
+)
+mode_option = click.option(
+    "--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint."
+)
+stopped_option = click.option(
+    "--i-stopped-it",
+    "stopped",
+    is_flag=True,
+    help="The query is stopped: its application is gone, and nothing will start it.",
 )
 scratch_option = click.option(
     "--scratch",

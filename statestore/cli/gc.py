@@ -19,6 +19,7 @@ from statestore.cli.common import (
     Opened,
     Output,
     holder,
+    mode_option,
     output_option,
     progress_bar,
     root_argument,
@@ -36,7 +37,7 @@ from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Ru
 @click.option("--apply", is_flag=True, help="Delete what the plan says.")
 @click.option("--retain", type=click.IntRange(1), help="So many versions stay; 100 unless configured.")
 @click.option("--grace", type=Duration(), help="What is younger stays: 90s, 10m, 1h, 7d; 1h unless configured.")
-@click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint.")
+@mode_option
 @click.option(
     "--orphans", "everything", is_flag=True, help="Look at every store, also where nothing is known to have changed."
 )

@@ -28,7 +28,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> None:
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return
-    gathered = snapshots.gather(root.storage)
+    gathered = snapshots.gather(root.storage, at_head=True)
     output.show(_facts_object(gathered), lambda console: _print_facts(console, gathered))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)

@@ -20,11 +20,13 @@ from statestore.cli.common import (
     Opened,
     Output,
     holder,
+    mode_option,
     output_option,
     progress_bar,
     root_argument,
     say,
     scratch_option,
+    stopped_option,
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
@@ -32,6 +34,7 @@ from statestore.maintenance import records, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
 from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 
 _MIB = 1024 * 1024
@@ -39,13 +42,15 @@ _MIB = 1024 * 1024
 
 @click.command()
 @root_argument
+@click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
 @click.option(
-    "--all",
     "--at-head",
-    "take_all",
     is_flag=True,
-    help="Every store that has no snapshot at its head: a restart from there replays nothing.",
+    help="Every store, at its head: a restart from there replays nothing. A query of Spark's in structure V1 must be "
+    "stopped for it.",
 )
+@stopped_option
+@mode_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
 @scratch_option
@@ -68,6 +73,9 @@ _MIB = 1024 * 1024
 def snapshot(
     root: Opened,
     take_all: bool,
+    at_head: bool,
+    stopped: bool,
+    mode: str | None,
     dry_run: bool,
     changelogs: int | None,
     scratch: Path,
@@ -83,12 +91,20 @@ def snapshot(
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
     gathered = snapshots.gather(storage)
-    plan = snapshots.plan(gathered, policy, take_all=take_all)
+    if at_head and gathered.replaces_versions:
+        require_stopped(storage, said=stopped, clock=SystemClock())
+        gathered = snapshots.gather(storage, at_head=True)
+    plan = snapshots.plan(gathered, policy, take_all=take_all or at_head)
     if dry_run:
         output.show(records.of_snapshot_plan(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
-    if plan.take and root.policies.mode_for(is_own=gathered.is_own) is Mode.OBSERVE:
-        raise RefusedAsUnsafe("mode observe: nothing may be written", path=storage.url, hint="--dry-run shows the plan")
+    allowed = Mode(mode) if mode else root.policies.mode_for(is_own=gathered.is_own)
+    if plan.take and allowed is Mode.OBSERVE:
+        raise RefusedAsUnsafe(
+            "mode observe: nothing may be written",
+            path=storage.url,
+            hint="--dry-run shows the plan, --mode snapshots allows it",
+        )
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:

@@ -46,7 +46,7 @@ class Health:
 def look(storage: Storage, policies: Policies) -> Health:
     """The figures of a checkpoint; what `snapshot.gather` and `audit.gather` cost. Raises as they do."""
     before = storage.requests.snapshot()
-    gathered = snapshot.gather(storage)
+    gathered = snapshot.gather(storage, at_head=True)
     audit = passes.look(storage, policies)
     reclaimed = newest_outcome(storage, "gc")
     return Health(

@@ -19,9 +19,16 @@ from statestore.chain import look_at_snapshot
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, StatekeeperError, UnknownFormatVersion
+from statestore.errors import (
+    AlreadyExists,
+    CorruptFile,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
 from statestore.format import names
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import (
     Snapshot,
     SnapshotMetadata,
@@ -29,13 +36,17 @@ from statestore.format.snapshot import (
     encode_snapshot,
     is_small_file,
 )
+from statestore.format.state_conf import OURS, StateConf
 from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
+from statestore.loaded import Restored
 from statestore.loader import Loader
 from statestore.maintenance import announcements
 from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.storage import Entry, Storage, at_once
+
+_FAMILY_BYTES = 2
 
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's own block size: what its readers of a snapshot are used to."""
@@ -45,6 +56,9 @@ REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 
 _MEASURED_FROM_BYTES = 1024 * 1024
 """A shorter tail says more about the requests than about the replay."""
+
+LIVE_MARGIN_VERSIONS = 2
+"""In structure V1 an attempt that Spark believes dead may still replace the newest changelogs of a running query."""
 
 MEMORY_BYTES = 512 * 1024 * 1024
 """What making snapshots may take, unless more or less is asked for."""
@@ -63,8 +77,8 @@ class SnapshotPolicy:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """One store at its head. `load` says how the head is loaded from storage, None when it cannot be; `problem` what is
-    wrong with it, or with the snapshot at its head. `files` and `size_bytes` are of all that lies in its folder."""
+    """One store. `load` says how the version is loaded of which a snapshot may be made, None when it cannot be; `problem`
+    what is wrong with it, or with its snapshot. `files` and `size_bytes` are of all that lies in the store's folder."""
 
     store: StorePath
     head: VersionId
@@ -81,13 +95,19 @@ class Gathered:
     """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
 
     `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
-    when the newest snapshots were made.
+    when the newest snapshots were made. `conf`: what the query's state is written by.
     """
 
     batch: int | None
     is_own: bool
     stores: tuple[StoreFacts, ...]
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
+    conf: StateConf = OURS
+
+    @property
+    def replaces_versions(self) -> bool:
+        """Whether the query, while it runs, may still replace its newest versions: one of Spark's, in structure V1."""
+        return not self.is_own and any(fact.head.id is None for fact in self.stores)
 
     def restore_seconds(self, fact: StoreFacts) -> float:
         """How long a restart of the store waits for its tail, as far as one can tell beforehand."""
@@ -106,8 +126,8 @@ class WhyNot(Enum):
     """Why a store gets none."""
 
     AT_HEAD = "has a snapshot at its head"
+    NEAR_HEAD = "has none to come: while a query of structure V1 runs, its newest versions may still be replaced"
     SHORT_TAIL = "its tail is short"
-    NATIVE = "written by Spark itself: this release makes snapshots in the roots of its own jobs only"
     NOT_LOADABLE = "its head cannot be loaded"
     DAMAGED = "its snapshot at the head is damaged, delete it and run this again"
 
@@ -126,6 +146,7 @@ class TakeSnapshot:
     load: LoadPlan
     tail_bytes: int
     reason: Why
+    conf: StateConf = OURS
 
     @property
     def explained(self) -> str:
@@ -182,24 +203,30 @@ class Taken:
     seconds: float
 
 
-def gather(storage: Storage) -> Gathered:
+def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     """The facts about all stores at the newest committed batch.
 
-    Two listings of `state/`, one of `commits/` and one of the history, one request an operator, and one for each store:
-    the head of its newest changelog, or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    `at_head`: at that batch also in a checkpoint of Spark's in structure V1, which takes a query that is stopped; else a
+    little before it. Two listings of `state/`, one of `commits/` and one of the history, one request an operator, one of
+    the offset log of a checkpoint of Spark's, and one for each store: the head of its newest changelog, or the snapshot
+    at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
     if heads is None:
         return Gathered(None, is_own, ())
+    conf = OURS if is_own else catalog.state_conf(storage, heads.batch)
     files = catalog.files(storage)
     found: dict[StorePath, StoreFacts] = {}
 
     def look(store: StorePath) -> None:
         of_store = files.get(store, catalog.StoreFiles())
         entries = of_store.entries
+        head = heads.heads[store]
+        target = head if is_own or at_head or head.id is not None else _settled(head)
         found[store] = replace(
-            _facts(storage, store, heads.heads[store], of_store),
+            _facts(storage, store, target, of_store),
+            head=head,
             snapshots=len(of_store.snapshots),
             files=len(entries),
             size_bytes=sum(entry.size_bytes for entry in entries),
@@ -207,7 +234,11 @@ def gather(storage: Storage) -> Gathered:
 
     at_once(look, list(heads.heads))
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
-    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)), rate)
+    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)), rate, conf)
+
+
+def _settled(head: VersionId) -> VersionId:
+    return VersionId(max(0, head.version - LIVE_MARGIN_VERSIONS))
 
 
 def _measured_rate(storage: Storage) -> float:
@@ -225,14 +256,13 @@ def _measured_rate(storage: Storage) -> float:
 
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
-    if head.id is None:
-        return StoreFacts(store, head, None, 0, "structure V1: this release reads structure V2")
     headers: dict[VersionId, Lineage] = {}
     while True:
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
-            case LoadPlan(replay=()):
-                return StoreFacts(store, head, step, 0, look_at_snapshot(storage, store, head, files).damage)
+            case LoadPlan(base=base, replay=()):
+                damage = None if base == EMPTY else look_at_snapshot(storage, store, base, files).damage
+                return StoreFacts(store, head, step, 0, damage)
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
@@ -248,14 +278,15 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
 
 
 def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
-    """Which stores get a snapshot at their head, the longest tail first. Pure."""
+    """Which stores get a snapshot, the longest tail first. Pure."""
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
-        why = _why(gathered, fact, policy, take_all=take_all) if gathered.is_own else WhyNot.NATIVE
+        why = _why(gathered, fact, policy, take_all=take_all)
         if isinstance(why, Why):
             assert fact.load is not None
-            take.append(TakeSnapshot(fact.store, fact.head, fact.load, fact.tail_bytes, why))
+            version = fact.load.replay[-1]
+            take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf))
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
@@ -265,6 +296,8 @@ def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) 
 def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
     if fact.load is None:
         return WhyNot.NOT_LOADABLE
+    if not fact.load.replay and fact.load.base != fact.head:
+        return WhyNot.DAMAGED if fact.problem else WhyNot.NEAR_HEAD
     if not fact.load.replay:
         return WhyNot.DAMAGED if fact.problem else WhyNot.AT_HEAD
     if take_all:
@@ -337,26 +370,28 @@ def execute(
         folder, captured = Path(name), Path(name) / "captured"
         limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
         cache = LocalCopyFolder(folder / "store", limits, ids)
-        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0)
+        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=action.conf)
+        sources = _sources(storage, action)
         restored = loader.restore(action.version, folder / "database")
         restore_seconds = clock.monotonic_seconds() - started
         with restored.database as database:
             if database.wants_merge():
                 database.merge_tables()
-            keys = database.count_keys() if restored.keys is None else restored.keys
+            keys = _keys(action, restored)
             database.capture(captured)
         tables, fresh = _named(captured, restored.base, _doomed(storage, action.store), ids)
         at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        snapshot = Snapshot(small, SnapshotMetadata("v1", tables, keys, {}))
+        snapshot = Snapshot(small, _metadata(restored.base, tables, keys))
         body = encode_snapshot(snapshot)
         published = _publish(storage, action, body)
         if published is Published.NEW:
             _require_tables(storage, action, tables, captured)
+            _require_same(storage, action, sources)
     return Taken(
         action,
         published,
-        keys,
+        keys.own,
         len(tables),
         len(fresh),
         sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
@@ -365,6 +400,65 @@ def execute(
         restore_seconds,
         clock.monotonic_seconds() - started,
     )
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """How many keys there are, and how many that Spark keeps for itself."""
+
+    own: int
+    internal: int = 0
+
+
+def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
+    base = restored.base
+    if base is None or not base.column_families:
+        return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
+    # Each key begins with the number of its family, two bytes, little-endian.
+    names_of = {number.to_bytes(_FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
+    counts = {"own": 0, "internal": 0}
+    for number, count in restored.database.count_by_beginning(_FAMILY_BYTES).items():
+        if number not in names_of:
+            raise UnknownFormatVersion(
+                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, which "
+                f"the snapshot that it grew from does not name",
+                path=action.store.snapshot(action.load.base),
+                hint="restore the snapshot that Spark wrote when the family was added",
+            )
+        counts["internal" if base.internal_families.get(names_of[number], False) else "own"] += count
+    return _Keys(**counts)
+
+
+def _metadata(base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys) -> SnapshotMetadata:
+    """What the snapshot says of itself: all but tables and counts as its base does. Only snapshots name the families."""
+    if base is None:
+        return SnapshotMetadata("v1", tables, keys.own, {})
+    return replace(base, tables=tables, key_count=keys.own, internal_key_count=keys.internal)
+
+
+def _sources(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | None]:
+    """The changelogs that are replayed, as they are now, where one may be replaced by another of the same name."""
+    paths = [action.store.changelog(version) for version in action.load.replay if version.id is None]
+    found: dict[str, Entry | None] = {}
+
+    def look(path: str) -> None:
+        found[path] = storage.stat(path)
+
+    at_once(look, paths)
+    return found
+
+
+def _require_same(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+    # Losing schedule, in structure V1: an attempt that Spark believes dead replaces the changelog of its version while
+    # it is replayed here, and what a restart would have replayed is not what the snapshot holds.
+    changed = [path for path, entry in _sources(storage, action).items() if entry != before[path]]
+    if changed:
+        storage.delete([action.store.snapshot(action.version)])
+        raise RefusedAsUnsafe(
+            "was replaced while it was replayed: the snapshot that was made of it is deleted again",
+            path=changed[0],
+            hint="run this again; in structure V2 it cannot happen",
+        )
 
 
 def _doomed(storage: Storage, store: StorePath) -> frozenset[str]:

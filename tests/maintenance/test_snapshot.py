@@ -83,9 +83,6 @@ def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason()
     assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
     every = plan(Gathered(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, Why.ASKED)]
-    natives = plan(Gathered(9, False, tuple(stores)), SnapshotPolicy(10, 90.0), take_all=True)
-    assert natives.take == ()
-    assert {action.reason for action in natives.leave} == {WhyNot.NATIVE}
 
 
 def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class RootFacts:
-    """What the root says of itself. `binding` is None on a checkpoint of Spark's own; `schemas` are by operator.
+    """What the root says of itself. `binding` is None on a checkpoint of Spark's own; `metadata_paths` and `schemas` are
+    by operator.
 
     `seen`: how many partitions of an operator the commit log and the files know.
     `strangers`: files below the root in places where nobody writes such names.
@@ -74,6 +75,7 @@ class RootFacts:
     query: str | Bad
     binding: tuple[Binding, OlderSchemas] | Bad | None
     operators: Mapping[int, OperatorMetadata | Bad]
+    metadata_paths: Mapping[int, str]
     schemas: Mapping[int, tuple[str, str] | Bad]
     seen: Mapping[int, int]
     strangers: tuple[str, ...]

@@ -15,6 +15,7 @@ from statestore.errors import UnknownFormatVersion
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.maintenance.audit.facts import (
     Bad,
     Facts,
@@ -59,10 +60,11 @@ def gather(
     if scratch is not None:
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
+    conf = _conf(root, log)
     found: dict[StorePath, StoreFacts | NotAudited] = {}
 
     def look(store: StorePath) -> None:
-        found[store] = look_at_store(storage, store, committed[store], files.get(store, StoreFiles()), scratch)
+        found[store] = look_at_store(storage, store, committed[store], files.get(store, StoreFiles()), scratch, conf)
         progress(len(found), len(committed))
 
     at_once(look, sorted(committed))
@@ -78,6 +80,15 @@ def gather(
         scratch is not None,
         storage.requests.since(before),
     )
+
+
+def _conf(root: RootFacts, log: LogFacts) -> StateConf:
+    """How the records are written, by the newest offset log that can be read."""
+    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
+    if root.binding is not None or not readable:
+        return OURS
+    newest = max(readable)
+    return state_conf(readable[newest], names.offsets(newest))
 
 
 def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:
@@ -132,7 +143,9 @@ def _root(
 ) -> RootFacts:
     ids = [commit.ids for commit in log.readable.values()]
     numbers = {operator for of_commit in ids for operator in of_commit or ()}
-    numbers |= {int(entry.path.split("/")[1]) for entry in state if names.is_operator_metadata(entry.path)}
+    paths = {entry.path for entry in state}
+    described = catalog.newest_metadata(paths)
+    numbers |= described.keys()
     if None in ids:
         # A commit of structure V1 names no store: which there are, the folders tell.
         numbers |= {store.operator for store in files}
@@ -144,11 +157,17 @@ def _root(
         )
         for operator in numbers
     }
-    paths = {entry.path for entry in state}
+    metadata_paths = {number: described.get(number, names.operator_metadata(number)) for number in sorted(numbers)}
+    if described or _is_own(control):
+        metadata = {number: _operator(storage, path) for number, path in metadata_paths.items()}
+    else:
+        # Spark before 4.0 describes no operator.
+        metadata = {one.operator: one for one in catalog.undescribed(paths)}
     return RootFacts(
         attempt(names.QUERY_METADATA, lambda: _query(storage)),
         _binding(storage, control),
-        {operator: _operator(storage, operator, paths) for operator in sorted(numbers)},
+        metadata,
+        metadata_paths,
         {
             operator: _schema(storage, operator)
             for operator in sorted(numbers)
@@ -173,10 +192,7 @@ def _binding(storage: Storage, control: Sequence[Entry]) -> tuple[Binding, Older
     return attempt(names.BINDING, lambda: read_binding(storage)) if _is_own(control) else None
 
 
-def _operator(storage: Storage, operator: int, paths: set[str]) -> OperatorMetadata | Bad:
-    path = names.operator_metadata(operator)
-    if path not in paths and any(p.startswith(f"{names.STATE}/{operator}/_metadata/v2/") for p in paths):
-        return Bad(path, Flaw.UNKNOWN_FORMAT, "operator metadata v2: known is v1")
+def _operator(storage: Storage, path: str) -> OperatorMetadata | Bad:
     return attempt(path, lambda: operators.parse_operator(storage.read(path), path))
 
 

@@ -49,7 +49,7 @@ def _of_misfits(facts: Facts, restart: Restart) -> Iterator[Finding]:
         if isinstance(facts.root.operators[operator], OperatorMetadata) and len(batches) == len(facts.logs.readable):
             yield _finding(
                 What.DESCRIPTION_AT_ODDS,
-                names.operator_metadata(operator),
+                facts.root.metadata_paths[operator],
                 f"fits no commit: the newest {facts.misfits[max(batches)].problem}",
                 restart.explained,
                 _RESTORE,
@@ -113,7 +113,7 @@ def of_root(facts: Facts) -> Iterator[Finding]:
 def _of_operators(facts: Facts, binding: Binding | None) -> Iterator[Finding]:
     metadata = {op: found for op, found in facts.root.operators.items() if isinstance(found, OperatorMetadata)}
     for operator, found in facts.root.operators.items():
-        path = names.operator_metadata(operator)
+        path = facts.root.metadata_paths[operator]
         if isinstance(found, Bad):
             yield _described(found, "neither Spark's reader nor maintenance knows the stores of this operator")
             continue
@@ -123,7 +123,7 @@ def _of_operators(facts: Facts, binding: Binding | None) -> Iterator[Finding]:
                 What.TWO_OPERATORS if twin else What.DESCRIPTION_AT_ODDS,
                 path,
                 f"says operator {found.operator}"
-                + (f", as {names.operator_metadata(found.operator)} does" if twin else ", its folder another"),
+                + (f", as {facts.root.metadata_paths[found.operator]} does" if twin else ", its folder another"),
                 "which ids of the commit log belong to which stores is not certain",
                 _RESTORE,
             )

@@ -17,6 +17,8 @@ from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
 from statestore.format.names import StorePath, VersionId
+from statestore.format.row_checksum import verified
+from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
 from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, StoreFacts, attempt
 from statestore.storage import Storage
@@ -26,7 +28,12 @@ _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 
 
 def look_at_store(
-    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, scratch: Path | None
+    storage: Storage,
+    store: StorePath,
+    committed: Mapping[int, VersionId],
+    files: StoreFiles,
+    scratch: Path | None,
+    conf: StateConf,
 ) -> StoreFacts | NotAudited:
     """The facts about one store. `committed`: its versions in the commit log; `scratch`: see `gather`.
 
@@ -36,7 +43,7 @@ def look_at_store(
     if not committed:
         return NotAudited(store, Bad(store.folder, Flaw.AT_ODDS, "no commit that can be read names it"))
     try:
-        return _look_at_store(storage, store, committed, files, scratch)
+        return _look_at_store(storage, store, committed, files, scratch, conf)
     except UnknownFormatVersion as error:
         return NotAudited(store, Bad(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
     except StorageError as error:
@@ -44,7 +51,12 @@ def look_at_store(
 
 
 def _look_at_store(
-    storage: Storage, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles, scratch: Path | None
+    storage: Storage,
+    store: StorePath,
+    committed: Mapping[int, VersionId],
+    files: StoreFiles,
+    scratch: Path | None,
+    conf: StateConf,
 ) -> StoreFacts:
     head = committed[max(committed)]
     bad = {
@@ -65,7 +77,7 @@ def _look_at_store(
     if lineage is not None and (problem := _disagreement(chain, head, lineage)):
         bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain))
-    decoded = None if scratch is None else _Decoding(storage, look, scratch).run()
+    decoded = None if scratch is None else _Decoding(storage, look, scratch, conf).run()
     chain = replace(
         chain,
         broken={version: bad.why for version, bad in look.changelogs.items()},
@@ -174,6 +186,7 @@ class _Decoding:
     storage: Storage
     look: _Look
     scratch: Path
+    conf: StateConf
     decoded: Decoded = field(default_factory=Decoded)
 
     def run(self) -> Decoded:
@@ -196,6 +209,8 @@ class _Decoding:
         def read() -> tuple[Lineage | None, int]:
             self.storage.download(path, target)
             header, pieces = read_changelog(readable(target), path)
+            if self.conf.row_checksums:
+                pieces = (verified(piece, path) for piece in pieces)
             return header.lineage, sum(len(piece) for piece in pieces)
 
         found = attempt(path, read)
@@ -217,11 +232,13 @@ class _Decoding:
         """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""
         store = self.look.chain.store
         try:
-            base = open_base(self.storage, store, version, folder, _LIMITS)
+            base = open_base(self.storage, store, version, folder, _LIMITS, self.conf)
         except SnapshotUnusable as error:
             self.look.snapshots[version] = self._blamed(version, error.__cause__ or error)
             return
         said = base.metadata.key_count
+        if base.metadata.column_families and said >= 0:
+            said += base.metadata.internal_key_count
         try:
             with base.database as database:
                 keys = database.count_keys()

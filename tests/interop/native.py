@@ -1,0 +1,289 @@
+"""Stateful queries that Spark runs by itself, one for each operator: what Statekeeper is pointed at.
+
+A query reads rows from folders of Parquet files, one file a batch, so that two of them can be given the same batches. What
+it puts out is kept by batch; its state is asked of Spark's own `statestore` source.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+STATE_STORE = "spark.sql.streaming.stateStore."
+FORMAT = f"{STATE_STORE}checkpointFormatVersion"
+CHANGELOGS = f"{STATE_STORE}rocksdb.changelogCheckpointing.enabled"
+ONLY_CHANGELOGS: Mapping[str, str] = {
+    f"{STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    CHANGELOGS: "true",
+    f"{STATE_STORE}minDeltasForSnapshot": "2147483647",
+    f"{STATE_STORE}forceSnapshotUploadOnLag": "false",
+}
+"""What a query is set to for which Statekeeper makes the snapshots."""
+
+_EXPIRES = re.compile(r"ttlExpirationMs=\d+")
+"""Depends on the time of day at which a twin ran."""
+
+SCHEMA = "k string, at timestamp, x bigint"
+ROWS = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+START = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+KEYS = 12
+MINUTE = dt.timedelta(minutes=1)
+
+
+def rows(batch: int, side: str = "left") -> pa.Table:
+    """The rows of a batch: four minutes, in which some keys come, some come again, and some stay away."""
+    shift = 0 if side == "left" else 1
+    found = []
+    for n in range(24):
+        key = (n * (batch + 1) + shift) % KEYS if n % 5 else (batch * 7 + n) % (4 * KEYS)
+        at = START + MINUTE * (4 * batch) + dt.timedelta(seconds=10 * n)
+        found.append({"k": f"key {key}", "at": at, "x": batch * 100 + n + shift})
+    return pa.Table.from_pylist(found, schema=ROWS)
+
+
+Query = Callable[[DataFrame, DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator of Spark's: the query over a left and a right stream that has it, and how it is run. `views`:
+    the options with which Spark's reader shows its state, one for each part of it."""
+
+    query: Query
+    mode: str = "append"
+    confs: Mapping[str, str] = field(default_factory=dict)
+    views: Sequence[Mapping[str, str]] = ({},)
+
+
+def _aggregation(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.groupBy("k").agg(F.count("x").alias("n"), F.sum("x").alias("total"))
+
+
+def _windows(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.withWatermark("at", "2 minutes").groupBy(F.window("at", "3 minutes"), "k").agg(F.max("x").alias("most"))
+
+
+def _distinct(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.dropDuplicates(["k"])
+
+
+def _distinct_for_a_while(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.withWatermark("at", "3 minutes").dropDuplicatesWithinWatermark(["k"])
+
+
+def _sessions(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.withWatermark("at", "1 minute").groupBy(F.session_window("at", "40 seconds"), "k").count()
+
+
+def _running_sums(key: tuple[str], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    total = state.get[0] if state.exists else 0
+    total += sum(int(frame["x"].sum()) for frame in frames)
+    if total % 7 == 0:
+        state.remove()
+    else:
+        state.update((total,))
+    yield pd.DataFrame({"k": [key[0]], "total": [total]})
+
+
+def _apply_in_pandas(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.groupBy("k").applyInPandasWithState(
+        _running_sums, "k string, total bigint", "total bigint", "update", GroupStateTimeout.NoTimeout
+    )
+
+
+def _join(left: DataFrame, right: DataFrame) -> DataFrame:
+    ours = left.withWatermark("at", "2 minutes").select("k", F.col("at").alias("a"), F.col("x").alias("l"))
+    theirs = right.withWatermark("at", "2 minutes").select(
+        F.col("k").alias("rk"), F.col("at").alias("b"), F.col("x").alias("r")
+    )
+    soon = (
+        (F.col("k") == F.col("rk"))
+        & (F.col("b") >= F.col("a") - F.expr("interval 1 minute"))
+        & (F.col("b") <= F.col("a") + F.expr("interval 3 minutes"))
+    )
+    return ours.join(theirs, soon, "leftOuter")
+
+
+class _Everything(StatefulProcessor):
+    """A value, a list, a map, a timer and a time to live, all in one."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._total = handle.getValueState("total", "total bigint")
+        self._seen = handle.getListState("seen", "x bigint")
+        self._by_minute = handle.getMapState("by_minute", "minute bigint", "n bigint")
+        self._lately = handle.getValueState("lately", "x bigint", 3_600_000)
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self, key: Any, frames: Iterator[pd.DataFrame], timer_values: Any
+    ) -> Iterator[pd.DataFrame]:
+        total = self._total.get()[0] if self._total.exists() else 0
+        for frame in frames:
+            total += int(frame["x"].sum())
+            for x in frame["x"].tolist():
+                self._seen.appendValue((int(x),))
+            for minute in frame["at"].dt.minute.tolist():
+                before = self._by_minute.getValue((minute,)) if self._by_minute.containsKey((minute,)) else (0,)
+                self._by_minute.updateValue((minute,), (before[0] + 1,))
+        if total % 7 == 0:
+            self._seen.clear()
+        self._total.update((total,))
+        self._lately.update((total,))
+        if not list(self._handle.listTimers()):
+            self._handle.registerTimer(4_000_000_000_000)
+        seen = [x for (x,) in self._seen.get()] if self._seen.exists() else []
+        minutes = sorted((m, n) for (m,), (n,) in self._by_minute.iterator())
+        yield pd.DataFrame({"k": [key[0]], "total": [total], "seen": [str(sorted(seen))], "minutes": [str(minutes)]})
+
+    def close(self) -> None:
+        pass
+
+
+def _transform(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.groupBy("k").transformWithStateInPandas(
+        _Everything(), "k string, total bigint, seen string, minutes string", "update", "ProcessingTime"
+    )
+
+
+def _two_operators(left: DataFrame, right: DataFrame) -> DataFrame:
+    return _distinct_for_a_while(left, right).groupBy(F.window("at", "3 minutes")).agg(F.count("k").alias("n"))
+
+
+_JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
+_JOIN_VIEWS = [*({"storeName": store} for store in _JOIN_STORES), {"joinSide": "left"}, {"joinSide": "right"}]
+_VARIABLES = [
+    {"stateVarName": "total"},
+    {"stateVarName": "lately"},
+    {"stateVarName": "by_minute"},
+    {"stateVarName": "seen", "flattenCollectionTypes": "true"},
+    {"readRegisteredTimers": "true"},
+]
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+OPERATORS: Mapping[str, Operator] = {
+    "aggregation": Operator(_aggregation, "update"),
+    "windows": Operator(_windows),
+    "dropDuplicates": Operator(_distinct),
+    "dropDuplicatesWithinWatermark": Operator(_distinct_for_a_while),
+    "sessions": Operator(_sessions),
+    "applyInPandasWithState": Operator(_apply_in_pandas, "update"),
+    "join 2": Operator(_join, confs={JOIN_FORMAT: "2"}, views=_JOIN_VIEWS),
+    "join 3": Operator(_join, confs={JOIN_FORMAT: "3"}, views=_JOIN_VIEWS),
+    "join 4": Operator(
+        _join,
+        confs={JOIN_FORMAT: "4", "spark.sql.streaming.join.stateFormatV4.enabled": "true"},
+        views=_JOIN_VIEWS[-2:],
+    ),
+    # With timers in processing time Spark would go on with batches without data for ever.
+    "transformWithState": Operator(
+        _transform, "update", {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}, _VARIABLES
+    ),
+    "two operators": Operator(_two_operators, views=({"operatorId": "0"}, {"operatorId": "1"})),
+}
+
+
+class NativeQuery:
+    """One query with a checkpoint of its own below `folder`, which has no spaces in its path.
+
+    A twin of it is the same query, in the same place, at another time: checkpoints name their inputs and their schemas by
+    absolute paths. `saved` puts the checkpoint by, `restored` takes it back.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str]) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self.outputs: dict[int, Counter[str]] = {}
+        self.operator = operator
+        self.confs = {**ONLY_CHANGELOGS, **operator.confs, **confs}
+        self.batches = 0
+        self._saved: dict[str, tuple[int, dict[int, Counter[str]]]] = {}
+        for side in ("left", "right"):
+            (folder / side).mkdir(parents=True, exist_ok=True)
+
+    def run(self, batches: int) -> None:
+        """So many more batches, from the checkpoint on, with fresh input each; the query starts, and ends."""
+        for batch in range(self.batches, self.batches + batches):
+            for side in ("left", "right"):
+                path = self.folder / side / f"{batch:05}.parquet"
+                if path.exists():
+                    continue  # a twin came by here
+                pq.write_table(rows(batch, side), path, coerce_timestamps="us")
+                # Spark takes files in the order of their times.
+                os.utime(path, (batch, batch))
+        self.batches += batches
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            self.outputs[batch] = Counter(map(str, frame.collect()))
+
+        with configured(self.spark, self.confs):
+            streams = [
+                self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.folder / side))
+                for side in ("left", "right")
+            ]
+            query = (
+                self.operator.query(*streams)
+                .writeStream.outputMode(self.operator.mode)
+                .foreachBatch(keep)
+                .option("checkpointLocation", str(self.checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+
+    def saved(self, name: str) -> None:
+        """Keep the query as it is now."""
+        shutil.copytree(self.checkpoint, self.folder / name)
+        self._saved[name] = (self.batches, dict(self.outputs))
+
+    def restored(self, name: str) -> None:
+        """Be as it was when that was saved."""
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(self.folder / name, self.checkpoint)
+        self.batches, outputs = self._saved[name]
+        self.outputs = dict(outputs)
+
+
+@contextmanager
+def configured(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
+    """The session's conf, for a while."""
+    before = {name: spark.conf.get(name, None) for name in confs}
+    for name, value in confs.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[str]]:
+    """All that Spark's own reader shows: by operator, store, state variable; rows as text, with their partition."""
+    session = query.spark.newSession()
+    for name, value in {**query.confs, "spark.sql.session.timeZone": "UTC"}.items():
+        session.conf.set(name, value)
+    # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
+    session._jsparkSession.sessionState().streamingQueryManager()
+    found = {}
+    for options in query.operator.views:
+        reader = session.read.format("statestore").options(**options)
+        if batch is not None:
+            reader = reader.option("batchId", batch)
+        rows = map(str, reader.load(str(query.checkpoint)).collect())
+        found[str(options)] = Counter(_EXPIRES.sub("", row) for row in rows)
+    return found
