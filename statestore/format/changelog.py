@@ -208,6 +208,9 @@ def read_header(data: Readable, path: str) -> Header:
         except CorruptFile:
             if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
                 raise
+    if not head:
+        # To a codec without an end mark a file that is cut behind the codec's own header is whole.
+        raise CorruptFile("truncated: no plain bytes, not even an end of records", path=path, hint=_HINT)
     return _parse_header(Reader(head, path))
 
 

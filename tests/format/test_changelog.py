@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from statestore.errors import CorruptFile, LineageCeiling, StatekeeperError, UnknownFormatVersion
 from statestore.format import changelog, compression
 from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_bytes, read_changelog, read_header
+from statestore.format.compression import lz4_java
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statestore.format.names import VersionId
 from tests.format.damage import flips, prefixes, value_or_error
@@ -116,7 +117,7 @@ def test_a_slice_of_an_array_is_written_as_what_it_shows() -> None:
 def test_records_over_many_windows_are_all_read(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     changes: Records = [(f"key {number}".encode(), b"v" * (number % 40)) for number in range(200)]
     monkeypatch.setattr(changelog, "WINDOW_BYTES", size * 10)
-    monkeypatch.setattr(compression, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(lz4_java, "_BLOCK_BYTES", 64)
     assert read(written(changes, Header(LINEAGE)))[1] == changes
 
 

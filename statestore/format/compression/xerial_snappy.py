@@ -1,0 +1,61 @@
+"""The stream of snappy-java's SnappyOutputStream (xerial), which is not Google's snappy framing.
+
+    82 "SNAPPY" 00   version 1   oldest version that can read it 1      (big-endian int32)
+    packed length    raw snappy block, which begins with its plain length as a varint
+    ...
+
+There is no checksum: a flipped bit within a block may go unseen. There is no end mark: a cut between two blocks is found
+by the reader of the records only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from statestore.format.compression.compressed_file import LARGEST_BLOCK_BYTES, CompressedFile
+
+MAGIC = b"\x82SNAPPY\0"
+_HEADER = MAGIC + struct.pack(">ii", 1, 1)
+_LENGTH = struct.Struct(">i")
+_LONGEST_VARINT_BYTES = 5
+_MOST_PLAIN_BYTES_FOR_ONE = 22
+"""Three bytes copy 64 at most."""
+
+
+def blocks(file: CompressedFile) -> Iterator[bytes]:
+    """The plain blocks, whole ones only."""
+    if file.view[: len(_HEADER)] != _HEADER:
+        raise file.damage("not the header of a snappy stream of version 1")
+    snappy = pa.Codec("snappy")
+    position = len(_HEADER)
+    while position < len(file):
+        file.release_before(position)
+        body_at = position + _LENGTH.size
+        if body_at > len(file):
+            raise file.damage(f"truncated within the length at byte {position:,}")
+        (packed_length,) = _LENGTH.unpack_from(file.view, position)
+        if not 0 < packed_length <= len(file) - body_at:
+            raise file.damage(f"impossible block length {packed_length:,} at byte {position:,}")
+        position = body_at + packed_length
+        body = file.view[body_at:position]
+        plain_length = _plain_length(body)
+        # pyarrow fills what it was asked for too much with whatever lies in memory: no length but the block's own.
+        if not 0 <= plain_length <= min(LARGEST_BLOCK_BYTES, _MOST_PLAIN_BYTES_FOR_ONE * packed_length):
+            raise file.damage(f"impossible plain length of the block at byte {body_at:,}")
+        try:
+            yield snappy.decompress(pa.py_buffer(body), plain_length, asbytes=True)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise file.damage(f"a block that snappy cannot unpack at byte {body_at:,}") from error
+
+
+def _plain_length(body: memoryview) -> int:
+    """-1 where none is said."""
+    length = 0
+    for number, byte in enumerate(body[:_LONGEST_VARINT_BYTES]):
+        length |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            return length
+    return -1
