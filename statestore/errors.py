@@ -16,7 +16,7 @@
     ├── VersionNotLoadable                 1  version_not_loadable    go back to the version it names
     ├── LineageCeiling                    13  lineage_ceiling         take a snapshot at the head
     ├── RootHeld                          11  root_held               another maintainer is at it: wait, or break its lease
-    ├── LeaseLost                          1  lease_lost              another maintainer took over: run it again
+    ├── LeaseLost                         11  lease_lost              another maintainer took over: run it again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       do what it says first
     ├── RefusedBatch                      13  refused_batch           state and query do not belong together
     │   ├── ForeignRoot                   13  foreign_root
