@@ -1,4 +1,4 @@
-"""The checks: statements that are true when green. Each says what red means and what to do; `docs/checks.md` says more.
+"""The checks: statements that are true when green. Each says what red means and what to do; docs/checks/ says more.
 
 ERROR and blocking: state would be lost, or is wrong. WARN: needs attention. The figures on a check are drawn over time.
 """
