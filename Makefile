@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate pictures benchmarks
+.PHONY: env run platform test slow-test lint lock kill-test simulate pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -62,3 +62,12 @@ pictures: env
 
 benchmarks: env
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The docs site, below var/site; a broken link or an undocumented page is an error. It needs no network.
+docs: env
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
+	@echo "open var/site/index.html"
+
+# The same while you write: http://127.0.0.1:8000
+docs-serve: env
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8000

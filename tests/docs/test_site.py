@@ -1,0 +1,222 @@
+"""The docs site builds without a warning, and nothing that the code has is missing in it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+
+import click
+import dagster as dg
+import pytest
+
+import pipelines
+from assets.checks import _contradicted
+from assets.definitions import build
+from statestore.cli import main
+from statestore.errors import StatekeeperError
+from statestore.maintenance import config
+from statestore.maintenance.audit import What
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+# The site is built once, so by one process.
+pytestmark = pytest.mark.xdist_group("docs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. A warning ends the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """What fills in the generated parts."""
+    spec = util.spec_from_file_location("generate", DOCS / "site" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Page(HTMLParser):
+    """The anchors of a page, the addresses that it loads, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.loaded: list[str] = []
+        self.text = ""
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        if tag in ("script", "img", "iframe", "source"):
+            self.loaded.append(given.get("src", ""))
+        if tag == "link" and given.get("rel") != "canonical":
+            self.loaded.append(given.get("href", ""))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        assert [url for url in _Page(page).loaded if "//" in url] == [], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text()), style
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, dg.AssetCheckSpec]:
+    """The checks that Dagster loads, by name."""
+    graph = build({}).resolve_asset_graph()
+    return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
+
+
+def test_each_check_has_a_page_and_each_page_a_check(checks: dict[str, dg.AssetCheckSpec], site: Path) -> None:
+    assert {page.stem for page in (DOCS / "checks").glob("*.md")} == set(checks)
+    assert {page.stem for page in (site / "checks").glob("*.html")} == set(checks)
+
+
+def test_the_page_of_a_check_says_of_which_asset_it_is_and_whether_it_blocks(
+    checks: dict[str, dg.AssetCheckSpec],
+) -> None:
+    index = (DOCS / "checks.md").read_text()
+    for name, spec in checks.items():
+        page = (DOCS / "checks" / f"{name}.md").read_text()
+        asset, blocks = spec.asset_key.to_user_string(), "yes" if spec.blocking else "no"
+        assert re.search(rf"^\| `{asset}` \| [^|]+ \| {blocks} \|$", page, re.MULTILINE), name
+        row = rf"^\| \[{name}\]\(checks/{name}.md\) \| `{asset}` \| [^|]+ \| {blocks} \|"
+        assert re.search(row, index, re.MULTILINE), name
+        assert "## Red means" in page
+        assert "## What to do" in page
+
+
+@pytest.mark.parametrize("what", What, ids=lambda what: what.code)
+def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: What) -> None:
+    row = f"| `{what.code}` | {what.value} |"
+    pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
+    assert pages == [_contradicted(what)]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_error_stands_with_its_code_and_exit_code(site: Path, generate: ModuleType) -> None:
+    page = _Page(site / "reference" / "errors.html")
+    kinds = list(generate.error_classes())
+    assert len(kinds) > 30
+    for kind in kinds:
+        assert f"statestore.errors.{kind.__name__}" in page.anchors
+        assert f"{kind.code}, exit code {kind.exit_code}" in page.text
+
+
+def test_the_tree_of_errors_that_is_drawn_is_the_one_that_is_raised(generate: ModuleType) -> None:
+    raised: dict[str, tuple[int, str]] = {
+        kind.__name__: (kind.exit_code, kind.code) for kind in generate.error_classes(StatekeeperError)
+    }
+    assert {name: (exit_code, code) for name, (exit_code, code, _) in generate.drawn_tree().items()} == raised
+
+
+def test_each_exit_code_of_an_error_is_explained(site: Path, generate: ModuleType) -> None:
+    explained = {int(found) for found in re.findall(r"(\d+) [a-z]", (main.help or "").partition("Exit codes:")[2])}
+    assert {kind.exit_code for kind in generate.error_classes()} <= explained
+
+
+# -- command line, configuration, Python -------------------------------------------------------------------------------
+
+
+def test_each_verb_and_each_option_stands_in_the_reference(site: Path) -> None:
+    page = _Page(site / "reference" / "command-line.html")
+    for name, verb in main.commands.items():
+        assert f"statekeeper-{name}" in page.anchors
+        for parameter in verb.params:
+            assert all(option in page.text for option in parameter.opts if option.startswith("--")), parameter
+
+
+def test_each_configuration_key_is_one_that_is_read(tmp_path: Path, generate: ModuleType) -> None:
+    file = tmp_path / config.FILE_NAME
+    values = {"duration": '"1h"', "whole number": "7", "text": '"state"', "table of texts": "{}"}
+    lines = [
+        f"{key} = {values.get(kind, 'mode')}".replace("= mode", '= "observe"')
+        for key, kind, _, _ in generate.configuration_keys()
+    ]
+    file.write_text("\n".join(["[roots.flights]", *lines]))
+    policies = config.load(file).roots["flights"].policies
+    assert policies.mode is config.Mode.OBSERVE
+    assert set(vars(policies.snapshot).values()) | set(vars(policies.retention).values()) == {7, 3600.0}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(20.0, "20s"), (600.0, "10m"), (5400.0, "90m"), (2_592_000.0, "30d")])
+def test_a_default_is_shown_as_it_would_be_written(generate: ModuleType, seconds: float, text: str) -> None:
+    assert generate.duration(seconds) == text
+    assert config.parse_duration(text) == seconds
+
+
+def test_each_public_name_of_pipelines_is_explained(site: Path) -> None:
+    page = _Page(site / "reference" / "pipelines.html")
+    assert {f"pipelines.{name}" for name in pipelines.__all__} <= page.anchors
+
+
+# -- commands in the text ----------------------------------------------------------------------------------------------
+
+
+def _code(page: Path) -> Iterator[str]:
+    """Each line of the blocks without a language, and what stands in backticks in the text."""
+    language: str | None = None
+    for line in page.read_text().splitlines():
+        fence = re.match(r"^ *```(\w*)", line)
+        if fence is not None:
+            language = fence[1] if language is None else None
+        elif language == "":
+            yield line
+        elif language is None:
+            yield from re.findall(r"`([^`]+)`", line)
+
+
+def _calls(program: str) -> Iterator[tuple[Path, list[str]]]:
+    """The calls of a program: page, and arguments."""
+    for page in PAGES:
+        for line in _code(page):
+            found = re.search(rf"^(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?{program} ([^$]*)$", line)
+            if found is not None:
+                yield page, shlex.split(found[1], comments=True)
+
+
+def test_each_call_of_the_command_in_the_docs_uses_verbs_and_options_that_exist() -> None:
+    calls = list(_calls("statekeeper"))
+    assert len(calls) > 40
+    for page, arguments in calls:
+        _, rest, _ = main.make_parser(click.Context(main)).parse_args(arguments)
+        assert rest[0] in main.commands, (page, arguments)
+        verb = main.commands[rest[0]]
+        verb.make_parser(click.Context(verb)).parse_args(rest[1:])
+
+
+def test_each_make_target_in_the_docs_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    called = [(page, arguments[0]) for page, arguments in _calls("make")]
+    assert len(called) > 5
+    assert [one for one in called if one[1] not in targets] == []
