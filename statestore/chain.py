@@ -23,10 +23,12 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class SnapshotFacts:
-    """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables."""
+    """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables.
+    `is_ours`: known not to be written by Spark."""
 
     metadata: SnapshotMetadata | None
     damage: str | None
+    is_ours: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -195,14 +197,17 @@ def look_at_snapshot(
     """Read a snapshot's zip and compare it with the tables that there are. One request. Raises `StorageError`."""
     path = store.snapshot(version)
     try:
-        metadata = read_snapshot(storage.read(path), path).metadata
+        snapshot = read_snapshot(storage.read(path), path)
     except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
         return SnapshotFacts(None, str(error))
+    metadata = snapshot.metadata
     for table in metadata.tables:
         held = files.tables.get(table.dfs_name)
         if held is None or held.size_bytes != table.size_bytes:
             there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
-            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}")
+            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}", snapshot.is_ours)
         if store.table_file(table.dfs_name) in doomed:
-            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} is announced for deletion")
-    return SnapshotFacts(metadata, None)
+            return SnapshotFacts(
+                metadata, f"{path}: its table {table.dfs_name} is announced for deletion", snapshot.is_ours
+            )
+    return SnapshotFacts(metadata, None, snapshot.is_ours)

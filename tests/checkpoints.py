@@ -45,7 +45,9 @@ class Checkpoint:
     def batch(self, *changes: Changes) -> None:
         """Commit one batch: the changes of each store."""
         number = len(self.versions) - 1
-        self.storage.create(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, number, {}, ('"a source"',))))
+        self.storage.create(
+            names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, number, logs.STATE_CONF, ('"a source"',)))
+        )
         snapshots = catalog.snapshots(self.storage)  # as the driver tells its tasks
         new = []
         for store, base, of_store in zip(self.stores, self.versions[-1], changes, strict=True):

@@ -24,11 +24,13 @@ from statestore.cli.common import (
     progress_bar,
     root_argument,
     say,
+    stopped_option,
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
 from statestore.maintenance import records, retention, runs
 from statestore.maintenance.config import Mode
+from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Rule
 
 
@@ -39,8 +41,13 @@ from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Ru
 @click.option("--grace", type=Duration(), help="What is younger stays: 90s, 10m, 1h, 7d; 1h unless configured.")
 @mode_option
 @click.option(
-    "--orphans", "everything", is_flag=True, help="Look at every store, also where nothing is known to have changed."
+    "--orphans",
+    "everything",
+    is_flag=True,
+    help="Look at every store, also where nothing is known to have changed; of a query of Spark's that is stopped, also "
+    "tables that no snapshot names.",
 )
+@stopped_option
 @click.option("--verbose", is_flag=True, help="Every file with its rule, also those that are kept.")
 @output_option
 def gc(
@@ -50,6 +57,7 @@ def gc(
     grace: float | None,
     mode: str | None,
     everything: bool,
+    stopped: bool,
     verbose: bool,
     output: Output,
 ) -> None:
@@ -66,18 +74,18 @@ def gc(
     )
     storage = root.storage
     gathered = retention.gather(storage, policy, clock=clock, everything=everything)
-    planned = retention.plan(gathered, policy)
+    planned = retention.plan(gathered, policy, stopped=everything and stopped)
     done: list[Deleted] = []
     if not apply:
         output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
         sys.exit(FINDINGS if planned.findings else 0)
     allowed = Mode(mode) if mode else root.policies.mode_for(is_own=planned.is_own)
-    if not planned.is_own:
-        raise RefusedAsUnsafe(planned.findings[0], path=storage.url, hint="nothing was written")
     if allowed is not Mode.FULL:
         raise RefusedAsUnsafe(
             f"mode {allowed.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
         )
+    if everything and stopped and not planned.is_own:
+        require_stopped(storage, said=True, clock=clock)
     failure: StatekeeperError | None = None
     try:
         with progress_bar() as progress:

@@ -21,11 +21,14 @@ ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateS
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 _STATE = "spark.sql.streaming.stateStore."
+ENCODING = _STATE + "encodingFormat"
+"""In the offset logs of queries that began with Spark 4.0 or later."""
+
 STATE_CONF = {
     PROVIDER: ROCKSDB_PROVIDER,
     _STATE + "rocksdb.formatVersion": "5",
     _STATE + "rocksdb.mergeOperatorVersion": "2",
-    _STATE + "encodingFormat": "unsaferow",
+    ENCODING: "unsaferow",
     _STATE + "rowChecksum.enabled": "false",
     _STATE + "compression.codec": "lz4",
 }

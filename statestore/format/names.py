@@ -44,6 +44,9 @@ DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
 
+SIDECAR = ".crc"
+"""What stands behind the name of a file in the name of its checksum."""
+
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
 _OPERATOR_METADATA = re.compile(rf"{STATE}/(?P<operator>[0-9]+)/_metadata/(?:metadata|v2/(?P<batch>[0-9]+))")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
@@ -112,7 +115,15 @@ def parse_store_file(name: str) -> StoreFile | None:
 
 def is_sidecar(name: str) -> bool:
     """Whether a file name inside a store's folder is that of a checksum which Spark 4.1 and later put beside a file."""
-    return name.endswith(".crc") and parse_store_file(name.removesuffix(".crc")) is not None
+    return name.endswith(SIDECAR) and parse_store_file(name.removesuffix(SIDECAR)) is not None
+
+
+def is_odd_for_spark(name: str) -> bool:
+    """Whether a file name inside a store's folder is one that Spark takes for a version's, and cannot read as such.
+
+    Its loads in structure V1, and all of its clean-up, read the name of every zip and of every checksum as a number.
+    """
+    return name.endswith((".zip", SIDECAR)) and parse_store_file(name) is None and not is_sidecar(name)
 
 
 @dataclass(frozen=True, order=True)

@@ -62,10 +62,11 @@ class SnapshotMetadata:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says."""
+    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says. `is_ours`: not written by Spark."""
 
     files: dict[str, bytes]
     metadata: SnapshotMetadata
+    is_ours: bool = True
 
 
 def is_small_file(name: str) -> bool:
@@ -78,6 +79,7 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     `MAX_UNPACKED_BYTES` in all. Raises `CorruptFile`, or `UnknownFormatVersion`."""
     files: dict[str, bytes] = {}
     left = MAX_UNPACKED_BYTES
+    times = set()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for entry in archive.infolist():
@@ -93,12 +95,13 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                 if left < 0:
                     raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
                 files[entry.filename] = archive.read(entry)
+                times.add(entry.date_time)
     except _BAD_ZIP as error:
         raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
     metadata = _parse_metadata(files.pop(_METADATA, None), path)
     if "CURRENT" not in files:
         raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
-    return Snapshot(files, metadata)
+    return Snapshot(files, metadata, is_ours=times == {_NO_TIME})
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:

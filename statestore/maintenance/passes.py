@@ -104,7 +104,7 @@ def delete(storage: Storage, policies: Policies, *, holder: str, clock: Clock, i
     gathered = retention.gather(storage, policies.retention, clock=clock)
     planned = retention.plan(gathered, policies.retention)
     mode = policies.mode_for(is_own=planned.is_own)
-    if mode is not Mode.FULL or not planned.is_own:
+    if mode is not Mode.FULL:
         return RetentionPass(mode, before, planned)
     done: Sequence[Deleted] = list(runs.delete(storage, gathered, planned, holder=holder, clock=clock, ids=ids))
     return RetentionPass(mode, before, planned, tuple(done))

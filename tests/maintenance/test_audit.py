@@ -720,7 +720,7 @@ def with_lineage(facts: Facts, versions: int) -> Facts:
 def test_a_store_of_an_unknown_format_does_not_keep_the_others_from_being_audited(checkpoint: Checkpoint) -> None:
     for partition in (0, 1):
         path = changelog(checkpoint, 6, partition)
-        checkpoint.storage.replace(path, of_version_4())
+        checkpoint.storage.replace(path, of_version_5())
         if partition == 0:
             audit = audited(checkpoint.storage)
             finding = the_only_finding(audit)
@@ -728,14 +728,14 @@ def test_a_store_of_an_unknown_format_does_not_keep_the_others_from_being_audite
             assert [store.store for store in audit.stores] == [checkpoint.stores[1]]
             assert audit.restart.batch is None
             assert "cannot be said" in audit.restart.explained
-    with pytest.raises(UnknownFormatVersion, match="changelog format v4"):
+    with pytest.raises(UnknownFormatVersion, match="changelog format v5"):
         gather(checkpoint.storage)
 
 
-def of_version_4() -> bytes:
+def of_version_5() -> bytes:
     body = io.BytesIO()
     stream = BlockWriter(body)
-    stream.write(utf("v4") + utf("[]") + b"\0" * 32)
+    stream.write(utf("v5") + utf("[]") + b"\0" * 32)
     stream.finish()
     return body.getvalue()
 
@@ -778,7 +778,7 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
         writer.append(column([b"key %d" % number]), column([b"value"]))
         writer.finish()
         storage.create(store.changelog(VersionId(number)), body.getvalue())
-        storage.create(names.offsets(number - 1), logs.encode_offsets(logs.OffsetLog(0, 0, {}, ())))
+        storage.create(names.offsets(number - 1), logs.encode_offsets(logs.OffsetLog(0, 0, logs.STATE_CONF, ())))
         storage.create(names.commits(number - 1), logs.encode_commit(logs.CommitLog(0, None)))
     publish_snapshot(storage, store, VersionId(3), {b"key %d" % n: b"value" for n in (1, 2, 3)}, tmp_path)
     audit = audited(storage, tmp_path / "scratch")
@@ -793,6 +793,13 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
         What.DESCRIPTION_MISSING,
         What.CHANGELOG_MISSING,
     ]
+    # Spark 3.5 describes no operator, and its queries keep the confs that they began with.
+    old = {name: value for name, value in logs.STATE_CONF.items() if name != logs.ENCODING}
+    for number in range(5):
+        storage.replace(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, 0, old, ())))
+    audit = audited(storage)
+    assert the_only_finding(audit).what is What.CHANGELOG_MISSING
+    assert [one.store for one in audit.stores] == [store]
 
 
 # -- every file in turn ------------------------------------------------------------------------------------------------

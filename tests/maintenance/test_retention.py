@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,9 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import CorruptFile, LeaseLost, NotACheckpoint, RefusedAsUnsafe, RootHeld, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, VersionId
-from statestore.format.snapshot import read_snapshot
+from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
 from statestore.maintenance import announcements, lease, retention, snapshot
-from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule
+from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule, judge
 from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
@@ -222,17 +225,9 @@ def test_a_commit_log_and_a_lineage_that_contradict_each_other_hold_everything(m
     assert plan.deletions == []
 
 
-def test_no_checkpoint_and_a_native_one_are_said_and_nothing_is_deleted(storage: Storage, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_said(storage: Storage) -> None:
     with pytest.raises(NotACheckpoint):
         planned(storage)
-    checkpoint = Checkpoint(storage, tmp_path)
-    checkpoint.grow(12)
-    storage.delete([names.BINDING])
-    plan = planned(storage)
-    assert plan.deletions == []
-    assert "Spark itself" in plan.findings[0]
-    with pytest.raises(RefusedAsUnsafe):
-        collect(storage, plan)
 
 
 def test_a_run_deletes_no_more_than_it_may_and_the_next_goes_on(maintained: Checkpoint, tmp_path: Path) -> None:
@@ -416,3 +411,94 @@ def test_a_clock_that_is_ahead_does_not_make_an_announcement_old(checkpoint: Che
     ahead = SleeplessClock(SystemClock().now_seconds() + 30 * 86_400)
     plan = retention.plan(retention.gather(checkpoint.storage, AT_ONCE, clock=ahead), AT_ONCE)
     assert rules(plan)[names.deleting("a run that lives")] is Rule.YOUNG
+
+
+# -- checkpoints that Spark writes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def native(maintained: Checkpoint) -> Checkpoint:
+    """The same files, with nothing of ours: to who looks it is Spark's, at work."""
+    maintained.storage.delete([names.BINDING])
+    return maintained
+
+
+def with_a_table_of_its_own(storage: Storage, path: str, *, by_spark: bool) -> str:
+    """Let a snapshot name one table more, which no other names, and be packed by Spark, who notes the time; the table."""
+    table = TableFile("009999.sst", f"009999-{RandomIds().fresh()}.sst", 7)
+    found = read_snapshot(storage.read(path), path)
+    metadata = replace(found.metadata, tables=(*found.metadata.tables, table))
+    packed = io.BytesIO(encode_snapshot(Snapshot(found.files, metadata)))
+    if by_spark:
+        ours, packed = zipfile.ZipFile(packed), io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as theirs:
+            for name in ours.namelist():
+                theirs.writestr(zipfile.ZipInfo(name, (2026, 3, 1, 0, 0, 0)), ours.read(name))
+    storage.replace(path, packed.getvalue())
+    place = f"{path.rpartition('/')[0]}/{names.TABLES}{table.dfs_name}"
+    storage.create(place, b"a table")
+    return place
+
+
+def test_logs_of_a_checkpoint_of_sparks_stay_and_files_below_the_floors_base_go(
+    native: Checkpoint, tmp_path: Path
+) -> None:
+    logs_before = paths(native.storage, names.COMMITS) | paths(native.storage, names.OFFSETS)
+    plan = planned(native.storage, AT_ONCE)
+    assert not plan.is_own
+    assert (plan.floor, plan.findings) == (16, ())
+    assert {rules(plan)[path] for path in logs_before} == {Rule.SPARKS_LOG}
+    assert collect(native.storage, plan)
+    assert logs_before <= paths(native.storage, names.COMMITS) | paths(native.storage, names.OFFSETS)
+    base = native.stores[0].changelog(native.versions[15][0])
+    assert base in paths(native.storage), "Spark may fall back on the changelog of its snapshot's own version"
+    assert native.stores[0].changelog(native.versions[14][0]) not in paths(native.storage)
+    for batch in range(15, 20):
+        native.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native: Checkpoint) -> None:
+    storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
+    # Retained by Spark's own count are a hundred versions: so many are not here, and all names count.
+    old = native.stores[0].snapshot(native.versions[5][0])
+    table = with_a_table_of_its_own(storage, old, by_spark=False)
+    gathered = retention.gather(storage, policy, clock=SystemClock())
+    at_work, stopped = (rules(retention.plan(gathered, policy, stopped=said)) for said in (False, True))
+    assert (at_work[old], at_work[table]) == (Rule.SUPERSEDED, Rule.REUSABLE)
+    assert (stopped[old], stopped[table]) == (Rule.SUPERSEDED, Rule.UNNAMED)
+
+
+def test_the_tables_of_sparks_newest_snapshot_stay_however_old_it_is(
+    native: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "SPARKS_RETAINED_VERSIONS", 1)
+    storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
+    of_ours, newest, older = (
+        with_a_table_of_its_own(storage, native.stores[0].snapshot(native.versions[number][0]), by_spark=by_spark)
+        for number, by_spark in ((15, False), (10, True), (5, True))
+    )
+    found = rules(planned(storage, policy))
+    assert (found[of_ours], found[newest], found[older]) == (Rule.UNNAMED, Rule.REUSABLE, Rule.UNNAMED)
+
+
+def test_a_table_that_no_snapshot_names_may_be_one_that_spark_is_about_to_name(native: Checkpoint) -> None:
+    orphan = f"{native.stores[0].folder}/{names.TABLES}000077-{RandomIds().fresh()}.sst"
+    native.storage.create(orphan, b"a table")
+    gathered = retention.gather(native.storage, AT_ONCE, clock=SystemClock())
+    at_work, stopped = (retention.plan(gathered, AT_ONCE, stopped=said) for said in (False, True))
+    assert (rules(at_work)[orphan], rules(stopped)[orphan]) == (Rule.UPLOADED, Rule.UNNAMED)
+
+
+def test_checksums_go_behind_their_files_and_what_spark_fails_over_is_told(native: Checkpoint) -> None:
+    storage, store = native.storage, native.stores[0]
+    gone, kept = store.changelog(native.versions[3][0]), store.snapshot(native.versions[20][0])
+    for path in (gone, kept):
+        storage.create(f"{path}.crc", b"{}")
+    storage.create(f"{store.folder}/foo.zip", b"whatever")
+    plan = planned(storage)
+    assert (rules(plan)[f"{gone}.crc"], rules(plan)[f"{kept}.crc"]) == (Rule.SUPERSEDED, Rule.RESTORES)
+    order = [verdict.path for verdict in plan.deletions]
+    assert order.index(f"{gone}.crc") == order.index(gone) + 1
+    assert rules(plan)[f"{store.folder}/foo.zip"] is Rule.UNKNOWN
+    [finding] = plan.findings
+    assert finding.startswith(f"{store.folder}/foo.zip: Spark takes the name for a version's")

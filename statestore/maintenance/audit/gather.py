@@ -158,10 +158,9 @@ def _root(
         for operator in numbers
     }
     metadata_paths = {number: described.get(number, names.operator_metadata(number)) for number in sorted(numbers)}
-    if described or _is_own(control):
+    if described or _is_own(control) or not _is_older_than_descriptions(log):
         metadata = {number: _operator(storage, path) for number, path in metadata_paths.items()}
     else:
-        # Spark before 4.0 describes no operator.
         metadata = {one.operator: one for one in catalog.undescribed(paths)}
     return RootFacts(
         attempt(names.QUERY_METADATA, lambda: _query(storage)),
@@ -176,6 +175,12 @@ def _root(
         seen,
         tuple(sorted([*strangers, *_strangers(state)])),
     )
+
+
+def _is_older_than_descriptions(log: LogFacts) -> bool:
+    """Whether the query began with a Spark before 4.0, which describes no operator."""
+    confs = [offsets.conf for offsets in log.offsets_read.values() if isinstance(offsets, logs.OffsetLog)]
+    return bool(confs) and not any(logs.ENCODING in conf for conf in confs)
 
 
 def _query(storage: Storage) -> str:

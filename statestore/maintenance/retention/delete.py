@@ -51,10 +51,6 @@ def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLe
     store's files go it is looked at again: its base must still be whole, and a table that a new snapshot names is
     spared. Raises `LeaseLost`, `RefusedAsUnsafe` when the plan has grown too old, `StorageError`.
     """
-    if not planned.is_own:
-        raise RefusedAsUnsafe(
-            "a checkpoint that Spark itself writes", path=storage.url, hint="this release only plans there"
-        )
     started = clock.monotonic_seconds()
 
     def may_delete() -> None:

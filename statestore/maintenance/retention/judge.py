@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from statestore.chain import Chain, SnapshotFacts
+from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements
 from statestore.maintenance.retention.facts import Gathered, batch_of, common_floor, is_young, loadable
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
 from statestore.storage import Entry
 
+SPARKS_RETAINED_VERSIONS = 100
+"""`spark.sql.streaming.minBatchesToRetain` unless configured; the checkpoint does not tell."""
 
-def plan(gathered: Gathered, policy: RetentionPolicy) -> RetentionPlan:
-    """What becomes of every file. Pure.
+
+def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
+    """What becomes of every file. `stopped`: no query of Spark's is at work, and none has a database open. Pure.
 
     The floor is the newest version, no newer than wanted, that *every* store loads: one damaged store holds it for all,
     since a restart has to go back to a version that all have. Garbage below the held floor goes all the same.
     """
-    if gathered.log is None or not gathered.is_own:
-        why = (
-            () if gathered.is_own else ("written by Spark itself: this release deletes in roots of its own jobs only",)
-        )
-        head = None if gathered.log is None else gathered.log.newest.batch + 1
-        return RetentionPlan(gathered.is_own, head, None, gathered.wanted_floor, (), (), why)
+    if gathered.log is None:
+        return RetentionPlan(gathered.is_own, None, None, gathered.wanted_floor, (), (), ())
     floor = _floor(gathered)
     findings = list(_findings(gathered, floor))
-    judge = Judge(gathered, policy, floor)
+    judge = Judge(gathered, policy, floor, stopped=stopped)
     stores = tuple(judge.store(chain) for chain in gathered.chains)
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
     head = gathered.log.newest.batch + 1
-    whole = RetentionPlan(True, head, floor, gathered.wanted_floor, stores, judge.logs(), tuple(findings))
+    whole = RetentionPlan(gathered.is_own, head, floor, gathered.wanted_floor, stores, judge.logs(), tuple(findings))
     return _bounded(whole, policy.most_files)
 
 
@@ -47,6 +47,10 @@ def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePa
 
 
 def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
+    for chain in gathered.chains:
+        for entry in chain.files.others:
+            if not gathered.is_own and names.is_odd_for_spark(entry.path.rpartition("/")[2]):
+                yield f"{entry.path}: Spark takes the name for a version's, and fails over it; move the file away"
     if floor == gathered.wanted_floor:
         return
     for chain in gathered.chains:
@@ -60,16 +64,19 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
 class Judge:
     """Gives each file its rule."""
 
-    def __init__(self, gathered: Gathered, policy: RetentionPolicy, floor: int | None) -> None:
+    def __init__(
+        self, gathered: Gathered, policy: RetentionPolicy, floor: int | None, *, stopped: bool = False
+    ) -> None:
         self.gathered = gathered
         self._policy = policy
         self._floor = floor
+        self._spark_is_at_work = not gathered.is_own and not stopped
 
     def store(self, chain: Chain) -> StoreVerdicts:
         """The verdicts over one store's files."""
         at_floor = next((version for version in chain.versions if version.version == self._floor), None)
         base = None if at_floor is None or chain.odds is not None else chain.bases.get(at_floor)
-        verdicts = [Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN) for entry in chain.files.others]
+        verdicts = [self._other(chain, base, entry) for entry in chain.files.others]
         for version, entry in chain.files.changelogs.items():
             rule = self.version_rule(chain, base, version, entry, is_snapshot=False)
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
@@ -81,11 +88,14 @@ class Judge:
             if not rule.deletes:
                 kept[version] = seen.get(version)
         unread = [version for version, facts in kept.items() if facts is None or facts.metadata is None]
-        named = {
-            t.dfs_name for f in kept.values() if f is not None and f.metadata is not None for t in f.metadata.tables
-        }
+        named = _tables(facts for facts in kept.values() if facts is not None)
+        reusable = self._reusable(seen) - named
+        ever_named = _tables(seen.values())
         for name, entry in chain.files.tables.items():
-            verdicts.append(Verdict(entry.path, entry.size_bytes, self._table_rule(name, entry, named, unread)))
+            rule = Rule.REUSABLE if name in reusable else self._table_rule(name, entry, named, unread)
+            if rule is Rule.UNNAMED and self._spark_is_at_work and name not in ever_named:
+                rule = Rule.UPLOADED
+            verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
         problem = None
         if base is None:
             problem = (
@@ -107,7 +117,8 @@ class Judge:
             if base is None:
                 return Rule.HELD
             # A snapshot at the base is what is restored from; its changelog adds nothing.
-            oldest = base.version if is_snapshot else base.version + 1
+            # To Spark it adds what to fall back on.
+            oldest = base.version if is_snapshot or not self.gathered.is_own else base.version + 1
             rule = Rule.RESTORES if version.version >= oldest else Rule.SUPERSEDED
         elif version.version > chain.versions[0].version:
             rule = Rule.DEAD_BRANCH
@@ -117,6 +128,30 @@ class Judge:
         if rule.deletes and self.is_young(entry):
             return Rule.YOUNG
         return rule
+
+    def _other(self, chain: Chain, base: VersionId | None, entry: Entry) -> Verdict:
+        """A checksum stays and goes with its file; without one, with files of its version."""
+        place = names.parse_store_path(entry.path.removesuffix(names.SIDECAR))
+        if place is None or not entry.path.endswith(names.SIDECAR):
+            return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
+        is_snapshot = place[1].kind is names.StoreFileKind.SNAPSHOT
+        rule = self.version_rule(chain, base, place[1].version, entry, is_snapshot=is_snapshot)
+        return Verdict(entry.path, entry.size_bytes, rule)
+
+    def _reusable(self, seen: Mapping[VersionId, SnapshotFacts]) -> set[str]:
+        """Tables that a Spark at work may name in its next snapshot, since it has named them in an earlier one.
+
+        It remembers those of what it loaded or wrote last, and takes none of a snapshot for granted that is older than
+        what it retains; but those that it writes within a task it does not doubt (SPARK-55892).
+        """
+        if not self._spark_is_at_work or not seen:
+            return set()
+        newest = max(version.version for version in seen)
+        retained = max(self._policy.versions, SPARKS_RETAINED_VERSIONS)
+        by_spark = [version for version, facts in seen.items() if not facts.is_ours]
+        chosen = {version for version in seen if version.version > newest - retained}
+        chosen |= {max(by_spark, key=lambda version: version.version)} if by_spark else set()
+        return _tables(seen[version] for version in chosen)
 
     def _table_rule(self, name: str, entry: Entry, named: set[str], unread: list[VersionId]) -> Rule:
         if name in named:
@@ -147,6 +182,8 @@ class Judge:
     def _log_verdict(self, entry: Entry, batch: int | None) -> Verdict:
         if batch is None:
             return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
+        if not self.gathered.is_own:
+            return Verdict(entry.path, entry.size_bytes, Rule.SPARKS_LOG)
         if self._floor is None or batch >= self._floor - 1:
             return Verdict(entry.path, entry.size_bytes, Rule.LOG)
         return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG)
@@ -158,6 +195,11 @@ class Judge:
     def is_young(self, entry: Entry) -> bool:
         """Whether the grace period still keeps it."""
         return is_young(entry, self._policy.grace_seconds, self.gathered.now_seconds)
+
+
+def _tables(snapshots: Iterable[SnapshotFacts]) -> set[str]:
+    """The names of the tables of those that can be read."""
+    return {table.dfs_name for facts in snapshots if facts.metadata is not None for table in facts.metadata.tables}
 
 
 def _log_order(verdict: Verdict) -> tuple[int, str]:

@@ -44,7 +44,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     if heads is None:
         return Gathered(is_own, None, (), {}, logs, 0, now)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
-    look = _Look(storage, policy, now)
+    look = _Look(storage, policy, now, is_own)
     last = None if everything or not is_own else last_pass.read(storage)
     if last is not None:
         due = _due(storage, last, logs, wanted)
@@ -78,6 +78,7 @@ class _Look:
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
+    is_own: bool
 
     def at(
         self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
@@ -115,7 +116,8 @@ class _Look:
             for version, entry in chain.files.snapshots.items()
             if version not in chain.snapshots
             and (
-                version.version > chain.versions[0].version
+                not self.is_own  # what Spark's snapshots name, Spark may name again
+                or version.version > chain.versions[0].version
                 or is_young(entry, self.policy.grace_seconds, self.now_seconds)
             )
         ]

@@ -30,6 +30,9 @@ class Rule(Enum):
     RUNNING = "newer than the head: an attempt may be at work"
     YOUNG = "younger than the grace period"
     LOG = "belongs to a retained batch"
+    REUSABLE = "Spark may name it again in its next snapshot"
+    UPLOADED = "a table that no snapshot names: Spark may be about to"
+    SPARKS_LOG = "a log that Spark purges itself"
     HELD = "its store cannot be judged: see the findings"
     UNKNOWN = "no file that is known"
     SUPERSEDED = "below the snapshot that the oldest retained version is restored from"
@@ -69,7 +72,8 @@ class StoreVerdicts:
 
     @property
     def deletions(self) -> list[Verdict]:
-        """In the order of deleting: zips before the tables that they name, then changelogs; the oldest first."""
+        """In the order of deleting: zips before the tables that they name, then changelogs; the oldest first, and checksums
+        behind what they are of."""
         return sorted((v for v in self.files if v.rule.deletes), key=deletion_order)
 
 
@@ -102,7 +106,8 @@ class RetentionPlan:
 
 
 def deletion_order(verdict: Verdict) -> tuple[int, int, str]:
-    place = names.parse_store_path(verdict.path)
+    """Sidecars sort behind their files: `1.zip`, `1.zip.crc`."""
+    place = names.parse_store_path(verdict.path.removesuffix(names.SIDECAR))
     if place is None:
         return (1, 0, verdict.path)
     _, file = place
