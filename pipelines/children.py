@@ -6,6 +6,7 @@ Only what was started here is ever signalled: each child leads a session of its 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -21,10 +22,13 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
 
+_LOG = logging.getLogger("statekeeper.children")
+
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: `log` gets all that it says; it is started when `after` exists, at once where there is none."""
+    """What to start: `log` gets all that it says, its folder is made; it is started when `after` exists, at once where
+    there is none."""
 
     name: str
     arguments: Sequence[str]
@@ -108,9 +112,17 @@ class Children:
             child.process = None
         after = child.command.after
         if now >= child.start_again_at_seconds and (after is None or after.exists()):
-            self._start(child, now)
+            try:
+                self._start(child, now)
+            except OSError as error:
+                # A full disk, a folder that somebody removed: the watcher that died of it would watch over nobody.
+                _LOG.warning(
+                    "%s cannot be started, again in %.0f s: %s", child.command.name, _LONGEST_PAUSE_SECONDS, error
+                )
+                child.start_again_at_seconds = now + _LONGEST_PAUSE_SECONDS
 
     def _start(self, child: _Child, now: float) -> None:
+        child.command.log.parent.mkdir(parents=True, exist_ok=True)
         with child.command.log.open("ab") as log:
             child.process = subprocess.Popen(  # noqa: S603 - commands of our own
                 child.command.arguments,

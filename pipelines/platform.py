@@ -2,7 +2,7 @@
 
     <home>/dagster.yaml      a copy of the repository's
     <home>/workspace.yaml    where the code server listens
-    <home>/logs/             what each process says
+    <home>/said/             what each process says; never <home>/logs, which Dagster's telemetry takes for its own
     <home>/history, storage, schedules    Dagster's own; can be deleted, nothing but history is lost
 
 Both the webserver and the daemon ask one code server. Starting it once saves a process and its memory, and one that was
@@ -33,6 +33,8 @@ from statestore.maintenance import config
 
 HOST = "127.0.0.1"
 PORT = 3000
+LOGS = "said"
+"""Below a home: where the logs are."""
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _WORKSPACE = """load_from:
@@ -76,8 +78,7 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
     require_port(port)
     config.load(configuration)
     home = home.resolve()
-    logs = home / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    home.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(_REPOSITORY / "dagster.yaml", home / "dagster.yaml")
     # A socket's path may have a hundred characters, a home's more.
     with tempfile.TemporaryDirectory(prefix="statekeeper-") as short:
@@ -85,7 +86,7 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
         workspace = home / "workspace.yaml"
         workspace.write_text(_WORKSPACE.format(socket=listens))
         environment = _environment(home, configuration.resolve(), health_cron)
-        with Children(_commands(listens, workspace, logs, port), environment, SystemClock()) as children:
+        with Children(_commands(listens, workspace, home / LOGS, port), environment, SystemClock()) as children:
             yield Platform(f"http://{HOST}:{port}", children)
 
 
@@ -107,6 +108,8 @@ def _environment(home: Path, configuration: Path, health_cron: str | None) -> Ma
     environment = {**os.environ, "DAGSTER_HOME": str(home), "STATEKEEPER_CONFIG": str(configuration)}
     # Each run is a fresh interpreter: without compiled modules it starts half as fast.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Whatever dagster.yaml says of telemetry, its threads run, and send what they find in DAGSTER_HOME/logs away.
+    environment["DAGSTER_DISABLE_TELEMETRY"] = "yes"
     if health_cron is not None:
         environment.setdefault("STATEKEEPER_HEALTH_CRON", health_cron)
     return environment
@@ -125,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(name, lambda *_: stop.set())
     try:
         with started(chosen.home, chosen.config, port=chosen.port) as platform:
-            console.print(f"Dagster: {platform.url}, logs in {chosen.home}/logs; Ctrl-C ends it")
+            console.print(f"Dagster: {platform.url}, logs in {chosen.home / LOGS}; Ctrl-C ends it")
             stop.wait()
             console.print("ending Dagster")
     except StatekeeperError as error:

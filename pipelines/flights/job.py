@@ -33,7 +33,7 @@ from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
-from pipelines.platform import PORT, Platform, started
+from pipelines.platform import LOGS, PORT, Platform, started
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop = threading.Event()
         _stop_on_signals(stop)
         with started(places.dagster, places.configuration(), port=chosen.port, health_cron=_EACH_MINUTE) as platform:
-            console.print(f"Dagster: {platform.url}, logs in {places.dagster / 'logs'}")
+            console.print(f"Dagster: {platform.url}, logs in {places.dagster / LOGS}")
             return run(places, batches=chosen.batches, console=console, platform=platform, stop=stop)
     except StatekeeperError as error:
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipelines.platform import LOGS
 from tests.faults.processes import in_session, kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ class Running:
 
     def logs(self) -> str:
         """The last lines that each process said."""
-        logs = sorted((self.home / "logs").glob("*.log"))
+        logs = sorted((self.home / LOGS).glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in [*logs, self.log])
 
     def runs(self, job: str = "maintain_query", **filters: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
 from tests.assets.running import REPOSITORY, Running, running
@@ -67,6 +68,9 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
         lambda: any("none is due" in (tick["skipReason"] or "") for tick in platform.ticks("changelog_tail")),
         60,
     )
+
+    assert sorted(log.stem for log in (platform.home / LOGS).iterdir()) == ["code-server", "daemon", "webserver"]
+    assert not (platform.home / ".logs_queue").exists(), "Dagster's telemetry has taken logs to send them away"
 
     flights.grow(5)
     before = {entry.path for entry in flights.storage.list(names.STATE)}

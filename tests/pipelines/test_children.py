@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -91,3 +92,23 @@ def test_one_that_waits_for_a_file_is_started_when_it_is_there(tmp_path: Path) -
 def test_what_they_say_is_in_their_logs(tmp_path: Path) -> None:
     with children(tmp_path, "print('hello', flush=True); import time; time.sleep(600)"):
         wait_for(lambda: (tmp_path / "0.log").exists() and "hello" in (tmp_path / "0.log").read_text())
+
+
+def test_the_folder_of_a_log_is_made_and_made_again_when_somebody_removed_it(tmp_path: Path) -> None:
+    logs = tmp_path / "not there yet"
+    with children(logs, SLEEPS) as running:
+        wait_for(lambda: len(running.process_ids()) == 1)
+        (first,) = running.process_ids().values()
+        shutil.rmtree(logs)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: running.process_ids().get("child 0", first) != first)
+
+
+def test_one_that_cannot_be_started_does_not_keep_the_others_from_being_watched(tmp_path: Path) -> None:
+    (tmp_path / "0.log").mkdir()
+    with children(tmp_path, SLEEPS, SLEEPS) as running:
+        wait_for(lambda: len(running.process_ids()) == 1)
+        first = running.process_ids()["child 1"]
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: running.process_ids().get("child 1", first) != first)
+        assert running.states()["child 0"] == "waiting"
