@@ -1,6 +1,7 @@
 """Processes that are started, watched and ended together: one that dies is started again, and none is left behind.
 
-Only what was started here is ever signalled: each child leads a session of its own, and what it starts stays in that.
+Only what was started here is ever signalled: each child leads a session of its own, and what it starts stays in that. A
+launcher that can end nobody any more, being killed, has a guardian for that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.guardian import Guardian, has_members
 from statestore.clock import Clock
 
 _POLL_SECONDS = 0.25
@@ -66,6 +68,7 @@ class Children:
         self._environment = dict(environment)
         self._clock = clock
         self._end_seconds = end_seconds
+        self._guardian = Guardian()
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="children", daemon=True)
 
@@ -95,12 +98,14 @@ class Children:
 
     def _watch(self) -> None:
         while not self._ending.is_set():
+            with contextlib.suppress(OSError):
+                self._guardian.stand(self._groups())
             for child in self._children:
                 self._care_for(child)
             self._ending.wait(_POLL_SECONDS)
 
     def _care_for(self, child: _Child) -> None:
-        child.groups = {group for group in child.groups if _has_members(group)}
+        child.groups = {group for group in child.groups if has_members(group)}
         if child.is_up:
             return
         now = self._clock.monotonic_seconds()
@@ -125,8 +130,8 @@ class Children:
         child.command.log.parent.mkdir(parents=True, exist_ok=True)
         with child.command.log.open("ab") as log:
             child.process = subprocess.Popen(  # noqa: S603 - commands of our own
-                child.command.arguments,
-                stdin=subprocess.DEVNULL,
+                self._guardian.announced(child.command.arguments),
+                stdin=self._guardian.stand(self._groups()),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
@@ -145,26 +150,21 @@ class Children:
         for child in self._children:
             if child.process is not None:
                 child.process.wait()
+        self._guardian.leave()
+
+    def _groups(self) -> set[int]:
+        return {group for child in self._children for group in child.groups}
 
     def _has_any(self) -> bool:
         for child in self._children:
             if child.process is not None:
                 child.process.poll()  # one that has ended and was not waited for is still a member of its group
-        return any(_has_members(group) for child in self._children for group in child.groups)
+        return any(has_members(group) for group in self._groups())
 
     def _signal_all(self, what: signal.Signals) -> None:
-        for child in self._children:
-            for group in child.groups:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, what)
-
-
-def _has_members(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        for group in self._groups():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, what)
 
 
 def _state(child: _Child) -> str:

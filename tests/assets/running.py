@@ -11,14 +11,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.platform import LOGS
-from tests.faults.processes import in_session, kill
+from tests.faults.processes import children_of, in_session, kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
@@ -45,6 +45,10 @@ class Running:
         found: dict[str, Any] = told["data"]
         return found
 
+    def sessions(self) -> set[int]:
+        """The sessions of all that it has started, its own included."""
+        return {self.process.pid} | {os.getsid(child) for child in _family(self.process.pid)}
+
     def wait_for(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
         """What `look` finds, as soon as it finds something. An answer that does not come is none."""
         deadline = time.monotonic() + seconds
@@ -64,11 +68,11 @@ class Running:
         logs = sorted((self.home / LOGS).glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in [*logs, self.log])
 
-    def runs(self, job: str = "maintain_query", **filters: Any) -> list[dict[str, Any]]:
-        """The runs of a job, newest first."""
+    def runs(self, job: str | None = "maintain_query", **filters: Any) -> list[dict[str, Any]]:
+        """The runs of a job, or of all, newest first."""
         query = """query($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 200) { ... on Runs { results {
-            runId status startTime tags { key value } } } } }"""
-        found = self.ask(query, filter={"pipelineName": job, **filters})["runsOrError"]["results"]
+            runId pipelineName status startTime tags { key value } } } } }"""
+        found = self.ask(query, filter={**({"pipelineName": job} if job else {}), **filters})["runsOrError"]["results"]
         return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
 
     def materializations(self, asset: str, limit: int = 50) -> list[dict[str, Any]]:
@@ -128,12 +132,18 @@ def _figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def running(
-    folder: Path, module: str, *arguments: str, home: Path, environment: Mapping[str, str] | None = None
+    folder: Path,
+    module: str,
+    *arguments: str,
+    home: Path,
+    environment: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[Running]:
-    """A command that starts Dagster, until the block is left: then Ctrl-C, half a minute, and nothing may be left."""
-    port = free_port()
+    """A command that starts Dagster, until the block is left: then Ctrl-C, half a minute, and nothing may be left. The
+    block may kill it."""
+    port = port or free_port()
     log = folder / f"{module}.log"
-    with log.open("w") as said:
+    with log.open("a") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, "--port", str(port)],
             cwd=REPOSITORY,
@@ -148,38 +158,29 @@ def running(
     made = Running(process, port, home, log)
     try:
         yield made
-        sessions = {os.getsid(child.id) for child in _family(process.pid)} | {process.pid}
-        deadline = time.monotonic() + 30
+        sessions = made.sessions()
         process.send_signal(signal.SIGINT)
         process.wait(30)
-        # What Spark's JVM has started ends by itself a moment after it.
-        while (left := [one for session in sessions for one in in_session(session)]) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert left == [], f"processes were left behind: {[(one.id, one.parent, one.command[:200]) for one in left]}"
+        assert_gone(sessions)
     finally:
         family = _family(process.pid)
         process.kill()
-        kill([one.id for one in family])
+        kill(family)
         process.wait()
 
 
-def _family(process_id: int) -> list[Any]:
+def assert_gone(sessions: Collection[int], seconds: float = 30) -> None:
+    """Nothing of these sessions is left, or within so many seconds: what Spark's JVM has started ends a moment after it."""
+    deadline = time.monotonic() + seconds
+    while left := [one for session in sessions for one in in_session(session)]:
+        said = [(one.id, one.parent, one.command[:200]) for one in left]
+        assert time.monotonic() < deadline, f"processes were left behind: {said}"
+        time.sleep(0.2)
+
+
+def _family(process_id: int) -> list[int]:
     """All that descends from a process, as long as its parents live."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(stat[1]) == process_id:
-                    found += [_Descendant(int(entry.name)), *_family(int(entry.name))]
-            except OSError:
-                continue
-    return found
-
-
-@dataclass(frozen=True)
-class _Descendant:
-    id: int
+    return [one for child in children_of(process_id) for one in (child.id, *_family(child.id))]
 
 
 def free_port() -> int:

@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
+from pipelines.flights.job import Places
 from pipelines.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
-from tests.assets.running import REPOSITORY, Running, running
+from tests.assets.running import REPOSITORY, Running, assert_gone, running
 from tests.checkpoints import Checkpoint
+from tests.faults.final_state import examine
+from tests.faults.processes import children_of
+from tests.pipelines.test_flights_job import batches_of_a_run
 
 
 @pytest.fixture
@@ -118,22 +123,33 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(configurat
     assert not (tmp_path / "home").exists()
 
 
+_COMMANDS = {"webserver": "dagster_webserver", "daemon": "dagster._daemon", "code server": "\0grpc\0"}
+
+
 def process_ids(platform: Running) -> dict[str, int]:
     """The children of the platform by what they are."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            command = (entry / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(stat[1]) == platform.process.pid:
-            for name, part in {"code": "grpc", "web": "dagster_webserver", "daemon": "_daemon"}.items():
-                if part in command:
-                    found[name] = int(entry.name)
-    return found
+    children = children_of(platform.process.pid)
+    return {name: one.id for one in children for name, part in _COMMANDS.items() if part in one.command}
+
+
+def kill_one(platform: Running, victim: str) -> None:
+    """SIGKILL to one of the three, as soon as all of them are up."""
+    ids = platform.wait_for("its processes", lambda: ids if len(ids := process_ids(platform)) == 3 else None, 180)
+    os.kill(ids[victim], signal.SIGKILL)
+
+
+def maintained_since(platform: Running, at_seconds: float) -> None:
+    """Wait for a run that began after this moment and succeeded."""
+
+    def look() -> bool:
+        return any(run["startTime"] > at_seconds for run in platform.runs(statuses=["SUCCESS"]))
+
+    platform.wait_for("a run that succeeded since", look, 240)
+
+
+def at_work(platform: Running) -> list[dict[str, object]]:
+    """The runs of any job that have begun, or wait, and have not ended."""
+    return platform.runs(None, statuses=["QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING"])
 
 
 @pytest.mark.slow
@@ -141,13 +157,31 @@ def process_ids(platform: Running) -> dict[str, int]:
 def test_whatever_is_killed_maintenance_goes_on(platform: Running, flights: Checkpoint, tmp_path: Path) -> None:
     done = 1
     succeeded(platform, done)
-    for victim in ("web", "daemon", "code") * 2:
-        ids = platform.wait_for("its processes", lambda: ids if len(ids := process_ids(platform)) == 3 else None, 180)
-        os.kill(ids[victim], signal.SIGKILL)
+    for victim in ("webserver", "daemon", "code server") * 2:
+        kill_one(platform, victim)
         flights.grow(4)
         done += 1
         succeeded(platform, done)
-    assert platform.runs(statuses=["STARTED", "STARTING"]) == []
+    platform.wait_for("an end of all runs", lambda: not at_work(platform), 60)
+    flights.assert_right(tmp_path / "host")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_when_the_launcher_is_killed_all_ends_and_the_next_goes_on_at_the_same_port(
+    configuration: Path, flights: Checkpoint, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    arguments = ("--config", str(configuration), "--home", str(home))
+    with running(tmp_path, "pipelines.platform", *arguments, home=home) as first:
+        succeeded(first)
+        sessions = first.sessions()
+        assert len(sessions) == 5, "itself, its guardian, and the three"
+        first.process.kill()
+        assert_gone(sessions)
+    flights.grow(4)
+    with running(tmp_path, "pipelines.platform", *arguments, home=home, port=first.port) as second:
+        succeeded(second, 2)
     flights.assert_right(tmp_path / "host")
 
 
@@ -179,6 +213,71 @@ def holder_of(lock: Path) -> int | None:
         if "->" not in fields and fields[5].endswith(f":{inode}"):
             return int(fields[4])
     return None
+
+
+def killed_run(platform: Running) -> str:
+    """SIGKILL to the process of a run of `maintain_query` that is at work; the run's id."""
+    locks = platform.home / "workers"
+    known = set(locks.iterdir())
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        for lock in set(locks.iterdir()) - known:
+            process_id = holder_of(lock)
+            if process_id is None:
+                continue
+            known.add(lock)
+            # A run is over in a second: it is to stay until Dagster has said what it is.
+            os.kill(process_id, signal.SIGSTOP)
+            if any(run["runId"] == lock.stem for run in platform.runs()):
+                os.kill(process_id, signal.SIGKILL)
+                return lock.stem
+            os.kill(process_id, signal.SIGCONT)
+        time.sleep(0.005)
+    raise AssertionError(f"no run of maintain_query\n{platform.logs()}")
+
+
+def fed_days(folder: Path) -> int:
+    """How many days of flights have departed."""
+    return DeltaTable(folder / "departures").version()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_stuck_and_all_state_is_right(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "flights"
+    home = folder / "dagster"
+    arguments = ("--folder", str(folder))
+    killed = []
+    with running(tmp_path, "pipelines.flights.job", *arguments, home=home) as first:
+        maintained_since(first, 0)
+        for victim in ("run", "webserver", "daemon", "code server") * 2:
+            days = fed_days(folder)
+            if victim == "run":
+                killed.append(killed_run(first))
+            else:
+                kill_one(first, victim)
+            maintained_since(first, time.time())
+            assert fed_days(folder) > days, "flights went on departing"
+        sessions = first.sessions()
+        first.process.kill()
+        assert_gone(sessions)
+    with running(tmp_path, "pipelines.flights.job", *arguments, home=home, port=first.port) as second:
+        maintained_since(second, time.time())
+    days = fed_days(folder) + 2
+    batches_of_a_run(folder, days)
+    configuration = ("--config", str(folder / "statekeeper.toml"))
+    with running(tmp_path, "pipelines.platform", *configuration, "--home", str(home), home=home) as last:
+        last.wait_for("an end of all runs", lambda: not at_work(last), 300)
+        last.launch("flights")
+        maintained_since(last, time.time())
+        for asset in ("snapshot", "lineage", "retention"):
+            assert all(check["success"] for check in last.checks(asset).values()), last.checks(asset)
+        failed = {run["runId"] for run in last.runs(statuses=["FAILURE"])}
+        assert set(killed) <= failed
+    assert examine(Places(folder), days, retained=8).restored_versions > 1
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +36,25 @@ class Process:
 
 def in_session(session: int) -> list[Process]:
     """The processes of a session that still run; one that is dead and only not yet waited for does not count."""
+    return _those(lambda process_id, _: os.getsid(process_id) == session)
+
+
+def children_of(parent: int) -> list[Process]:
+    """The processes that a process has started, and that still run."""
+    return _those(lambda _, found: found == parent)
+
+
+def _those(wanted: Callable[[int, int], bool]) -> list[Process]:
+    """The running processes whose id and whose parent's id are wanted."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if os.getsid(int(entry.name)) != session:
-                continue
-            stat = (entry / "stat").read_text().rpartition(")")[2].split()
-            if stat[0] not in "ZX":
+            state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            if state not in "ZX" and wanted(int(entry.name), int(parent)):
                 command = (entry / "cmdline").read_text(errors="replace")
-                found.append(Process(int(entry.name), int(stat[1]), stat[0], command))
+                found.append(Process(int(entry.name), int(parent), state, command))
     return found
 
 

@@ -5,20 +5,38 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pipelines.children import Children, Command
 from statestore.clock import SystemClock
-from tests.faults.processes import in_session
+from tests.assets.running import REPOSITORY
+from tests.faults.processes import children_of, in_session, kill
 
 SLEEPS = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open('up', 'w'); time.sleep(600)"
 A_PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEPS!r}]).wait()"
+
+A_LAUNCHER = f"""
+import os, sys, time
+from pathlib import Path
+from pipelines.children import Children, Command
+from statestore.clock import SystemClock
+
+folder = Path(sys.argv[1])
+scripts = [{DEAF!r}, {A_PARENT!r}]
+commands = [Command(str(n), [sys.executable, "-c", script], folder / f"{{n}}.log") for n, script in enumerate(scripts)]
+with Children(commands, os.environ, SystemClock()) as running:
+    while True:
+        (folder / "new ids").write_text(" ".join(map(str, running.process_ids().values())))
+        (folder / "new ids").rename(folder / "ids")
+        time.sleep(0.05)
+"""
 
 
 def children(folder: Path, *scripts: str, end_seconds: float = 5.0, after: Path | None = None) -> Children:
@@ -112,3 +130,71 @@ def test_one_that_cannot_be_started_does_not_keep_the_others_from_being_watched(
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: running.process_ids().get("child 1", first) != first)
         assert running.states()["child 0"] == "waiting"
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has started one that hears nothing, and one that has a child."""
+    command = [sys.executable, "-c", A_LAUNCHER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) as process:
+        yield process
+        process.kill()
+    kill([one.id for leader in ids_in(tmp_path) for one in in_session(leader)])
+
+
+def ids_in(folder: Path) -> list[int]:
+    """Whom the launcher says to have started."""
+    return [int(one) for one in (folder / "ids").read_text().split()] if (folder / "ids").exists() else []
+
+
+def all_of(folder: Path) -> list[int]:
+    """Both that the launcher has started, when the second has its child."""
+    wait_for(lambda: len(ids_in(folder)) == 2 and len(in_session(ids_in(folder)[1])) == 2 and (folder / "up").exists())
+    return ids_in(folder)
+
+
+def guardian_of(launcher: subprocess.Popen[bytes]) -> int:
+    (found,) = [one.id for one in children_of(launcher.pid) if "guardian" in one.command]
+    return found
+
+
+def test_they_end_when_their_launcher_is_killed_and_what_they_started_ends_too(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    ids = all_of(tmp_path)
+    guardian = guardian_of(launcher)
+    launcher.kill()
+    wait_for(lambda: all(is_gone(one) for one in (*ids, guardian)))
+
+
+def test_a_guardian_that_was_killed_is_followed_by_one_that_knows_the_same(
+    launcher: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    ids = all_of(tmp_path)
+    first = guardian_of(launcher)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: any("guardian" in one.command and one.id != first for one in children_of(launcher.pid)))
+    assert all_of(tmp_path) == ids, "nobody was started again for it"
+    launcher.kill()
+    wait_for(lambda: all(is_gone(one) for one in ids))
+
+
+def test_one_that_is_killed_before_it_has_written_down_whom_it_started_leaves_nobody(tmp_path: Path) -> None:
+    """The launcher dies in the same moment in which it starts a child."""
+    script = """
+import os, signal, subprocess
+from pipelines.guardian import Guardian
+
+guardian = Guardian()
+slow = ["/bin/sh", "-c", 'echo $$ > started; sleep 1; exec "$@"', "slow"]
+command = [*slow, *guardian.announced(["/bin/sleep", "600"])]
+subprocess.Popen(command, stdin=guardian.stand([]), start_new_session=True)
+while not (os.path.exists("started") and os.path.getsize("started")):
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=False)
+    process_id = int((tmp_path / "started").read_text())
+    assert not is_gone(process_id)
+    wait_for(lambda: is_gone(process_id))
