@@ -1,6 +1,6 @@
 """Dagster beside a job: the code server, the webserver and the daemon, below one folder.
 
-    <home>/dagster.yaml      a copy of the repository's
+    <home>/dagster.yaml      a copy of the repository's, made once, then its owner's to change
     <home>/workspace.yaml    where the code server listens
     <home>/said/             what each process says; never <home>/logs, which Dagster's telemetry takes for its own
     <home>/history, storage, schedules    Dagster's own; can be deleted, nothing but history is lost
@@ -79,7 +79,7 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
     config.load(configuration)
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_REPOSITORY / "dagster.yaml", home / "dagster.yaml")
+    _configure(home / "dagster.yaml")
     # A socket's path may have a hundred characters, a home's more.
     with tempfile.TemporaryDirectory(prefix="statekeeper-") as short:
         listens = Path(short) / "code"
@@ -88,6 +88,14 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
         environment = _environment(home, configuration.resolve(), health_cron)
         with Children(_commands(listens, workspace, home / LOGS, port), environment, SystemClock()) as children:
             yield Platform(f"http://{HOST}:{port}", children)
+
+
+def _configure(path: Path) -> None:
+    """Dagster's configuration: ours where there is none. Whole or not at all, since half of one would stay."""
+    if not path.exists():
+        new = path.with_suffix(".new")
+        shutil.copyfile(_REPOSITORY / "dagster.yaml", new)
+        new.replace(path)
 
 
 def _commands(listens: Path, workspace: Path, logs: Path, port: int) -> list[Command]:

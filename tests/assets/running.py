@@ -118,6 +118,16 @@ class Running:
         assert told["launchRun"]["__typename"] == "LaunchRunSuccess", told
 
 
+def succeeded(platform: Running, at_least: int = 1) -> list[dict[str, Any]]:
+    """So many runs of `maintain_query` that succeeded, newest first, as soon as there are so many."""
+
+    def look() -> list[dict[str, Any]] | None:
+        runs = platform.runs(statuses=["SUCCESS"])
+        return runs if len(runs) >= at_least else None
+
+    return platform.wait_for(f"{at_least} runs that succeeded", look, 150)
+
+
 def _figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in entries:

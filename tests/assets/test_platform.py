@@ -19,7 +19,7 @@ from pipelines.flights.job import Places
 from pipelines.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
-from tests.assets.running import REPOSITORY, Running, assert_gone, running
+from tests.assets.running import REPOSITORY, Running, assert_gone, running, succeeded
 from tests.checkpoints import Checkpoint
 from tests.faults.final_state import examine
 from tests.faults.processes import children_of
@@ -37,14 +37,6 @@ def platform(configuration: Path, tmp_path: Path) -> Iterator[Running]:
         environment={"STATEKEEPER_HEALTH_CRON": "* * * * *"},
     ) as made:
         yield made
-
-
-def succeeded(platform: Running, at_least: int = 1) -> list[dict[str, object]]:
-    def look() -> list[dict[str, object]] | None:
-        runs = platform.runs(statuses=["SUCCESS"])
-        return runs if len(runs) >= at_least else None
-
-    return platform.wait_for(f"{at_least} runs that succeeded", look, 150)
 
 
 def is_green(platform: Running, check: str, green: bool) -> str:
@@ -75,6 +67,7 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
     )
 
     assert sorted(log.stem for log in (platform.home / LOGS).iterdir()) == ["code-server", "daemon", "webserver"]
+    assert (platform.home / "dagster.yaml").read_text() == (REPOSITORY / "dagster.yaml").read_text()
     assert not (platform.home / ".logs_queue").exists(), "Dagster's telemetry has taken logs to send them away"
 
     flights.grow(5)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from assets.partitions import QUERY_SET
-from tests.assets.running import REPOSITORY, free_port
+from statestore.format import names
+from statestore.storage import open_storage
+from tests.assets.running import REPOSITORY, free_port, running, succeeded
 from tests.assets.test_maintain_query import checks, maintained, shown
 from tests.checkpoints import Checkpoint
+from tests.s3_server import S3Server
 
 _PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+
+_NUMBERS = itertools.count(1)
 
 pytestmark = pytest.mark.skipif(not _PLACES, reason="no Postgres here: apt-get install postgresql")
 
@@ -36,41 +42,50 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
+def run(folder: Path, tool: str, *arguments: str) -> None:
+    """One of Postgres' own commands."""
+    command = as_postgres(str(_PLACES[0] / tool), *arguments)
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, timeout=120)
+
+
 @pytest.fixture(scope="module")
 def postgres(folder: Path) -> Iterator[int]:
-    """The port of a fresh server on 127.0.0.1, with the user `dagster` and a database of that name."""
+    """The port of a fresh server on 127.0.0.1, with the user `dagster`."""
     if os.geteuid() == 0:
         shutil.chown(folder, pwd.getpwnam("postgres").pw_uid)
-    tools, data, port = _PLACES[0], folder / "data", free_port()
-
-    def run(*command: str) -> None:
-        subprocess.run(as_postgres(*command), check=True, capture_output=True, cwd=folder, timeout=120)
-
-    run(str(tools / "initdb"), "-D", str(data), "-U", "dagster", "--auth=trust", "--no-sync")
+    data, port = folder / "data", free_port()
+    run(folder, "initdb", "-D", str(data), "-U", "dagster", "--auth=trust", "--no-sync")
     how = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-    run(str(tools / "pg_ctl"), "-D", str(data), "-l", str(folder / "log"), "-o", how, "-w", "start")
-    try:
-        run(str(tools / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "dagster", "dagster")
-        yield port
-    finally:
-        run(str(tools / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+    run(folder, "pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", how, "-w", "start")
+    yield port
+    run(folder, "pg_ctl", "-D", str(data), "-m", "immediate", "stop")
 
 
 @pytest.fixture
-def home(postgres: int, tmp_path: Path) -> Path:
-    """A DAGSTER_HOME as the docs describe it."""
-    folder = tmp_path / "home"
-    folder.mkdir()
-    storage = (
-        "storage:\n  postgres:\n    postgres_db: {scheme: postgresql+psycopg2, hostname: 127.0.0.1, "
-        f"port: {postgres}, username: dagster, password: '', db_name: dagster}}\n"
-    )
-    (folder / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text() + storage)
-    return folder
+def home(folder: Path, postgres: int, tmp_path: Path) -> Path:
+    """A DAGSTER_HOME as docs/platform.md describes it, with a database of its own."""
+    database = f"dagster_{next(_NUMBERS)}"
+    run(folder, "createdb", "-h", "127.0.0.1", "-p", str(postgres), "-U", "dagster", database)
+    described = (REPOSITORY / "docs" / "platform.md").read_text().partition("## Postgres")[2]
+    storage = described.partition("```yaml\n")[2].partition("```")[0]
+    storage = storage.replace("db_name: dagster", f"db_name: {database}").replace("port: 5432", f"port: {postgres}")
+    made = tmp_path / "home"
+    made.mkdir()
+    (made / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text() + storage)
+    return made
+
+
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """What the described configuration takes from the environment; it is there."""
+    found = {"STATEKEEPER_PG_HOST": "127.0.0.1", "STATEKEEPER_PG_USER": "dagster", "STATEKEEPER_PG_PASSWORD": "a word"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
 
 
 def test_a_run_is_recorded_in_postgres_and_does_the_same(
-    home: Path, definitions: dg.Definitions, flights: Checkpoint
+    home: Path, login: Mapping[str, str], definitions: dg.Definitions, flights: Checkpoint
 ) -> None:
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.add_dynamic_partitions(QUERY_SET, ["flights"])
@@ -79,10 +94,15 @@ def test_a_run_is_recorded_in_postgres_and_does_the_same(
         assert shown(result, "snapshot")["longest_tail_after"] == 0
         assert all(check.passed for check in checks(result).values())
         assert instance.get_materialized_partitions(dg.AssetKey("retention")) == {"flights"}
-    assert not (home / "history").exists(), "nothing of it went to SQLite"
+    assert sqlite_files(home) == []
 
 
-def test_the_daemons_instance_accepts_the_configuration(home: Path) -> None:
+def sqlite_files(home: Path) -> list[Path]:
+    """Where Dagster would have put what should have gone to Postgres."""
+    return list(home.rglob("*.db"))
+
+
+def test_the_daemons_instance_accepts_the_configuration(home: Path, login: Mapping[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dagster", "instance", "info"],
         env={**os.environ, "DAGSTER_HOME": str(home)},
@@ -93,3 +113,36 @@ def test_the_daemons_instance_accepts_the_configuration(home: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "PostgresRunStorage" in done.stdout
+
+
+@pytest.mark.timeout(420)
+def test_all_of_it_runs_with_history_in_postgres_and_a_root_in_a_bucket(
+    home: Path, login: Mapping[str, str], s3_server: S3Server, tmp_path: Path
+) -> None:
+    url = f"s3://{s3_server.make_bucket()}/flights/state"
+    options = ", ".join(f'{name} = "{value}"' for name, value in s3_server.options.items())
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text(
+        "[defaults]\nsnapshot = { changelogs = 4 }\nretention = { versions = 3, grace = '0s' }\n"
+        f'[roots.flights]\nurl = "{url}"\nstorage = {{ {options} }}\n'
+    )
+    flights = Checkpoint(open_storage(url, options=s3_server.options), tmp_path / "job")
+    flights.grow(9)
+    configured = (home / "dagster.yaml").read_text()
+    arguments = ("--config", str(configuration), "--home", str(home))
+    with running(tmp_path, "pipelines.platform", *arguments, home=home) as platform:
+        (first,) = succeeded(platform)
+        assert first["tags"]["dagster/sensor_name"] == "changelog_tail", "nobody asked for it but the sensor"
+        (snapshot,) = platform.materializations("snapshot")
+        assert (snapshot["longest_tail_before"], snapshot["longest_tail_after"]) == (9, 0)
+        flights.grow(5)
+        before = {entry.path for entry in flights.storage.list(names.STATE)}
+        succeeded(platform, 2)
+        retention = platform.materializations("retention")[0]
+        assert retention["deleted_files"] == retention["planned_files"] > 0
+        assert before - {entry.path for entry in flights.storage.list(names.STATE)}
+        for asset in ("snapshot", "lineage", "retention"):
+            assert all(check["success"] for check in platform.checks(asset).values()), platform.checks(asset)
+    flights.assert_right(tmp_path / "host")
+    assert (home / "dagster.yaml").read_text() == configured, "it is its owner's"
+    assert sqlite_files(home) == []
