@@ -23,7 +23,7 @@ class OpenedQuery:
 class Fleet(dg.ConfigurableResource):
     """Reads the configuration anew each time: a changed policy holds from the next run on.
 
-    Storages are opened by who uses them, never kept: a client of S3 belongs to one process.
+    Storages are opened by who uses them, never kept: those on S3 share a client for as long as the process lives.
     """
 
     config_file: str

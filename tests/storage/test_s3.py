@@ -11,6 +11,7 @@ import pytest
 
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, StorageError
 from statestore.storage import Created, RequestCounts, Storage, open_storage
+from statestore.storage.s3 import S3Storage
 from tests.s3_server import S3Server, Wire
 from tests.storage.clocks import SleeplessClock
 
@@ -238,6 +239,53 @@ def test_refused_credentials_are_told_from_missing_objects(storage: Storage, str
     for act in (lambda: storage.read("name"), lambda: storage.stat("name"), lambda: storage.create("name", b"")):
         with pytest.raises(AccessDenied, match="correct the credentials"):
             act()
+
+
+def test_roots_with_the_same_options_share_a_client_and_others_do_not(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def client(root: str, **options: str) -> object:
+        opened = open_storage(f"s3://{bucket}/{root}", options={**s3_server.options, **options})
+        assert isinstance(opened, S3Storage)
+        return opened._connection
+
+    assert client("one") is client("two")
+    assert client("one") is not client("one", region="eu-central-1")
+    before = client("one")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a token")
+    assert client("one") is not before
+
+
+@pytest.mark.usefixtures("no_credentials")
+def test_credentials_that_were_renewed_in_their_file_are_taken_by_who_opens_the_root_again(
+    storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    storage.create("name", b"bytes")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    options = {"endpoint_url": s3_server.endpoint, "region": "us-east-1"}
+    with pytest.raises(AccessDenied):
+        open_storage(f"s3://{bucket}/root", options=options).read("name")
+    file.write_text("[default]\naws_access_key_id = a-key\naws_secret_access_key = a-secret\n")
+    assert open_storage(f"s3://{bucket}/root", options=options).read("name") == b"bytes"
+
+
+def test_a_forked_process_opens_a_client_of_its_own(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    storage.create("name", b"bytes")
+    script = f"""
+import os
+from statestore.storage import open_storage
+def read():
+    return open_storage("s3://{bucket}/root", options={s3_server.options}).read("name")
+assert read() == b"bytes"
+child = os.fork()
+if child:
+    assert read() == b"bytes"
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0 if read() == b"bytes" else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_local_root_does_not_load_the_s3_client() -> None:
