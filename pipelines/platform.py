@@ -33,6 +33,7 @@ from statestore.maintenance import config
 
 HOST = "127.0.0.1"
 PORT = 3000
+_LOOK_SECONDS = 1.0
 LOGS = "said"
 """Below a home: where the logs are."""
 
@@ -53,6 +54,11 @@ class Platform:
         """For the status in the terminal."""
         odd = ", ".join(f"{name} {state}" for name, state in self.children.states().items() if state != "up")
         return [("Dagster", f"{self.url} ({odd})" if odd else self.url)]
+
+    def troubles(self) -> str:
+        """Which processes are down or had to be started again; "" when all is well."""
+        states = self.children.states().items()
+        return ", ".join(f"{name} {state}" for name, state in states if state not in ("up", "waiting"))
 
 
 def require_port(port: int) -> None:
@@ -137,7 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with started(chosen.home, chosen.config, port=chosen.port) as platform:
             console.print(f"Dagster: {platform.url}, logs in {chosen.home / LOGS}; Ctrl-C ends it")
-            stop.wait()
+            told = ""
+            while not stop.wait(_LOOK_SECONDS):
+                if (troubles := platform.troubles()) != told:
+                    console.print(troubles, highlight=False, soft_wrap=True)
+                    told = troubles
             console.print("ending Dagster")
     except StatekeeperError as error:
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)

@@ -116,6 +116,19 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(configurat
     assert not (tmp_path / "home").exists()
 
 
+def test_a_configuration_of_ones_own_that_dagster_refuses_is_left_alone_and_who_does_not_start_is_told(
+    configuration: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("storage: {no such: storage}\n")
+    arguments = ("--config", str(configuration), "--home", str(home))
+    with running(tmp_path, "pipelines.platform", *arguments, home=home) as platform:
+        platform.wait_for("a word of it", lambda: "daemon down" in platform.log.read_text(), 120)
+        assert "no such" in (home / LOGS / "daemon.log").read_text()
+    assert (home / "dagster.yaml").read_text() == "storage: {no such: storage}\n"
+
+
 _COMMANDS = {"webserver": "dagster_webserver", "daemon": "dagster._daemon", "code server": "\0grpc\0"}
 
 
