@@ -273,7 +273,7 @@ def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_s
     with running(tmp_path, "pipelines.flights.job", *arguments, home=home, port=first.port) as second:
         maintained_since(second, time.time())
     days = fed_days(folder) + 2
-    batches_of_a_run(folder, days)
+    batches_of_a_run(folder, days, seconds=400)
     configuration = ("--config", str(folder / "statekeeper.toml"))
     with running(tmp_path, "pipelines.platform", *configuration, "--home", str(home), home=home) as last:
         last.wait_for("an end of all runs", lambda: not at_work(last), 300)
