@@ -223,23 +223,20 @@ def holder_of(lock: Path) -> int | None:
 
 def killed_run(platform: Running) -> str:
     """SIGKILL to the process of a run of `maintain_query` that is at work; the run's id."""
-    locks = platform.home / "workers"
-    known = set(locks.iterdir())
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        for lock in set(locks.iterdir()) - known:
-            process_id = holder_of(lock)
-            if process_id is None:
-                continue
-            known.add(lock)
-            # A run is over in a second: it is to stay until Dagster has said what it is.
-            os.kill(process_id, signal.SIGSTOP)
-            if any(run["runId"] == lock.stem for run in platform.runs()):
+
+    def waiting() -> str | None:
+        return next((run["runId"] for run in platform.runs(statuses=["QUEUED", "STARTING"])), None)
+
+    while True:
+        run_id: str = platform.wait_for("a run that waits to begin", waiting, 240)
+        lock = platform.home / "workers" / f"{run_id}.lock"
+        deadline = time.monotonic() + 60
+        # From here on it takes seconds to begin, and then it is over in one: what Dagster says would come too late.
+        while time.monotonic() < deadline:
+            if lock.exists() and (process_id := holder_of(lock)) is not None:
                 os.kill(process_id, signal.SIGKILL)
-                return lock.stem
-            os.kill(process_id, signal.SIGCONT)
-        time.sleep(0.005)
-    raise AssertionError(f"no run of maintain_query\n{platform.logs()}")
+                return run_id
+            time.sleep(0.005)
 
 
 def fed_days(folder: Path) -> int:
