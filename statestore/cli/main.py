@@ -11,6 +11,7 @@ from statestore.cli.common import Verbs, config_option
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
+from statestore.cli.repair import repair
 from statestore.cli.snapshot import snapshot
 
 
@@ -25,5 +26,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, snapshot, gc, lease):
+for verb in (inspect, audit, snapshot, gc, repair, lease):
     main.add_command(verb)

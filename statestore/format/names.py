@@ -18,6 +18,7 @@
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
         retained.json           what the last retention pass found
+        aside/<run>/<path>      what a repair has taken away or changed, as it was
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -40,6 +41,7 @@ LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
 RETAINED = f"{CONTROL}/retained.json"
+ASIDE = f"{CONTROL}/aside"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
@@ -247,6 +249,11 @@ def parse_lease(name: str) -> int | None:
     """The epoch of a file name in `lease/`; None for another name."""
     match = _LEASE.fullmatch(name)
     return int(match["epoch"]) if match else None
+
+
+def aside(run: str, path: str) -> str:
+    """Where a repair keeps what was at a path."""
+    return f"{ASIDE}/{run}/{path}"
 
 
 def deleting(run: str) -> str:

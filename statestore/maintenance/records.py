@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from statestore.errors import StatekeeperError
+from statestore.maintenance.repair import PutAside, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 
@@ -74,3 +75,9 @@ def of_deleted(step: Deleted) -> Record:
         "spared": list(step.spared),
         "detail": step.detail,
     }
+
+
+def of_repair(action: Rewrite | PutAside) -> Record:
+    """What becomes of one file that is in Spark's way."""
+    what = {"rewrite": action.path, "header": action.header} if isinstance(action, Rewrite) else {"aside": action.path}
+    return {**what, "reason": action.why.name.lower(), "explained": action.why.value}

@@ -9,9 +9,11 @@ from pathlib import Path
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
 from statestore.maintenance import lease, records, retention, snapshot
+from statestore.maintenance import repair as repairs
 from statestore.maintenance.history import History
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
+from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
 from statestore.maintenance.retention import Deleted, Gathered, RetentionPlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.storage import Storage
@@ -80,6 +82,34 @@ def take_snapshots(
             clock=clock,
             ids=ids,
         )
+
+
+def repair(
+    storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock
+) -> Iterator[Rewrite | PutAside]:
+    """Do what a repair plans, and say after each file what was done. Raises as `repairs.execute`, and `RootHeld`."""
+    with (
+        lease.held(storage, "repair", run=run, holder=holder, clock=clock) as held,
+        recorded(storage, "repair", run, map(records.of_repair, planned.actions), clock) as done,
+    ):
+        for action in repairs.execute(storage, planned, run=run):
+            done.append(records.of_repair(action))
+            held.beat()
+            held.require()
+            yield action
+
+
+def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: Clock) -> Iterator[str]:
+    """Take a repair back, and say after each file which it was. Raises as `repairs.undo`, and `RootHeld`."""
+    with (
+        lease.held(storage, "repair", run=run, holder=holder, clock=clock) as held,
+        recorded(storage, "repair", run, [{"undo": undone}], clock) as done,
+    ):
+        for path in repairs.undo(storage, undone):
+            done.append({"put_back": path})
+            held.beat()
+            held.require()
+            yield path
 
 
 def delete(

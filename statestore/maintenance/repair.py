@@ -1,0 +1,207 @@
+"""Rescues of checkpoints from which Spark does not start, or would start wrongly: planned, applied, and taken back.
+
+    gather(storage)  ->  Gathered  ->  plan(gathered, spark)  ->  RepairPlan  ->  execute(storage, plan, run)
+                                                                                  undo(storage, run)
+
+What is changed or taken away is put aside first, below `_statekeeper/aside/<run>/`, under the path that it had. Two
+rescues need nothing of the kind: a query that died at the lineage ceiling, and one whose presumed snapshot is gone, go on
+from a snapshot at their head.
+
+All of it is for a query that is stopped: who calls has to make sure of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from statestore import catalog
+from statestore.catalog import Heads, StoreFiles
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import encode_snapshot, read_snapshot
+from statestore.storage import Storage, at_once, read_or_none
+
+
+class Spark(Enum):
+    """The Spark that is going to go on from the checkpoint, and the header that it wants in snapshots of structure V2."""
+
+    V4_0 = "4.0"
+    V4_1 = "4.1"
+    V4_2 = "4.2"
+    V4_3 = "4.3"
+
+    @property
+    def header(self) -> str:
+        """4.0 writes and reads its own; the others refuse it (`Expected v1, but found v2`), as it does theirs."""
+        return "v2" if self is Spark.V4_0 else "v1"
+
+
+class Why(Enum):
+    """Why a file is in the way."""
+
+    HEADER = "the header of its metadata is not the one that this Spark reads"
+    DEAD_TIME_LINE = "of batches that were taken back: the query would come upon it when it gets there again"
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Give a snapshot another header."""
+
+    path: str
+    header: str
+    why: Why = Why.HEADER
+
+
+@dataclass(frozen=True)
+class PutAside:
+    """Take a file out of Spark's way."""
+
+    path: str
+    why: Why = Why.DEAD_TIME_LINE
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path."""
+
+    heads: Heads | None
+    files: Mapping[StorePath, StoreFiles]
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """What is to be done, in order. `asks`: what a person has to say before it can be told what else is."""
+
+    actions: tuple[Rewrite | PutAside, ...]
+    asks: str | None = None
+
+
+def gather(storage: Storage) -> Gathered:
+    """The facts. One listing of `state/`, the newest commit, and one request for each snapshot of structure V2.
+
+    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    heads = catalog.heads(storage)
+    files = catalog.files(storage)
+    headers: dict[str, str] = {}
+
+    def look(path: str) -> None:
+        # What cannot be read is the audit's finding: a new header does not mend it.
+        try:
+            headers[path] = read_snapshot(storage.read(path), path).metadata.header
+        except (CorruptFile, ObjectMissing, UnknownFormatVersion):
+            return
+
+    if heads is not None:
+        head = heads.batch + 1
+        of_v2 = (
+            store.snapshot(version)
+            for store, of_store in files.items()
+            for version in of_store.snapshots
+            if version.id is not None and version.version <= head
+        )
+        at_once(look, list(of_v2))
+    return Gathered(heads, files, headers)
+
+
+def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
+    """What is in the way of the Spark that is going to go on; None when nobody has said which one. Pure."""
+    if gathered.heads is None:
+        return RepairPlan(())
+    aside = [PutAside(path) for path in sorted(_dead(gathered))]
+    asks = None
+    rewritten: list[Rewrite] = []
+    if spark is not None:
+        wrong = sorted(path for path, header in gathered.headers.items() if header != spark.header)
+        rewritten = [Rewrite(path, spark.header) for path in wrong]
+    elif "v2" in gathered.headers.values():
+        asks = "there are snapshots as Spark 4.0 writes them, which later ones refuse: --for-spark says which goes on"
+    return RepairPlan((*aside, *rewritten), asks)
+
+
+def _dead(gathered: Gathered) -> Iterator[str]:
+    """Files of versions that no commit names, and that an attempt which died cannot have left either: Spark begins no
+    batch before the one before it is committed."""
+    heads = gathered.heads
+    assert heads is not None
+    for store, files in gathered.files.items():
+        head = heads.heads.get(store)
+        if head is None:
+            continue
+        paths = [store.changelog(v) for v in files.changelogs if v.version > head.version + 1]
+        paths += [store.snapshot(v) for v in files.snapshots if v.version > _newest_harmless(head)]
+        sidecars = {entry.path for entry in files.others}
+        for path in paths:
+            yield path
+            if f"{path}{names.SIDECAR}" in sidecars:
+                yield f"{path}{names.SIDECAR}"
+
+
+def _newest_harmless(head: VersionId) -> int:
+    # In structure V1 a load takes the newest snapshot by its number, also one of an attempt that never committed.
+    return head.version if head.id is None else head.version + 1
+
+
+def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewrite | PutAside]:
+    """Do what the plan says, and tell after each file what was done.
+
+    *Guarantee*: each file is put aside before it is touched, so that a crash at any request loses nothing: what is left is
+    in the next plan, and `undo` takes back what was done. Raises `CorruptFile`, `ObjectMissing`, `StorageError`.
+    """
+    for action in planned.actions:
+        body = storage.read(action.path)
+        storage.create(names.aside(run, action.path), body)
+        if isinstance(action, Rewrite):
+            snapshot = read_snapshot(body, action.path)
+            metadata = replace(snapshot.metadata, header=action.header)
+            # A checksum beside it would be that of the old bytes; without one Spark reads the file unchecked.
+            sidecar = f"{action.path}{names.SIDECAR}"
+            if (checksum := read_or_none(storage, sidecar)) is not None:
+                storage.create(names.aside(run, sidecar), checksum)
+                storage.delete([sidecar])
+            storage.replace(action.path, encode_snapshot(replace(snapshot, metadata=metadata)))
+        else:
+            storage.delete([action.path])
+        yield action
+
+
+def undo(storage: Storage, run: str) -> Iterator[str]:
+    """Put back what a run has put aside, and tell after each file which it was. Raises `StorageError`; `RefusedAsUnsafe`
+    when the run is not known, or when something else has been written since where a file was taken away."""
+    folder = names.aside(run, "")
+    aside = [entry.path for entry in storage.list(folder.rstrip("/"))]
+    if not aside:
+        raise RefusedAsUnsafe(f"nothing is put aside by run {run}", path=storage.url, hint="`--undo` takes a run's id")
+    for path in aside:
+        original = path.removeprefix(folder)
+        body = storage.read(path)
+        if _is_rewritten(storage, original, body):
+            storage.replace(original, body)
+        else:
+            _create_again(storage, original, body)
+        storage.delete([path])
+        yield original
+
+
+def _is_rewritten(storage: Storage, path: str, before: bytes) -> bool:
+    """Whether what stands there now is the same snapshot with another header."""
+    now = read_or_none(storage, path)
+    if now is None or now == before or not path.endswith(".zip"):
+        return False
+    old, new = read_snapshot(before, path), read_snapshot(now, path)
+    return replace(new.metadata, header=old.metadata.header) == old.metadata and new.files == old.files
+
+
+def _create_again(storage: Storage, path: str, body: bytes) -> None:
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        raise RefusedAsUnsafe(
+            "was written again since it was put aside: what was put aside stays there",
+            path=path,
+            hint="the query has gone on; to go back all the same, delete the file and run this again",
+        ) from error
