@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -272,8 +272,8 @@ def configured(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
-def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[str]]:
-    """All that Spark's own reader shows: by operator, store, state variable; rows as text, with their partition."""
+def views(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[Row]]:
+    """All that Spark's own reader shows of the state, newest unless a batch is named: the rows of each view."""
     session = query.spark.newSession()
     for name, value in {**query.confs, "spark.sql.session.timeZone": "UTC"}.items():
         session.conf.set(name, value)
@@ -284,6 +284,11 @@ def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[
         reader = session.read.format("statestore").options(**options)
         if batch is not None:
             reader = reader.option("batchId", batch)
-        rows = map(str, reader.load(str(query.checkpoint)).collect())
-        found[str(options)] = Counter(_EXPIRES.sub("", row) for row in rows)
+        found[str(options)] = reader.load(str(query.checkpoint)).collect()
     return found
+
+
+def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[str]]:
+    """The same as text that can be compared: without what depends on the time of day."""
+    shown = views(query, batch=batch)
+    return {view: Counter(_EXPIRES.sub("", str(row)) for row in found) for view, found in shown.items()}
