@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from statestore.format import names
 from statestore.lineage import BaseKind
 from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
+from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.snapshot import Gathered, StoreFacts
 
 
@@ -29,7 +31,8 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> None:
         _show_lineage(root, lineage, output)
         return
     gathered = snapshots.gather(root.storage, at_head=True)
-    output.show(_facts_object(gathered), lambda console: _print_facts(console, gathered))
+    found = advice(root.storage, gathered)
+    output.show(_facts_object(gathered, found), lambda console: _print_facts(console, gathered, found))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
 
@@ -51,7 +54,7 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     )
 
 
-def _facts_object(gathered: Gathered) -> dict[str, Any]:
+def _facts_object(gathered: Gathered, found: Sequence[Advice]) -> dict[str, Any]:
     """What `inspect` found."""
     batch = gathered.batch
     return {
@@ -59,6 +62,7 @@ def _facts_object(gathered: Gathered) -> dict[str, Any]:
         "version": None if batch is None else batch + 1,
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, fact) for fact in gathered.stores],
+        "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
     }
 
 
@@ -78,7 +82,7 @@ def _fact_object(gathered: Gathered, fact: StoreFacts) -> dict[str, Any]:
     }
 
 
-def _print_facts(console: Console, gathered: Gathered) -> None:
+def _print_facts(console: Console, gathered: Gathered, found: Sequence[Advice]) -> None:
     """The stores with the longest tails, and what is wrong with which."""
     facts = gathered.stores
     debt = sum(gathered.restore_seconds(fact) for fact in facts)
@@ -102,3 +106,7 @@ def _print_facts(console: Console, gathered: Gathered) -> None:
     for fact in worst[: tables.ROWS]:
         if fact.problem:
             console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)
+    for one in found:
+        console.print(tables.plain(f"{one.seen}; the query would do better with"), soft_wrap=True)
+        for name, value in one.confs.items():
+            console.print(tables.plain(f"  {name}={value}"), soft_wrap=True)

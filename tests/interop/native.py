@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 STATE_STORE = "spark.sql.streaming.stateStore."
@@ -209,6 +210,7 @@ class NativeQuery:
         self.folder = folder
         self.checkpoint = folder / "checkpoint"
         self.outputs: dict[int, Counter[str]] = {}
+        self.progress: list[StreamingQueryProgress] = []
         self.operator = operator
         self.confs = {**ONLY_CHANGELOGS, **operator.confs, **confs}
         self.batches = 0
@@ -245,6 +247,7 @@ class NativeQuery:
                 .start()
             )
             query.awaitTermination()
+            self.progress = query.recentProgress
 
     def saved(self, name: str) -> None:
         """Keep the query as it is now."""

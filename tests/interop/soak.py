@@ -1,0 +1,155 @@
+"""Spark runs, and is started again and again, while snapshots are made and files deleted under it.
+
+    python -m tests.interop.soak [--batches 500] [--restarts 5]
+
+For structures V1 and V2, each with changelogs only and with Spark's own snapshots and clean-up beside ours: what each batch
+put out and what the state holds in the end are compared with the same sums made in Python; which snapshots Spark loaded
+at its starts is read from its own metrics, and looked up: those of ours count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from pipelines.session import spark_session
+from statestore import catalog
+from statestore.chain import look_at_snapshot
+from statestore.cli import main as command
+from statestore.format.names import StorePath
+from statestore.storage import Storage, open_storage
+from tests.interop.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
+
+PARTITIONS = 4
+HYBRID = {f"{STATE_STORE}minDeltasForSnapshot": "10", "spark.sql.streaming.minBatchesToRetain": "20"}
+_LOADED = "SnapshotLastUploaded.partition_"
+_RETAINED = "20"
+
+
+@dataclass
+class Maintenance:
+    """Snapshots and deletions, again and again, until the block is left. `failures`: what a verb said that did not work."""
+
+    root: str
+    scratch: str
+    passes: int = 0
+    snapshots: int = 0
+    deleted: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Maintenance:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="maintenance")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _go_on(self) -> None:
+        while not self._end.wait(1.0):
+            before = _zips(open_storage(self.root))
+            self._verb("snapshot", "--changelogs", "5", "--mode", "snapshots", "--scratch", self.scratch)
+            self.snapshots += len(_zips(open_storage(self.root)) - before)
+            told = self._verb("gc", "--retain", _RETAINED, "--grace", "0s", "--mode", "full", "--apply")
+            self.deleted += told.count("deleted")
+            self.passes += 1
+
+    def _verb(self, verb: str, *arguments: str) -> str:
+        done = CliRunner().invoke(command, [verb, self.root, *arguments])
+        # Before the first batch there is no checkpoint; 3: a store has something to say that nobody has to act on at once.
+        if done.exit_code not in (0, 3, 10):
+            self.failures.append(f"{verb}: {done.output.strip()[-500:]}")
+        return done.output
+
+
+def _zips(storage: Storage) -> set[str]:
+    return {entry.path for entry in storage.list("state") if entry.path.endswith(".zip")}
+
+
+def expected(batches: int) -> tuple[dict[int, Counter[str]], Counter[tuple[str, int, int]]]:
+    """What each batch puts out, and what the state holds in the end."""
+    seen: dict[str, list[int]] = {}
+    outputs = {}
+    for batch in range(batches):
+        touched = set()
+        for row in rows(batch).to_pylist():
+            seen.setdefault(row["k"], []).append(row["x"])
+            touched.add(row["k"])
+        outputs[batch] = Counter(f"Row(k={k!r}, n={len(seen[k])}, total={sum(seen[k])})" for k in touched)
+    return outputs, Counter((k, len(x), sum(x)) for k, x in seen.items())
+
+
+def loaded_of_ours(query: NativeQuery, ours: Mapping[tuple[int, int], bool]) -> int:
+    """How many stores began their run from a snapshot of ours, by what Spark's first batch says that it loaded."""
+    metrics = query.progress[0].stateOperators[0].customMetrics
+    loaded = {int(name.removeprefix(_LOADED).split("_")[0]): n for name, n in metrics.items() if _LOADED in name}
+    return sum(ours.get((partition, version), False) for partition, version in loaded.items())
+
+
+def who_made(storage: Storage) -> dict[tuple[int, int], bool]:
+    """By partition and version of each snapshot that there is: whether it is ours."""
+    found = {}
+    for store, files in catalog.files(storage).items():
+        for version in files.snapshots:
+            facts = look_at_snapshot(storage, StorePath(store.operator, store.partition), version, files)
+            found[(store.partition, version.version)] = facts.is_ours
+    return found
+
+
+def soak(spark: SparkSession, folder: Path, confs: Mapping[str, str], batches: int, restarts: int) -> dict[str, int]:
+    """One query; the figures of it. Raises `AssertionError` where something is not as it should be."""
+    confs = {"spark.sql.shuffle.partitions": str(PARTITIONS), **confs}
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], confs)
+    storage = open_storage(str(query.checkpoint))
+    each = -(-batches // (restarts + 1))
+    ours = 0
+    with Maintenance(str(query.checkpoint), str(folder / "scratch")) as maintenance:
+        for run in range(restarts + 1):
+            there = who_made(storage) if run else {}
+            query.run(each)
+            ours += loaded_of_ours(query, there) if run else 0
+    total = each * (restarts + 1)
+    outputs, state = expected(total)
+    assert query.outputs == outputs, "what was put out is not what should have been"
+    [held] = views(query).values()
+    assert Counter((row.key[0], row.value[0], row.value[1]) for row in held) == state, "the state is another"
+    assert not maintenance.failures, maintenance.failures[:3]
+    return {
+        "batches": total,
+        "passes": maintenance.passes,
+        "our snapshots": maintenance.snapshots,
+        "of ours loaded by Spark": ours,
+    }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=500)
+    parser.add_argument("--restarts", type=int, default=5)
+    chosen = parser.parse_args()
+    spark = spark_session("soak", master="local[2]", conf={f"{STATE_STORE}maintenanceInterval": "2s"})
+    loaded = 0
+    for structure in ("1", "2"):
+        for name, confs in {"changelogs only": {}, "hybrid": HYBRID}.items():
+            with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+                figures = soak(spark, Path(folder), {FORMAT: structure, **confs}, chosen.batches, chosen.restarts)
+            loaded += figures["of ours loaded by Spark"]
+            print(f"V{structure}, {name}: {', '.join(f'{n:,} {what}' for what, n in figures.items())}", flush=True)
+    print(f"{loaded} snapshots of ours were loaded by Spark")
+    return 0 if loaded else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
