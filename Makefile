@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate soak interop-matrix pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -55,6 +55,14 @@ SEEDS ?= 1000
 FIRST ?= 0
 simulate: env
 	$(BIN)/python -m tests.faults.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+
+# Half an hour: Spark's own queries run, and are started again, while snapshots are made and files deleted under them
+soak: env
+	$(BIN)/python -m tests.interop.soak $(ARGS)
+
+# Every operator of Spark's in both structures, beside a twin that nobody touched; most of it is not part of make test
+interop-matrix: env .venv/.jars
+	$(BIN)/python -m pytest tests/interop -m "slow or not slow" $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env
