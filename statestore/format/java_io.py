@@ -10,6 +10,7 @@ UTF_LIMIT_BYTES = 65_535
 """The longest text that `writeUTF` takes: its length is an unsigned 16-bit number."""
 
 _INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
 _USHORT = struct.Struct(">H")
 
 
@@ -56,6 +57,10 @@ class Reader:
         piece = self.data[self.position : end]
         self.position = end
         return piece
+
+    def int16(self, what: str) -> int:
+        """A signed 16-bit number."""
+        return int(_SHORT.unpack(self.take(2, what))[0])
 
     def int32(self, what: str) -> int:
         """A signed 32-bit number."""

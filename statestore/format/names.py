@@ -4,8 +4,8 @@
     offsets/<batch>   commits/<batch>          the query's logs
     state/<operator>/_metadata/metadata        which stores the operator has
     state/<operator>/_metadata/v2/<batch>      the same, of operators with column families; from that batch on
-    state/<operator>/0/_metadata/schema        their key and value schemas
-    state/<operator>/_stateSchema/             the same, of operators with column families
+    state/<operator>/0/_metadata/schema        their key and value schemas; of a named store below its own folder
+    state/<operator>/_stateSchema/<store>/     the same, of operators with column families; a file for each change
     state/<operator>/<partition>/              a store
         <version>.changelog     <version>_<id>.changelog         structure V1, V2
         <version>.zip           <version>_<id>.zip
@@ -221,7 +221,17 @@ def parse_operator_metadata(path: str) -> tuple[int, int] | None:
 
 def state_schema(operator: int) -> str:
     """The path of an operator's state schema, version 2 of the file."""
-    return f"{STATE}/{operator}/0/_metadata/schema"
+    return store_schema(operator, DEFAULT_STORE)
+
+
+def store_schema(operator: int, store: str) -> str:
+    """The path of the schema of one of an operator's stores, which holds for all partitions; version 2 of the file."""
+    return f"{StorePath(operator, 0, store).folder}/_metadata/schema"
+
+
+def family_schemas(operator: int, store: str, file: str) -> str:
+    """The path of the schemas of a store's column families; version 3 of the file."""
+    return f"{STATE}/{operator}/_stateSchema/{store}/{file}"
 
 
 def later_schema(batch: int) -> str:

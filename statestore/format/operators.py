@@ -2,6 +2,7 @@
 
 state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, ...}]}
 state/<op>/_metadata/v2/<batch>   v2, the same with operatorPropertiesJson, and stateSchemaFilePaths for each store
+                                  (absolute, so of no use but for their names: `families` reads the files)
 state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
 """
 
@@ -11,12 +12,14 @@ import json
 import re
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.java_io import Reader, utf
 from statestore.format.untrusted import BAD_VALUES
 
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
+_SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
 halves, cuts at twice as many; its reader joins pieces of any length."""
@@ -24,11 +27,12 @@ halves, cuts at twice as many; its reader joins pieces of any length."""
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """One store of an operator."""
+    """One store of an operator. `schema_files`: the names of the files that describe its column families, oldest first."""
 
     name: str
     prefix_columns: int
     partitions: int
+    schema_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         body = json.loads(rest)
         info = body["operatorInfo"]
         stores = tuple(
-            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]))
+            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]), _schema_files(s))
             for s in body["stateStoreInfo"]
         )
         metadata = OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
@@ -70,6 +74,8 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
     for store in metadata.stores:
         if not _STORE_NAME.fullmatch(store.name) or store.partitions < 1 or metadata.operator < 0:
             raise CorruptFile(f"impossible store {store.name!r} with {store.partitions} partitions", path=path)
+        if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
+            raise CorruptFile(f"impossible schema files {store.schema_files} of store {store.name!r}", path=path)
     return metadata
 
 
@@ -84,10 +90,24 @@ def parse_schema(data: bytes, path: str) -> tuple[str, str]:
     version = reader.utf("the version")
     if version != "v2":
         raise UnknownFormatVersion(f"state schema {version[:20]!r}: known is v2", path=path)
-    texts = ["".join(reader.utf("a piece of the schema") for _ in range(_count(reader))) for _ in range(2)]
-    if reader.position != len(data):
-        raise CorruptFile(f"bytes behind the end at {reader.position:,}", path=path)
-    return texts[0], texts[1]
+    key_json, value_json = chunked_text(reader), chunked_text(reader)
+    require_end(reader)
+    return key_json, value_json
+
+
+def chunked_text(reader: Reader) -> str:
+    """A text of any length, as Spark's schema files hold it: how many pieces, and each as `writeUTF` writes it."""
+    return "".join(reader.utf("a piece of the schema") for _ in range(_count(reader)))
+
+
+def require_end(reader: Reader) -> None:
+    """Raises `CorruptFile` when something follows."""
+    if reader.position != len(reader.data):
+        raise CorruptFile(f"bytes behind the end at {reader.position:,}", path=reader.path)
+
+
+def _schema_files(store: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(path).rpartition("/")[2] for path in store.get("stateSchemaFilePaths", ()))
 
 
 def _chunks(text: str) -> bytes:

@@ -31,11 +31,11 @@ def verified(changes: Changes, path: str) -> Changes:
         key = buffer[key_start[place] : key_start[place] + key_length[place]]
         value = buffer[value_start[place] : value_start[place] + max(0, int(value_length[place]))]
         if kind == Kind.DELETE:
-            is_right = len(key) >= _CHECKSUM_BYTES and _checksum(key[_CHECKSUM_BYTES:]) == _INT.unpack_from(key)[0]
+            is_right = len(key) >= _CHECKSUM_BYTES and checksum(key[_CHECKSUM_BYTES:]) == _INT.unpack_from(key)[0]
             key_start[place] += _CHECKSUM_BYTES
             key_length[place] -= _CHECKSUM_BYTES
         else:
-            is_right = len(value) >= _HEAD_BYTES and _checksum(key, value[_HEAD_BYTES:]) == _INT.unpack_from(value)[0]
+            is_right = len(value) >= _HEAD_BYTES and checksum(key, value[_HEAD_BYTES:]) == _INT.unpack_from(value)[0]
             if kind == Kind.DELETE_RANGE:
                 value_start[place] += _HEAD_BYTES
                 value_length[place] -= _HEAD_BYTES
@@ -48,8 +48,9 @@ def verified(changes: Changes, path: str) -> Changes:
     return Changes(changes.buffer, key_start, key_length, value_start, value_length, changes.kinds)
 
 
-def _checksum(*pieces: memoryview) -> int:
-    checksum = 0
+def checksum(*pieces: memoryview | bytes) -> int:
+    """The CRC32C of the pieces, one behind the other."""
+    found = 0
     for piece in pieces:
-        checksum = google_crc32c.extend(checksum, bytes(piece))
-    return int(checksum)
+        found = google_crc32c.extend(found, bytes(piece))
+    return int(found)

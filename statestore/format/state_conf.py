@@ -13,15 +13,21 @@ from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER, OffsetLog
 
 _MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _DELIMITERS = {"1": b",", "2": b""}
+
+UNSAFE_ROW = "unsaferow"
+"""Rows as `unsafe_row` reads them; what a query has that names no encoding."""
 
 
 @dataclass(frozen=True)
 class StateConf:
-    """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one."""
+    """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one;
+    `encoding`: how rows become bytes, in Spark's word."""
 
     merge_delimiter: bytes = b""
     row_checksums: bool = False
+    encoding: str = UNSAFE_ROW
 
 
 OURS = StateConf()
@@ -42,4 +48,5 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
     version = log.conf.get(_MERGES, "1")
     if version not in _DELIMITERS:
         raise UnknownFormatVersion(f"{_MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
-    return StateConf(_DELIMITERS[version], log.conf.get(_ROW_CHECKSUMS, "false") == "true")
+    row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
+    return StateConf(_DELIMITERS[version], row_checksums, log.conf.get(_ENCODING, UNSAFE_ROW))

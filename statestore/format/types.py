@@ -46,14 +46,15 @@ _ARROW = {name: arrow for arrow, name, _ in reversed(_ATOMIC)}
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 
 
-def check_supported(schema: pa.Schema, *, key: bool = False) -> None:
+def check_supported(schema: pa.Schema, *, key: bool = False, void: bool = False) -> None:
     """Raises `UnsupportedType` for the first column, at any depth, that Spark's rows cannot hold.
 
     `key` also refuses maps: two equal maps may list their entries in another order, so their bytes do not tell
-    whether they are equal.
+    whether they are equal. `void` also takes columns that are null in every row, which Spark's own operators have.
     """
     for field in schema:
-        _check(field.type, field.name, key)
+        if not (void and pa.types.is_null(field.type)):
+            _check(field.type, field.name, key)
 
 
 def machine_type(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -86,8 +87,8 @@ def spark_schema_json(schema: pa.Schema) -> str:
     return re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: "\\u" + m[1][1:].upper() if len(m[1]) > 1 else m[0], plain)
 
 
-def arrow_schema(json_text: str) -> pa.Schema:
-    """The Arrow schema of Spark's StructType JSON.
+def arrow_schema(json_text: str, *, void: bool = False) -> pa.Schema:
+    """The Arrow schema of Spark's StructType JSON. `void` as in `check_supported`.
 
     Raises `CorruptFile` if the text is no such JSON, `UnsupportedType` if it names a type that is not supported, or a
     string with a collation: equal strings would have unequal bytes.
@@ -96,7 +97,7 @@ def arrow_schema(json_text: str) -> pa.Schema:
         root = json.loads(json_text)
         if not isinstance(root, dict) or root.get("type") != "struct":
             raise CorruptFile("the schema is no struct in Spark's JSON")
-        return pa.schema(_fields(root, ""))
+        return pa.schema(_fields(root, "", void=void))
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the schema is not JSON: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
@@ -179,14 +180,15 @@ def _type_json(kind: pa.DataType) -> str | dict[str, Any]:
     return _NAMES[kind]
 
 
-def _fields(struct: dict[str, Any], path: str) -> list[pa.Field]:
+def _fields(struct: dict[str, Any], path: str, *, void: bool = False) -> list[pa.Field]:
     fields = []
     for field in struct["fields"]:
         name = field["name"]
         where = f"{path}.{name}" if path else name
         if "__COLLATIONS" in field.get("metadata", {}):
             raise UnsupportedType(f"column {where} has a collation", hint="use a string without collation")
-        fields.append(pa.field(name, _arrow_type(field["type"], where), nullable=_flag(field["nullable"])))
+        kind = pa.null() if void and field["type"] == "void" else _arrow_type(field["type"], where)
+        fields.append(pa.field(name, kind, nullable=_flag(field["nullable"])))
     return fields
 
 

@@ -56,10 +56,11 @@ def decode_rows(rows: pa.LargeBinaryArray | pa.ChunkedArray, schema: pa.Schema, 
 
     Raises `UnsupportedType` for a schema that Spark lacks, and `CorruptFile`, naming row and column, unless every
     offset and size lies inside its row, no two values share bytes, strings are UTF-8, decimals have no more digits than
-    declared, and only columns declared so hold nulls. Bytes that Spark does not look at either (padding, the slot of a
-    null) may hold anything. Rows of another schema are noticed only if they break one of these rules.
+    declared, and only columns declared so hold nulls (those of Arrow's type null nothing else). Bytes that Spark does
+    not look at either (padding, the slot of a null) may hold anything. Rows of another schema are noticed only if they
+    break one of these rules.
     """
-    check_supported(schema)
+    check_supported(schema, void=True)
     chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
     batches, first = [], 0
     for chunk in chunks:

@@ -88,8 +88,11 @@ def _column(
     any_null = bool(null.any())
     if any_null and not field.nullable:
         owner.corrupt(int(null.argmax()), "it is null but declared without nulls")
-    valid = ~null if any_null else None
     kind = field.type
+    if pa.types.is_null(kind):
+        owner.require(null, "it is of Spark's type void and not null")
+        return pa.nulls(len(slots))
+    valid = ~null if any_null else None
     machine = machine_type(kind)
     if machine is not None:
         return _fixed_values(owner, kind, machine, slots, valid)

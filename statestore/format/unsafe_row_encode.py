@@ -24,7 +24,8 @@ Mask = npt.NDArray[np.bool_]
 LARGEST_ROW_BYTES = 2**31 - 8
 """Spark counts a row's bytes with a signed 32-bit number."""
 
-_PADDINGS = pa.array([bytes(n) for n in range(8)], pa.large_binary())
+_PADDINGS = Ragged(offsets_of(np.arange(8)), np.zeros(28, np.uint8)).to_arrow()
+"""Zero to seven bytes of zeros. Not by `pa.array`: whoever imports this would import pandas."""
 
 
 @dataclass(frozen=True)

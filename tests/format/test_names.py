@@ -19,6 +19,9 @@ def test_a_name_that_was_written_is_understood(file: StoreFile) -> None:
 
 
 def test_the_names_are_sparks() -> None:
+    assert names.store_schema(2, "default") == "state/2/0/_metadata/schema"
+    assert names.store_schema(2, "left-keyToNumValues") == "state/2/0/left-keyToNumValues/_metadata/schema"
+    assert names.family_schemas(2, "default", "0_a") == "state/2/_stateSchema/default/0_a"
     store = StorePath(0, 3)
     assert store.changelog(VersionId(17, ID)) == f"state/0/3/17_{ID}.changelog"
     assert store.snapshot(VersionId(17, ID)) == f"state/0/3/17_{ID}.zip"

@@ -75,7 +75,10 @@ def test_metadata_of_an_operator_with_column_families_is_read_as_spark_writes_it
     head = '{"operatorInfo":{"operatorId":3,"operatorName":"symmetricHashJoin"},"stateStoreInfo":['
     data = f'v2\n{head}{store}],"operatorPropertiesJson":"{{}}"}}'.encode()
     found = parse_operator(data, "metadata")
-    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2),))
+    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2, ("0_a",)),))
+    for escape in ("..", "0_a%2f..", "", "0_"):
+        with pytest.raises(CorruptFile, match="impossible schema files"):
+            parse_operator(data.replace(b"/0_a", b"/" + escape.encode()), "metadata")
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

@@ -114,6 +114,14 @@ def test_maps_are_values_but_not_keys() -> None:
         check_supported(pa.schema([("m", pa.map_(pa.int8(), pa.uint8()))]))
 
 
+def test_columns_that_are_always_null_are_for_states_of_sparks_own_operators_alone() -> None:
+    text = _field_json("void")
+    assert arrow_schema(text, void=True) == pa.schema([("c", pa.null())])
+    check_supported(pa.schema([("c", pa.null())]), void=True)
+    with pytest.raises(UnsupportedType):
+        arrow_schema(_field_json({"type": "array", "elementType": "void", "containsNull": True}), void=True)
+
+
 def _field_json(kind: object) -> str:
     return json.dumps({"type": "struct", "fields": [{"name": "c", "type": kind, "nullable": True, "metadata": {}}]})
 

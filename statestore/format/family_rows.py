@@ -1,0 +1,225 @@
+"""Keys and values as Spark's operators write them, back to columns; `families` says which layout a store has.
+
+    key      (int16 LE family id), and then by its encoder:
+    WHOLE        version · row
+    PREFIX       int32 LE size · version · row of the front columns · version · row of the others
+    RANGE        int32 LE size · version · row of the front columns, each as bytes that sort · version · row of the others
+    TIME_FIRST   8 bytes · version · row
+    TIME_LAST    version · row · 8 bytes
+    value    version · row, or of a list: as often as it has elements, int32 LE size · version · row
+    with row checksums, for what was put or appended at once: int32 LE CRC32C(key, the value) · int32 LE size · the value
+
+The version is a byte, 0. Bytes that sort: 0 negative, 1 not negative, 2 null, then the number, big-endian; of negative
+floats the flipped bits. The 8 bytes of a timestamp: big-endian, with the sign bit flipped. There are no rows behind RANGE's
+front columns when all are in front. Where merges are told apart by a delimiter, it stands between elements.
+
+Source: RocksDBStateEncoder and KeyValueChecksumEncoder of Spark 4.2, and the bytes that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statestore.errors import CorruptFile
+from statestore.format.families import Family, KeyEncoder
+from statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
+from statestore.format.row_checksum import checksum
+from statestore.format.state_conf import StateConf
+from statestore.format.types import machine_type
+from statestore.format.unsafe_row import decode_rows
+
+FAMILY_BYTES = 2
+_SIZE_BYTES = 4
+_VERSION_BYTES = 1
+_TIME_BYTES = 8
+_HINT = "`statekeeper audit --deep` reads every file of the checkpoint"
+_NEGATIVE, _NULL = 0, 2
+
+
+@dataclass(frozen=True)
+class DecodedRows:
+    """Rows of one family. `keys` has a row for each; `counts[i]` of `values` belong to key i, one behind the other: one
+    each unless the family holds lists."""
+
+    keys: pa.Table
+    values: pa.Table
+    counts: Counts
+    are_lists: bool
+
+
+def family_id(key: bytes) -> int:
+    """The column family that a key of a store with families belongs to."""
+    return int.from_bytes(key[:FAMILY_BYTES], "little", signed=True)
+
+
+def decode_keys(keys: Sequence[bytes], family: Family, *, skip: int = 0) -> pa.Table:
+    """The columns of keys, of which the first `skip` bytes are not looked at. Raises `CorruptFile`."""
+    packed = _packed(keys)
+    starts, sizes = packed.offsets[:-1] + skip, packed.lengths - skip
+    match family.encoder:
+        case KeyEncoder.WHOLE:
+            return _rows(packed.data, starts, sizes, family.key)
+        case KeyEncoder.TIME_FIRST | KeyEncoder.TIME_LAST:
+            return _timed(packed.data, starts, sizes, family)
+        case KeyEncoder.PREFIX | KeyEncoder.RANGE:
+            return _in_two(packed.data, starts, sizes, family)
+
+
+def decode_rows_of(
+    keys: Sequence[bytes], values: Sequence[bytes], family: Family, conf: StateConf, *, skip: int = 0
+) -> DecodedRows:
+    """Keys with their values; `skip` as in `decode_keys`. Checksums of rows are proved. Raises `CorruptFile`."""
+    packed, pieces = _packed(values), None
+    starts, sizes = packed.offsets[:-1], packed.lengths
+    if conf.row_checksums:
+        pieces = _pieces(keys, values, conf.merge_delimiter)
+        starts, sizes = _edges(pieces, packed.offsets)
+    _require((sizes > 0).all(), "an empty value")
+    # A list begins with the size of its first element, which is odd: a version and whole words.
+    lists = packed.data[starts] != 0
+    are_lists = bool(lists.any())
+    counts: Counts = np.ones(len(values), np.int64)
+    if are_lists:
+        _require(lists.all(), "a list and a single value in one family")
+        pieces = pieces or [[(0, len(value))] for value in values]
+        elements = [
+            [one for start, end in of_key for one in _elements(value, start, end, conf.merge_delimiter)]
+            for value, of_key in zip(values, pieces, strict=True)
+        ]
+        counts = np.fromiter((len(of_key) for of_key in elements), np.int64, len(elements))
+        starts, sizes = _edges(elements, packed.offsets)
+    elif pieces is not None:
+        _require(len(starts) == len(values), "several values of one key, and they are no list")
+    decoded = _rows(packed.data, starts, sizes, family.value)
+    return DecodedRows(decode_keys(keys, family, skip=skip), decoded, counts, are_lists)
+
+
+_Slices = list[tuple[int, int]]
+"""Begin and end of parts of one value."""
+
+
+def _pieces(keys: Sequence[bytes], values: Sequence[bytes], delimiter: bytes) -> list[_Slices]:
+    """What stands in each value behind its checksums."""
+    found = []
+    for key, value in zip(keys, values, strict=True):
+        of_key: _Slices = []
+        for begin, end in _sized(value, 0, len(value), _SIZE_BYTES, delimiter):
+            _require(
+                checksum(key, value[begin:end]) == int.from_bytes(value[begin - 8 : begin - 4], "little"),
+                f"wrong checksum of the row whose key begins with {key[:24].hex()}",
+            )
+            of_key.append((begin, end))
+        found.append(of_key)
+    return found
+
+
+def _elements(value: bytes, begin: int, end: int, delimiter: bytes) -> Iterator[tuple[int, int]]:
+    return _sized(value, begin, end, 0, delimiter)
+
+
+def _sized(value: bytes, begin: int, end: int, before: int, delimiter: bytes) -> Iterator[tuple[int, int]]:
+    """The parts of `value[begin:end]`, each behind `before` bytes and its size, the delimiter between them."""
+    while begin < end:
+        body = begin + before + _SIZE_BYTES
+        behind = body + int.from_bytes(value[body - _SIZE_BYTES : body], "little", signed=True)
+        _require(body < behind <= end, "a part of a value lies outside")
+        yield body, behind
+        begin = behind
+        if begin < end and delimiter:
+            _require(value.startswith(delimiter, begin), "no delimiter between two parts of a value")
+            begin += len(delimiter)
+            _require(begin < end, "a value ends with a delimiter")
+
+
+def _edges(slices: list[_Slices], offsets: Counts) -> tuple[Counts, Counts]:
+    """Begin, in the whole buffer, and size of all parts of all values."""
+    counts = np.fromiter((len(of_key) for of_key in slices), np.int64, len(slices))
+    edges = np.array([edge for of_key in slices for edge in of_key], np.int64).reshape(-1, 2)
+    return edges[:, 0] + np.repeat(offsets[:-1], counts), edges[:, 1] - edges[:, 0]
+
+
+def _in_two(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Table:
+    """Keys whose front columns have a row of their own."""
+    _require((sizes >= _SIZE_BYTES).all(), "a key without the size of its front")
+    front = _int32_at(data, starts)
+    _require(((front > 0) & (front <= sizes - _SIZE_BYTES)).all(), "a key whose front lies outside")
+    starts, sizes = starts + _SIZE_BYTES, sizes - _SIZE_BYTES - front
+    fields = [family.key.field(place) for place in family.front]
+    if family.encoder is KeyEncoder.RANGE:
+        as_bytes = pa.schema([pa.field(field.name, pa.binary(), nullable=False) for field in fields])
+        sorting = _rows(data, starts, front, as_bytes).combine_chunks()
+        columns = {
+            place: _unsorted(sorting.column(i).combine_chunks(), fields[i]) for i, place in enumerate(family.front)
+        }
+    else:
+        table = _rows(data, starts, front, pa.schema(fields))
+        columns = dict(zip(family.front, table.columns, strict=True))
+    behind = [place for place in range(len(family.key)) if place not in columns]
+    if behind:
+        rest = _rows(data, starts + front, sizes, pa.schema([family.key.field(place) for place in behind]))
+        columns.update(zip(behind, rest.columns, strict=True))
+    else:
+        _require((sizes == 0).all(), "bytes behind a key")
+    return pa.Table.from_arrays([columns[place] for place in range(len(family.key))], schema=family.key)
+
+
+def _timed(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Table:
+    """Keys whose last column is a timestamp at one of their ends."""
+    rest = sizes - _TIME_BYTES
+    _require((rest > 0).all(), "a key without a timestamp")
+    is_first = family.encoder is KeyEncoder.TIME_FIRST
+    words = _fixed_at(data, starts if is_first else starts + rest, _TIME_BYTES).view(">u8")[:, 0]
+    times = (words.astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
+    others = _rows(data, starts + _TIME_BYTES if is_first else starts, rest, pa.schema(list(family.key)[:-1]))
+    column = pa.Array.from_buffers(pa.int64(), len(times), [None, pa.py_buffer(times)])
+    return pa.Table.from_arrays([*others.columns, column], schema=family.key)
+
+
+def _unsorted(column: pa.BinaryArray, field: pa.Field) -> pa.Array:
+    """Numbers from bytes that sort as they do."""
+    machine = machine_type(field.type)
+    assert machine is not None
+    sorting = Ragged.from_arrow(column.cast(pa.large_binary()))
+    _require((sorting.lengths == 1 + machine.itemsize).all(), f"column {field.name} of a key has another size")
+    rows = _fixed_at(sorting.data, sorting.offsets[:-1], 1 + machine.itemsize)
+    sign = rows[:, 0]
+    _require((sign <= _NULL).all(), f"column {field.name} of a key is neither negative nor positive nor null")
+    values = np.ascontiguousarray(rows[:, 1:]).view(f">u{machine.itemsize}")[:, 0].astype(f"u{machine.itemsize}")
+    if pa.types.is_floating(field.type):
+        values = np.where(sign == _NEGATIVE, ~values, values)
+    valid = sign != _NULL
+    _require(field.nullable or valid.all(), f"column {field.name} of a key is null but declared without nulls")
+    bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(field.type, len(values), [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema) -> pa.Table:
+    """Rows behind their version."""
+    _require((sizes >= _VERSION_BYTES).all(), "a row without a version")
+    _require((data[starts] == 0).all(), "a row of an unknown version, or not where one is expected")
+    return decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=_VERSION_BYTES)
+
+
+def _packed(strings: Sequence[bytes]) -> Ragged:
+    lengths = np.fromiter(map(len, strings), np.int64, len(strings))
+    return Ragged(offsets_of(lengths), np.frombuffer(b"".join(strings), np.uint8))
+
+
+def _int32_at(data: Bytes, at: Counts) -> Counts:
+    return _fixed_at(data, at, _SIZE_BYTES).view("<i4")[:, 0].astype(np.int64)
+
+
+def _fixed_at(data: Bytes, at: Counts, size: int) -> npt.NDArray[Any]:
+    """So many bytes from each of these places, as rows."""
+    return np.ascontiguousarray(data[at[:, None] + np.arange(size)])
+
+
+def _require(good: bool | np.bool_, what: str) -> None:
+    if not good:
+        raise CorruptFile(what, hint=_HINT)
