@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing
+from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format import state_conf as conf
 from statestore.format.changelog import read_header
@@ -117,6 +117,35 @@ def heads(storage: Storage) -> Heads | None:
     Raises `NotACheckpoint`, `CorruptFile` for a commit that does not fit the operators, `UnknownFormatVersion`.
     """
     return _heads(storage, _batches(storage), {})
+
+
+def heads_at(storage: Storage, batch: int) -> Heads:
+    """The version of every store that a batch made, -1 for version 0. Raises as `heads`, and `VersionNotLoadable` for a
+    batch that is not in the commit log."""
+    batches = _batches(storage)
+    if batch in batches:
+        return Heads(batch, _committed(storage, batch, {}))
+    newest = _heads(storage, batches, {})
+    if batch == -1 and newest is not None:
+        return Heads(batch, dict.fromkeys(newest.heads, names.EMPTY))
+    there = f"batches {min(batches)} to {max(batches)}" if batches else "no batch"
+    raise VersionNotLoadable(
+        f"version {batch + 1} (batch {batch}) is not committed",
+        path=names.commits(batch),
+        hint=f"the commit log has {there}",
+    )
+
+
+def operator_at(storage: Storage, operator: int, batch: int) -> operators.OperatorMetadata | None:
+    """The metadata of an operator that held at a batch; None when it has none. Raises as `heads`."""
+    listed = storage.list(names.operator_metadata_by_batch(operator))
+    by_batch = {place[1]: entry.path for entry in listed if (place := names.parse_operator_metadata(entry.path))}
+    if by_batch:
+        # The oldest holds for what was before it: Spark deletes those that no batch that it keeps needs.
+        held = max((since for since in by_batch if since <= batch), default=min(by_batch))
+        return _parsed(storage, by_batch[held])
+    data = read_or_none(storage, names.operator_metadata(operator))
+    return None if data is None else operators.parse_operator(data, names.operator_metadata(operator))
 
 
 def commit_log(storage: Storage) -> CommitLog | None:

@@ -15,17 +15,25 @@ from statestore.storage import Storage, at_once
 from statestore.store import StateStore, StoreAddress
 from tests.hosts import Changes, State, changed, column
 
+NO_ROWS = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}')
+"""Of states whose keys and values are any bytes."""
+
 
 class Checkpoint:
     """One operator with `partitions` stores; batch N is what `batch` was called with for the (N+1)th time."""
 
-    def __init__(self, storage: Storage, folder: Path, partitions: int = 2) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        folder: Path,
+        partitions: int = 2,
+        schema: binding.StoreSchema = NO_ROWS,
+    ) -> None:
         self.storage = storage
         self.stores = [StorePath(0, partition) for partition in range(partitions)]
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
         self._folder = folder
-        schema = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}')
         bound = binding.Binding("the root", "a query", partitions, 64, (schema,))
         storage.create(names.BINDING, binding.encode_binding(bound))
         storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))

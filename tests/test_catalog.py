@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore import catalog
-from statestore.errors import CorruptFile
+from statestore.errors import CorruptFile, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import Storage
@@ -36,6 +36,31 @@ def test_the_four_stores_of_a_join_get_their_ids_by_their_order(storage: Storage
     assert heads is not None
     assert heads.heads[StorePath(1, 1, "right-keyToNumValues")] == VersionId(8, IDS[6])
     assert len(heads.heads) == 8
+
+
+def test_an_operator_is_described_by_the_metadata_that_held_at_the_batch(storage: Storage) -> None:
+    assert catalog.operator_at(storage, 0, 3) is None
+    for batch in (2, 10):
+        infos = (operators.StoreInfo("default", 0, batch),)
+        body = operators.encode_operator(operators.OperatorMetadata(0, "an operator", infos))
+        storage.create(f"{names.operator_metadata_by_batch(0)}/{batch}", body)
+    held = {batch: catalog.operator_at(storage, 0, batch) for batch in (-1, 0, 2, 9, 10, 11)}
+    assert {batch: found and found.stores[0].partitions for batch, found in held.items()} == {
+        **dict.fromkeys((-1, 0, 2, 9), 2),
+        **dict.fromkeys((10, 11), 10),
+    }
+
+
+def test_the_stores_at_any_committed_batch_are_known_and_at_version_0_all_are_empty(
+    storage: Storage, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(storage, tmp_path, partitions=2)
+    checkpoint.grow(3)
+    for batch in (-1, 0, 2):
+        found = catalog.heads_at(storage, batch)
+        assert found == catalog.Heads(batch, dict(zip(checkpoint.stores, checkpoint.versions[batch + 1], strict=True)))
+    with pytest.raises(VersionNotLoadable, match=r"commits/3: version 4 .* the commit log has batches 0 to 2"):
+        catalog.heads_at(storage, 3)
 
 
 def test_a_commit_of_structure_v1_names_versions_alone(storage: Storage, tmp_path: Path) -> None:

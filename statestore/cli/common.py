@@ -153,7 +153,7 @@ def holder() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def progress_bar() -> Progress:
+def progress_bar(*, redirect_stdout: bool = True) -> Progress:
     """For work that may take longer than a second; nothing where nobody watches."""
     return Progress(
         TextColumn("{task.description}"),
@@ -163,4 +163,5 @@ def progress_bar() -> Progress:
         console=TALK,
         transient=True,
         disable=not TALK.is_terminal,
+        redirect_stdout=redirect_stdout,
     )

@@ -8,6 +8,8 @@ import click
 
 from statestore.cli.audit import audit
 from statestore.cli.common import Verbs, config_option
+from statestore.cli.diff import diff
+from statestore.cli.dump import dump
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
@@ -26,5 +28,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, snapshot, gc, repair, lease):
+for verb in (inspect, audit, dump, diff, snapshot, gc, repair, lease):
     main.add_command(verb)

@@ -1,0 +1,157 @@
+"""`statekeeper diff`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statestore.cli import tables
+from statestore.cli.common import Opened, root_argument, scratch_option
+from statestore.cli.rows import (
+    JsonLines,
+    JsonObject,
+    Sink,
+    Tables,
+    chosen,
+    family_option,
+    limit_option,
+    restored_bar,
+    rows_option,
+    store_option,
+)
+from statestore.clock import RandomIds, SystemClock
+from statestore.contents import Contents, Layout, contents_at, opened
+from statestore.differences import Change, Difference, Differences
+from statestore.format.names import StorePath
+
+_COLUMNS = ("change", "key", "before", "after")
+
+
+@click.command()
+@root_argument
+@click.option("--from", "from_version", type=click.IntRange(0), metavar="VERSION", help="Default: the one before --to.")
+@click.option("--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Default: the newest.")
+@store_option
+@family_option
+@limit_option
+@scratch_option
+@rows_option
+def diff(
+    root: Opened,
+    from_version: int | None,
+    to_version: int | None,
+    wanted: tuple[str, ...],
+    family: str | None,
+    limit: int | None,
+    scratch: Path,
+    form: str,
+) -> None:
+    """What changed in the state between two versions: keys that were added, removed, or have another value.
+
+    It only reads. Of each store both versions are restored below --scratch and compared as a whole. A list counts as one
+    value.
+    """
+    after = contents_at(root.storage, None if to_version is None else to_version - 1)
+    if after is None:
+        _sink(form, None, None).end(_summary({}))
+        return
+    before = contents_at(root.storage, after.batch - 1 if from_version is None else from_version - 1)
+    assert before is not None
+    stores = chosen(after, wanted, family)
+    layouts = chosen(before, wanted, None) if before.batch >= 0 else stores
+    if layouts.keys() != stores.keys():
+        raise click.UsageError(
+            "the two versions are not of the same stores: the checkpoint was repartitioned in between"
+        )
+    if limit is None and form == "table":
+        limit = tables.ROWS
+    sink = _sink(form, before, after)
+    totals: dict[StorePath, dict[Change, int]] = {}
+    shown = 0
+    with restored_bar(len(stores)) as advance:
+        for store, of_store in stores.items():
+            left = None if limit is None else limit - shown
+            found = _compare((before, layouts[store]), (after, of_store), store, family, left, scratch, sink)
+            totals[store] = found
+            shown += sum(found.values()) if left is None else min(left, sum(found.values()))
+            advance()
+    sink.end(_summary(totals) | {"shown": shown})
+
+
+def _compare(
+    before: tuple[Contents, Layout],
+    after: tuple[Contents, Layout],
+    store: StorePath,
+    family: str | None,
+    limit: int | None,
+    scratch: Path,
+    sink: Sink,
+) -> dict[Change, int]:
+    clock, ids = SystemClock(), RandomIds()
+    with (
+        opened(before[0], store, before[1], scratch=scratch, clock=clock, ids=ids) as old,
+        opened(after[0], store, after[1], scratch=scratch, clock=clock, ids=ids) as new,
+    ):
+        differences = Differences(old, new, family, limit)
+        for one in differences:
+            sink.put(_row(store, one))
+        return differences.counts
+
+
+def _row(store: StorePath, one: Difference) -> dict[str, Any]:
+    return {
+        "store": str(store),
+        "family": one.family,
+        "change": one.change.value,
+        "key": one.key,
+        "before": one.before,
+        "after": one.after,
+    }
+
+
+def _summary(totals: Mapping[StorePath, Mapping[Change, int]]) -> dict[str, Any]:
+    all_together: Counter[Change] = Counter()
+    for counts in totals.values():
+        all_together.update(counts)
+    return {
+        "stores": [
+            {"store": str(store), **{change.value: counts[change] for change in Change}}
+            for store, counts in totals.items()
+            if any(counts.values())
+        ],
+        "totals": {change.value: all_together[change] for change in Change},
+        "shown": 0,
+    }
+
+
+def _sink(form: str, before: Contents | None, after: Contents | None) -> Sink:
+    if form == "jsonl":
+        return JsonLines()
+    if form == "json":
+        return JsonObject({"from": _end(before), "to": _end(after)}, "changes")
+    return Tables(
+        title=lambda row: f"{row['store']}{', ' + row['family'] if row['family'] else ''}",
+        cells=lambda row: {name: "-" if row[name] is None else row[name] for name in _COLUMNS},
+        last_line=lambda summary: _last_line(before, after, summary),
+    )
+
+
+def _end(contents: Contents | None) -> dict[str, int] | None:
+    return None if contents is None else {"batch": contents.batch, "version": contents.batch + 1}
+
+
+def _last_line(before: Contents | None, after: Contents | None, summary: Mapping[str, Any]) -> str:
+    if before is None or after is None:
+        return tables.when(None)
+    totals = summary["totals"]
+    counted = ", ".join(f"{totals[change.value]:,} {change.value}" for change in Change)
+    line = (
+        f"from version {before.batch + 1} (batch {before.batch}) to {after.batch + 1} (batch {after.batch}): {counted}"
+    )
+    if summary["shown"] == sum(totals.values()):
+        return line
+    return f"{line}; the first {summary['shown']:,} are shown, --limit shows more, --output jsonl writes all"

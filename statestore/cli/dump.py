@@ -1,0 +1,163 @@
+"""`statekeeper dump`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statestore.cli import tables
+from statestore.cli.common import Opened, root_argument, scratch_option
+from statestore.cli.rows import (
+    JsonLines,
+    JsonObject,
+    Sink,
+    Tables,
+    as_line,
+    chosen,
+    family_option,
+    limit_option,
+    restored_bar,
+    rows_option,
+    side_by_side,
+    store_option,
+)
+from statestore.clock import RandomIds, SystemClock
+from statestore.contents import Contents, Layout, contents_at, opened
+from statestore.format.names import StorePath
+from statestore.format.plain_values import grouped, plain_rows
+
+
+@click.command()
+@root_argument
+@store_option
+@family_option
+@click.option("--version", type=click.IntRange(0), help="The state at this version.")
+@click.option(
+    "--batch", type=click.IntRange(0), help="The state after this batch, version BATCH + 1. Default: the newest."
+)
+@click.option(
+    "--key",
+    "keys",
+    metavar="COLUMN=VALUE",
+    multiple=True,
+    help="Only rows with this value in this column of their key, as JSON shows it without quotes. Several must all hold.",
+)
+@limit_option
+@scratch_option
+@rows_option
+def dump(
+    root: Opened,
+    wanted: tuple[str, ...],
+    family: str | None,
+    version: int | None,
+    batch: int | None,
+    keys: tuple[str, ...],
+    limit: int | None,
+    scratch: Path,
+    form: str,
+) -> None:
+    """The rows of the state at any version that is kept, decoded by the state's own schema; without Spark.
+
+    It only reads. Stores are restored one after another below --scratch, which needs room for the largest; rows are shown
+    as they come. A list has a row for each of its elements.
+    """
+    if version is not None and batch is not None:
+        raise click.UsageError("--version and --batch name the same: give one of them")
+    contents = contents_at(root.storage, version - 1 if version is not None else batch)
+    if limit is None and form == "table":
+        limit = tables.ROWS
+    shown = Shown(limit, _conditions(keys))
+    sink = _sink(form, contents)
+    if contents is not None:
+        for row in shown.rows(contents, chosen(contents, wanted, family), family, scratch):
+            sink.put(row)
+    sink.end({"shown": shown.count, "all": not shown.stopped})
+
+
+def _conditions(keys: Sequence[str]) -> list[tuple[str, str]]:
+    found = []
+    for text in keys:
+        column, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} is not COLUMN=VALUE", param_hint="--key")
+        found.append((column, value))
+    return found
+
+
+@dataclass
+class Shown:
+    """Which rows are shown, and how far that has come. `stopped`: there may be more."""
+
+    limit: int | None
+    conditions: Sequence[tuple[str, str]]
+    count: int = 0
+    stopped: bool = False
+
+    def rows(
+        self, contents: Contents, stores: Mapping[StorePath, Layout], family: str | None, scratch: Path
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of all stores, as objects."""
+        with restored_bar(len(stores)) as advance:
+            for store, of_store in stores.items():
+                if self.stopped or self.limit == self.count:
+                    self.stopped = True
+                    return
+                if family is None or family in of_store.families:
+                    # Closed here, so that its folder is gone before the next one is made.
+                    with contextlib.closing(self._of_store(contents, store, of_store, family, scratch)) as rows:
+                        yield from rows
+                advance()
+
+    def _of_store(
+        self, contents: Contents, store: StorePath, of_store: Layout, family: str | None, scratch: Path
+    ) -> Generator[dict[str, Any]]:
+        with opened(contents, store, of_store, scratch=scratch, clock=SystemClock(), ids=RandomIds()) as found:
+            for pairs in found.pairs(family):
+                decoded = found.decoded(pairs)
+                values = grouped(plain_rows(decoded.values), decoded.counts)
+                for key, of_key in zip(plain_rows(decoded.keys), values, strict=True):
+                    if not all(_has(key, column, value) for column, value in self.conditions):
+                        continue
+                    for value in of_key:
+                        if self.count == self.limit:
+                            self.stopped = True
+                            return
+                        self.count += 1
+                        yield {"store": str(store), "family": pairs.family, "key": key, "value": value}
+
+
+def _has(key: Any, column: str, value: str) -> bool:
+    """Whether a column of that name, at any depth, has that value."""
+    if not isinstance(key, dict):
+        return False
+    for name, held in key.items():
+        if name == column and value == (held if isinstance(held, str) else as_line(held)):
+            return True
+        if _has(held, column, value):
+            return True
+    return False
+
+
+def _sink(form: str, contents: Contents | None) -> Sink:
+    batch = None if contents is None else contents.batch
+    if form == "jsonl":
+        return JsonLines()
+    if form == "json":
+        return JsonObject({"batch": batch, "version": None if batch is None else batch + 1}, "rows")
+    return Tables(
+        title=lambda row: f"{row['store']}{', ' + row['family'] if row['family'] else ''}",
+        cells=lambda row: side_by_side([("key", row["key"]), ("value", row["value"])]),
+        last_line=lambda summary: _last_line(batch, summary),
+    )
+
+
+def _last_line(batch: int | None, summary: Mapping[str, Any]) -> str:
+    if summary["all"]:
+        return f"{tables.when(batch)}: {summary['shown']:,} rows"
+    more = "--limit shows more, --store, --family and --key choose, --output jsonl writes all"
+    return f"{tables.when(batch)}: the first {summary['shown']:,} rows; {more}"

@@ -1,0 +1,198 @@
+"""What `dump` and `diff` share: which stores and families are meant, and rows that are written as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import click
+from rich.console import Console
+
+from statestore.cli import tables
+from statestore.cli.common import progress_bar
+from statestore.contents import Contents, Layout, layout
+from statestore.format import names
+from statestore.format.names import StorePath
+
+store_option = click.option(
+    "--store",
+    "wanted",
+    metavar="STORE",
+    multiple=True,
+    help="Only this store: 0/3 or state/0/3 (operator and partition), 0/3/left-keyToNumValues; 0 for all of an operator. "
+    "Several may be named.",
+)
+family_option = click.option(
+    "--family",
+    metavar="NAME",
+    help="Only this column family: a state variable of transformWithState, a part of a join.",
+)
+rows_option = click.option(
+    "--output",
+    "form",
+    type=click.Choice(["table", "json", "jsonl"]),
+    default="table",
+    help="A table for people, one JSON object, or one JSON object a row. The last two are written as rows come.",
+)
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(0),
+    show_default=f"{tables.ROWS} in a table, else all",
+    help="Show so many rows.",
+)
+
+
+def chosen(contents: Contents, wanted: Sequence[str], family: str | None) -> dict[StorePath, Layout]:
+    """The stores that are asked for, in order, and how their rows are laid out. Refuses names that are nobody's."""
+    stores = sorted(contents.stores)
+    if wanted:
+        for one in wanted:
+            if not any(_is_meant(one, store) for store in stores):
+                known = ", ".join(map(str, stores[:5])) or "none"
+                raise click.BadParameter(f"there is no store {one!r}; there are {known} ...", param_hint="--store")
+        stores = [store for store in stores if any(_is_meant(one, store) for one in wanted)]
+    of_kind: dict[tuple[int, str], Layout] = {}
+    for store in stores:
+        kind = (store.operator, store.store)
+        if kind not in of_kind:
+            of_kind[kind] = layout(contents, store)
+    if family is not None:
+        known_families = sorted({name for one in of_kind.values() for name in one.families if name is not None})
+        if family not in known_families:
+            known = ", ".join(known_families) or "none"
+            raise click.BadParameter(f"there is no family {family!r}; there are: {known}", param_hint="--family")
+    return {store: of_kind[store.operator, store.store] for store in stores}
+
+
+def _is_meant(wanted: str, store: StorePath) -> bool:
+    full = wanted.rstrip("/") if wanted.startswith(f"{names.STATE}/") else f"{names.STATE}/{wanted.rstrip('/')}"
+    return store.folder == full or store.folder.startswith(f"{full}/")
+
+
+_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    return value if isinstance(value, str) else as_line(value)
+
+
+def as_line(value: Any) -> str:
+    """A value as JSON in one line."""
+    return _ENCODED(value)
+
+
+def _write(text: str) -> None:
+    # Not by click.echo, which flushes: that costs more than a row does.
+    sys.stdout.write(text)
+
+
+class Sink(Protocol):
+    """Where rows go, one at a time."""
+
+    def put(self, row: dict[str, Any]) -> None:
+        """Write one row."""
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Write what is known when all rows are written."""
+
+
+@dataclass
+class JsonLines:
+    """One object a row."""
+
+    def put(self, row: dict[str, Any]) -> None:
+        _write(as_line(row) + "\n")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Nothing: each line is a row."""
+
+
+@dataclass
+class JsonObject:
+    """One object that holds all rows, one a line; nothing of it is kept. Cut short, it is no JSON."""
+
+    head: Mapping[str, Any]
+    name: str
+    _rows: int = 0
+
+    def put(self, row: dict[str, Any]) -> None:
+        if not self._rows:
+            self._open()
+        _write((",\n  " if self._rows else "\n  ") + as_line(row))
+        self._rows += 1
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        if not self._rows:
+            self._open()
+        fields = "".join(f",\n {json.dumps(name)}: {as_line(value)}" for name, value in summary.items())
+        _write(f"{']' if not self._rows else chr(10) + ' ]'}{fields}\n}}\n")
+
+    def _open(self) -> None:
+        fields = "".join(f" {json.dumps(name)}: {as_line(value)},\n" for name, value in self.head.items())
+        _write(f"{{\n{fields} {json.dumps(self.name)}: [")
+
+
+_ROWS_IN_A_TABLE = 1000
+"""The width of columns is found by looking at all rows of a table: these are held in memory."""
+
+
+@dataclass
+class Tables:
+    """Tables for a person: one for rows that have the same `title`, whose columns are those of `cells`."""
+
+    title: Callable[[dict[str, Any]], str]
+    cells: Callable[[dict[str, Any]], dict[str, Any]]
+    last_line: Callable[[Mapping[str, Any]], str]
+    _title: str = ""
+    _rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, row: dict[str, Any]) -> None:
+        title, cells = self.title(row), self.cells(row)
+        is_other = self._rows and (title != self._title or cells.keys() != self._rows[0].keys())
+        if is_other or len(self._rows) >= _ROWS_IN_A_TABLE:
+            self._print()
+        self._title = title
+        self._rows.append(cells)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self._print()
+        Console().print(tables.plain(self.last_line(summary)), soft_wrap=True)
+
+    def _print(self) -> None:
+        if not self._rows:
+            return
+        # A title of the table's own would be folded to its width.
+        Console().print(tables.plain(self._title), soft_wrap=True)
+        table = tables.table("", *self._rows[0])
+        for column in table.columns:
+            column.justify, column.overflow = "left", "fold"
+        for row in self._rows:
+            tables.add(table, *map(cell, row.values()))
+        Console().print(table)
+        self._rows = []
+
+
+def side_by_side(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The columns of several objects as those of one table; a name that comes again is told apart by its part."""
+    found: dict[str, Any] = {}
+    for part, columns in parts:
+        for name, value in columns.items():
+            found[f"{part}.{name}" if name in found else name] = value
+    return found
+
+
+@contextlib.contextmanager
+def restored_bar(stores: int) -> Iterator[Callable[[], None]]:
+    """Shows how many stores are done, unless rows go to a terminal, where it would be in their way."""
+    if sys.stdout.isatty():
+        yield lambda: None
+        return
+    # Rich would send what is written to stdout meanwhile to its own console, which is stderr.
+    with progress_bar(redirect_stdout=False) as progress:
+        bar = progress.add_task("stores", total=stores)
+        yield lambda: progress.advance(bar)

@@ -1,0 +1,122 @@
+"""What changed in a store between two of its versions, from the versions themselves: two scans by key, merged.
+
+Equal keys have equal bytes, and equal values too, so only what changed is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from statestore.contents import OpenStore, Pairs
+from statestore.format.plain_values import grouped, plain_rows
+
+_DECODED_AT_ONCE = 1000
+
+
+class Change(Enum):
+    """What became of a key."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that is not what it was. A value is an object, or a list of them in a family of lists; None where there is
+    none."""
+
+    family: str | None
+    change: Change
+    key: dict[str, Any]
+    before: Any
+    after: Any
+
+
+@dataclass
+class Differences:
+    """Iterate over it: the differences, ascending by the bytes of their keys. `counts` grow on the way.
+
+    `decoded_rows`: so many are decoded and given out, all are counted.
+    """
+
+    before: OpenStore
+    after: OpenStore
+    family: str | None = None
+    decoded_rows: int | None = None
+    counts: dict[Change, int] = field(default_factory=lambda: dict.fromkeys(Change, 0))
+
+    def __iter__(self) -> Iterator[Difference]:
+        waiting: list[_Found] = []
+        left = self.decoded_rows
+        for found in _merged(_flat(self.before, self.family), _flat(self.after, self.family)):
+            self.counts[found.change] += 1
+            if left is not None and not left:
+                continue
+            left = left if left is None else left - 1
+            if waiting and (waiting[0].family != found.family or len(waiting) >= _DECODED_AT_ONCE):
+                yield from self._decoded(waiting)
+                waiting = []
+            waiting.append(found)
+        if waiting:
+            yield from self._decoded(waiting)
+
+    def _decoded(self, found: list[_Found]) -> Iterator[Difference]:
+        keys: list[dict[str, Any] | None] = [None] * len(found)
+        sides: list[list[Any]] = []
+        for store, values in ((self.before, [one.before for one in found]), (self.after, [one.after for one in found])):
+            places = [place for place, value in enumerate(values) if value is not None]
+            side: list[Any] = [None] * len(found)
+            if places:
+                there = [value for value in values if value is not None]
+                rows = store.decoded(Pairs(found[0].family, [found[place].key for place in places], there))
+                plain = grouped(plain_rows(rows.values), rows.counts)
+                for place, key, value in zip(places, plain_rows(rows.keys), plain, strict=True):
+                    keys[place] = key
+                    side[place] = value if rows.are_lists else value[0]
+            sides.append(side)
+        for one, key, before, after in zip(found, keys, *sides, strict=True):
+            assert key is not None
+            yield Difference(one.family, one.change, key, before, after)
+
+
+@dataclass(frozen=True)
+class _Found:
+    family: str | None
+    key: bytes
+    before: bytes | None
+    after: bytes | None
+
+    @property
+    def change(self) -> Change:
+        if self.before is None:
+            return Change.ADDED
+        return Change.REMOVED if self.after is None else Change.CHANGED
+
+
+_Pair = tuple[bytes, bytes, str | None]
+
+
+def _flat(store: OpenStore, family: str | None) -> Iterator[_Pair]:
+    for pairs in store.pairs(family):
+        for key, value in zip(pairs.keys, pairs.values, strict=True):
+            yield key, value, pairs.family
+
+
+def _merged(before: Iterator[_Pair], after: Iterator[_Pair]) -> Iterator[_Found]:
+    old, new = next(before, None), next(after, None)
+    while old is not None or new is not None:
+        if new is None or (old is not None and old[0] < new[0]):
+            assert old is not None
+            yield _Found(old[2], old[0], old[1], None)
+            old = next(before, None)
+        elif old is None or new[0] < old[0]:
+            yield _Found(new[2], new[0], None, new[1])
+            new = next(after, None)
+        else:
+            if old[1] != new[1]:
+                yield _Found(new[2], new[0], old[1], new[1])
+            old, new = next(before, None), next(after, None)

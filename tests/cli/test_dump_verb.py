@@ -1,0 +1,320 @@
+"""`statekeeper dump` and `statekeeper diff`, on a root of our own and on what Spark before it could have left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import Result
+
+from statestore.binding import StoreSchema
+from statestore.errors import LocalStateDamaged
+from statestore.format import logs, names, operators
+from statestore.format.state_rows import encode_keys, encode_values, key_schema
+from statestore.format.types import spark_schema_json
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+from tests.cli.test_cli import run, said
+
+KEY = pa.schema([("name", pa.string()), ("day", pa.int32())])
+VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
+GROWN = pa.schema([*VALUE, pa.field("extra", pa.string())])
+SCHEMA = StoreSchema("default", spark_schema_json(key_schema(KEY)), spark_schema_json(VALUE))
+
+State = dict[str, int]
+
+
+def key(name: str) -> bytes:
+    [found] = encode_keys(np.array([len(name)]), pa.Table.from_pylist([{"name": name, "day": 7}], KEY)).to_pylist()
+    return bytes(found)
+
+
+def value(n: int) -> bytes:
+    [found] = encode_values(pa.Table.from_pylist([{"n": n, "tags": ["x"] * n}], VALUE)).to_pylist()
+    return bytes(found)
+
+
+def changes(**counts: int | None) -> dict[bytes, bytes | None]:
+    return {key(name): None if n is None else value(n) for name, n in counts.items()}
+
+
+@pytest.fixture
+def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
+    """Two stores of rows, three versions."""
+    made = Checkpoint(open_storage(str(root)), tmp_path / "job", schema=SCHEMA)
+    made.batch(changes(a=1, b=2), changes(z=9))
+    made.batch(changes(a=None, c=3), changes())
+    made.batch(changes(b=5, c=3), changes(y=0))
+    return made
+
+
+def counts(rows: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    return [(row["store"], row["key"]["name"], row["value"]["n"]) for row in rows]
+
+
+NEWEST = [("state/0/0", "b", 5), ("state/0/0", "c", 3), ("state/0/1", "y", 0), ("state/0/1", "z", 9)]
+
+
+def test_the_rows_of_the_newest_version_are_shown_with_their_columns(root: Path, checkpoint: Checkpoint) -> None:
+    found = said("dump", root)
+    assert (found["batch"], found["version"], found["shown"], found["all"]) == (2, 3, 4, True)
+    assert sorted(counts(found["rows"])) == NEWEST
+    [row] = [row for row in found["rows"] if row["key"]["name"] == "c"]
+    assert row == {
+        "store": "state/0/0",
+        "family": None,
+        "key": {"key_group": 1, "name": "c", "day": 7},
+        "value": {"n": 3, "tags": ["x", "x", "x"]},
+    }
+
+
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_any_version_that_is_kept_can_be_shown_by_its_number_or_its_batch(
+    root: Path, checkpoint: Checkpoint, with_snapshot: bool
+) -> None:
+    if with_snapshot:
+        said("snapshot", root, "--all")
+    by_version = {
+        0: [],
+        1: [("state/0/0", "a", 1), ("state/0/0", "b", 2), ("state/0/1", "z", 9)],
+        2: [("state/0/0", "b", 2), ("state/0/0", "c", 3), ("state/0/1", "z", 9)],
+        3: NEWEST,
+    }
+    for version, rows in by_version.items():
+        found = said("dump", root, "--version", version)
+        assert sorted(counts(found["rows"])) == rows
+        assert (found["batch"], found["version"]) == (version - 1, version)
+        if version:
+            assert said("dump", root, "--batch", version - 1) == found
+
+
+def test_each_line_of_jsonl_is_a_row(root: Path, checkpoint: Checkpoint) -> None:
+    lines = run("dump", root, "--output", "jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == said("dump", root)["rows"]
+
+
+def test_a_table_shows_columns_by_store_and_says_how_to_see_more(root: Path, checkpoint: Checkpoint) -> None:
+    shown = run("dump", root).output
+    assert "batch 2, version 3: 4 rows" in shown
+    for text in ("state/0/0\n", "state/0/1\n", "key_group", "name", "day", "tags", '["x", "x", "x"]'):
+        assert text in shown
+    few = run("dump", root, "--limit", 3).output
+    assert "batch 2, version 3: the first 3 rows; --limit shows more" in few
+    assert "3 rows;" in few
+
+
+def test_a_limit_ends_it(root: Path, checkpoint: Checkpoint) -> None:
+    found = said("dump", root, "--limit", 3)
+    assert (len(found["rows"]), found["shown"], found["all"]) == (3, 3, False)
+    assert said("dump", root, "--limit", 0)["rows"] == []
+    assert said("dump", root, "--limit", 4)["all"]
+
+
+def test_stores_and_keys_can_be_chosen(root: Path, checkpoint: Checkpoint) -> None:
+    for name in ("0/1", "state/0/1", "state/0/1/"):
+        assert {row["store"] for row in said("dump", root, "--store", name)["rows"]} == {"state/0/1"}
+    assert sorted(counts(said("dump", root, "--store", "0")["rows"])) == NEWEST
+    assert sorted(counts(said("dump", root, "--store", "0/0", "--store", "0/1")["rows"])) == NEWEST
+    assert counts(said("dump", root, "--key", "name=b")["rows"]) == [("state/0/0", "b", 5)]
+    assert len(said("dump", root, "--key", "day=7")["rows"]) == 4
+    assert said("dump", root, "--key", "name=b", "--key", "day=8")["rows"] == []
+    # By the values of the key alone.
+    assert said("dump", root, "--key", "n=5")["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--store", "0/7"], "there is no store '0/7'; there are state/0/0, state/0/1"),
+        (["--store", "0/"], ""),
+        (["--family", "total"], "there is no family 'total'; there are: none"),
+        (["--key", "name"], "'name' is not COLUMN=VALUE"),
+        (["--version", "1", "--batch", "0"], "give one of them"),
+    ],
+)
+def test_what_is_not_there_is_a_mistake_in_the_call(
+    root: Path, checkpoint: Checkpoint, options: list[str], told: str
+) -> None:
+    result = run("dump", root, *options)
+    assert result.exit_code == (2 if told else 0)
+    assert told in " ".join(result.output.split())
+
+
+def test_a_version_that_is_not_committed_is_named_with_those_that_are(root: Path, checkpoint: Checkpoint) -> None:
+    result = run("dump", root, "--version", 9)
+    assert result.exit_code == 1
+    assert "version_not_loadable: commits/8: version 9 (batch 8) is not committed" in result.stderr
+    assert "the commit log has batches 0 to 2" in result.stderr
+
+
+def test_a_checkpoint_without_a_batch_has_no_rows(root: Path, tmp_path: Path) -> None:
+    Checkpoint(open_storage(str(root)), tmp_path)
+    assert said("dump", root) == {"batch": None, "version": None, "rows": [], "shown": 0, "all": True}
+    assert said("diff", root)["changes"] == []
+    for verb in ("dump", "diff"):
+        assert "no batch is committed yet" in run(verb, root).output
+
+
+def test_nothing_is_written_below_the_root_and_nothing_stays_on_the_local_disk(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    scratch = tmp_path / "scratch"
+    for arguments in (["dump", root], ["dump", root, "--limit", 1], ["diff", root]):
+        assert run(*arguments, "--scratch", scratch).exit_code == 0
+        assert not list(scratch.iterdir())
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_rows_from_before_a_column_was_added_are_read_as_they_were_written(root: Path, checkpoint: Checkpoint) -> None:
+    checkpoint.storage.create(names.later_schema(3), json.dumps({"default": spark_schema_json(GROWN)}).encode())
+    added = encode_values(pa.Table.from_pylist([{"n": 1, "tags": [], "extra": "new"}] * 4, GROWN)).to_pylist()
+    states = checkpoint.states[-1]
+    checkpoint.batch(*(dict.fromkeys(state, added[0]) for state in states))
+    assert {json.dumps(row["value"]) for row in said("dump", root)["rows"]} == {'{"n": 1, "tags": [], "extra": "new"}'}
+    assert sorted(counts(said("dump", root, "--version", 3)["rows"])) == NEWEST
+    [change] = [one for one in said("diff", root)["changes"] if one["key"]["name"] == "y"]
+    assert change["before"] == {"n": 0, "tags": []}
+    assert change["after"] == {"n": 1, "tags": [], "extra": "new"}
+
+
+def test_rows_that_are_not_what_the_schema_says_are_damage_and_name_their_store(root: Path, tmp_path: Path) -> None:
+    made = Checkpoint(open_storage(str(root)), tmp_path / "job", schema=SCHEMA)
+    made.batch(changes(a=1), {key("b"): b"\0" + bytes(7)})
+    result = run("dump", root)
+    assert result.exit_code == 1
+    assert "corrupt_file: state/0/1: version 1, by the schema in _statekeeper/binding.json" in result.stderr
+    assert run("dump", root, "--store", "0/0").exit_code == 0
+
+
+def test_rows_are_shown_without_pandas(root: Path, checkpoint: Checkpoint) -> None:
+    """Its import takes longer than the command."""
+    tell = "import atexit, sys; atexit.register(lambda: print('pandas' in sys.modules))"
+    for verb in ("dump", "diff"):
+        command = [sys.executable, "-c", f"{tell}; from statestore.cli import main; main()", verb, root]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "batch 2" in shown
+        assert shown.endswith("False\n")
+
+
+def test_what_goes_wrong_where_rows_are_written_to_is_not_taken_for_a_damaged_copy(
+    root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("statestore.cli.rows._write", full)
+    result = run("dump", root, "--output", "jsonl")
+    assert isinstance(result.exception, OSError)
+    assert not isinstance(result.exception, LocalStateDamaged)
+
+
+# -- what Spark left ---------------------------------------------------------------------------------------------------
+
+
+def as_sparks(checkpoint: Checkpoint, **conf: str) -> None:
+    """The same as if Spark had written it: its offset log says how, and nothing is bound."""
+    storage = checkpoint.storage
+    storage.delete([names.BINDING])
+    pinned = {**logs.STATE_CONF, **{f"spark.sql.streaming.stateStore.{name}": text for name, text in conf.items()}}
+    newest = len(checkpoint.versions) - 2
+    storage.replace(names.offsets(newest), logs.encode_offsets(logs.OffsetLog(0, 0, pinned, ())))
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 12, result.output
+    assert "unknown_format_version: " in result.stderr
+    return result.stderr
+
+
+def test_a_checkpoint_without_a_binding_is_read_by_its_schema_file_and_metadata(
+    root: Path, checkpoint: Checkpoint
+) -> None:
+    as_sparks(checkpoint)
+    assert sorted(counts(said("dump", root)["rows"])) == NEWEST
+
+
+@pytest.mark.parametrize("verb", ["dump", "diff"])
+def test_rows_in_avro_are_refused_by_name(root: Path, checkpoint: Checkpoint, verb: str) -> None:
+    as_sparks(checkpoint, encodingFormat="avro")
+    told = refused(run(verb, root))
+    assert "offsets/2: the query's rows are encoded as avro -> this release decodes rows as unsaferow" in told
+
+
+def test_an_unknown_version_of_the_schema_file_and_an_unknown_type_are_refused_by_name(
+    root: Path, checkpoint: Checkpoint
+) -> None:
+    as_sparks(checkpoint)
+    path = names.state_schema(0)
+    checkpoint.storage.replace(path, operators.encode_schema("{}", "{}").replace(b"v2", b"v9"))
+    assert f"{path}: state schema 'v9'" in refused(run("dump", root))
+    strange = SCHEMA.value_json.replace('"long"', '"variant"')
+    checkpoint.storage.replace(path, operators.encode_schema(SCHEMA.key_json, strange))
+    assert f"{path}: column n has Spark's type variant" in refused(run("dump", root))
+
+
+def test_keys_with_a_prefix_that_no_metadata_describes_are_refused_by_name(root: Path, checkpoint: Checkpoint) -> None:
+    """Spark before 4.0 wrote none; the keys of its session windows have a prefix."""
+    said("snapshot", root, "--all")
+    as_sparks(checkpoint)
+    # Structure V1 is all that such a Spark had, and a snapshot is the same in both.
+    for path in root.glob("state/0/*/*.*"):
+        path.unlink() if path.suffix == ".changelog" else path.rename(path.with_name("3.zip"))
+    checkpoint.storage.replace(names.commits(2), logs.encode_commit(logs.CommitLog(0, None)))
+    assert sorted(counts(said("dump", root)["rows"])) == NEWEST
+    checkpoint.storage.delete([names.operator_metadata(0)])
+    told = refused(run("dump", root))
+    assert "the operator has no metadata, which says how its keys are encoded" in told
+
+
+# -- diff --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_added_removed_and_changed_is_told_with_both_values(root: Path, checkpoint: Checkpoint) -> None:
+    found = said("diff", root, "--from", 1)
+    assert (found["from"], found["to"]) == ({"batch": 0, "version": 1}, {"batch": 2, "version": 3})
+    told = {
+        change["key"]["name"]: (change["change"], *(side and side["n"] for side in (change["before"], change["after"])))
+        for change in found["changes"]
+    }
+    assert told == {
+        "a": ("removed", 1, None),
+        "b": ("changed", 2, 5),
+        "c": ("added", None, 3),
+        "y": ("added", None, 0),
+    }
+    assert found["totals"] == {"added": 2, "removed": 1, "changed": 1}
+    assert found["stores"] == [
+        {"store": "state/0/0", "added": 1, "removed": 1, "changed": 1},
+        {"store": "state/0/1", "added": 1, "removed": 0, "changed": 0},
+    ]
+
+
+def test_the_newest_version_is_compared_with_the_one_before_it(root: Path, checkpoint: Checkpoint) -> None:
+    assert said("diff", root) == said("diff", root, "--from", 2, "--to", 3)
+    assert {change["key"]["name"] for change in said("diff", root)["changes"]} == {"b", "y"}, "c was put as it was"
+    assert said("diff", root, "--to", 1)["totals"] == {"added": 3, "removed": 0, "changed": 0}
+    assert said("diff", root, "--from", 3, "--to", 1)["totals"] == {"added": 1, "removed": 2, "changed": 1}
+
+
+def test_all_differences_are_counted_whatever_is_shown(root: Path, checkpoint: Checkpoint) -> None:
+    found = said("diff", root, "--from", 1, "--limit", 2)
+    assert (len(found["changes"]), found["shown"]) == (2, 2)
+    assert found["totals"] == {"added": 2, "removed": 1, "changed": 1}
+    shown = run("diff", root, "--from", 1, "--limit", 2).output
+    assert "from version 1 (batch 0) to 3 (batch 2): 2 added, 1 removed, 1 changed; the first 2 are shown" in shown
+    whole = run("diff", root, "--from", 1).output
+    assert "2 added, 1 removed, 1 changed\n" in whole
+    lines = run("diff", root, "--from", 1, "--output", "jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == said("diff", root, "--from", 1)["changes"]
+
+
+def test_one_store_can_be_compared_alone(root: Path, checkpoint: Checkpoint) -> None:
+    assert said("diff", root, "--from", 1, "--store", "0/1")["totals"] == {"added": 1, "removed": 0, "changed": 0}
+    assert run("diff", root, "--to", 9).exit_code == 1
