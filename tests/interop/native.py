@@ -7,6 +7,7 @@ it puts out is kept by batch; its state is asked of Spark's own `statestore` sou
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import re
 import shutil
@@ -20,11 +21,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 FORMAT = f"{STATE_STORE}checkpointFormatVersion"
@@ -277,21 +279,41 @@ def configured(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
 
 def views(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[Row]]:
     """All that Spark's own reader shows of the state, newest unless a batch is named: the rows of each view."""
-    session = query.spark.newSession()
-    for name, value in {**query.confs, "spark.sql.session.timeZone": "UTC"}.items():
-        session.conf.set(name, value)
-    # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
-    session._jsparkSession.sessionState().streamingQueryManager()
-    found = {}
-    for options in query.operator.views:
-        reader = session.read.format("statestore").options(**options)
-        if batch is not None:
-            reader = reader.option("batchId", batch)
-        found[str(options)] = reader.load(str(query.checkpoint)).collect()
-    return found
+    return {str(options): view.collect() for options, view in _views(query, batch)}
 
 
 def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[str]]:
     """The same as text that can be compared: without what depends on the time of day."""
     shown = views(query, batch=batch)
     return {view: Counter(_EXPIRES.sub("", str(row)) for row in found) for view, found in shown.items()}
+
+
+def views_as_json(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[str]]:
+    """The same with each row as Spark's JSON, which leaves out what is null, by the options as JSON."""
+    found = {}
+    for options, view in _views(query, batch):
+        # Of the side of a join Spark's rows have a column more than their schema says, which its JSON stumbles over.
+        parts = [_by_columns(view, part) for part in view.columns] if "joinSide" in options else ["*"]
+        as_json = view.select(F.to_json(F.struct(*parts)))
+        found[json.dumps(dict(options))] = [row[0] for row in as_json.collect()]
+    return found
+
+
+def _by_columns(view: DataFrame, name: str) -> Column:
+    kind = view.schema[name].dataType
+    if not isinstance(kind, StructType):
+        return F.col(name)
+    return F.struct(*(F.col(f"{name}.{column}") for column in kind.names)).alias(name)
+
+
+def _views(query: NativeQuery, batch: int | None) -> Iterator[tuple[Mapping[str, str], DataFrame]]:
+    session = query.spark.newSession()
+    for name, value in {**query.confs, "spark.sql.session.timeZone": "UTC"}.items():
+        session.conf.set(name, value)
+    # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
+    session._jsparkSession.sessionState().streamingQueryManager()
+    for options in query.operator.views:
+        reader = session.read.format("statestore").options(**options)
+        if batch is not None:
+            reader = reader.option("batchId", batch)
+        yield options, reader.load(str(query.checkpoint))

@@ -1,0 +1,173 @@
+"""`statekeeper dump` and `diff` against Spark's own `statestore` reader, on checkpoints that Spark wrote by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from statestore.cli import main
+from statestore.engine.rocks import Database
+from tests.interop.dumped import Row, dumped, expected, shown
+from tests.interop.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, views_as_json
+
+pytestmark = pytest.mark.spark
+
+BY_THE_WAY = {f"{STATE_STORE}rowChecksum.enabled": "true", f"{STATE_STORE}rocksdb.mergeOperatorVersion": "1"}
+"""A checksum for each row, and a comma between what is merged."""
+
+MATRIX = [
+    (name, structure, how)
+    for name in OPERATORS
+    for structure, how in (("1", "plain"), ("2", "plain"), ("2", "checksums and commas"))
+]
+IN_CI = [
+    ("aggregation", "1", "plain"),
+    ("join 2", "2", "plain"),
+    ("transformWithState", "2", "plain"),
+    ("join 4", "2", "checksums and commas"),
+]
+CASES = [case if case in IN_CI else pytest.param(case, marks=pytest.mark.slow) for case in MATRIX]
+BATCHES = 2
+
+
+@dataclass
+class Run:
+    """A query, its checkpoint, and what was dumped of it: by version, all rows."""
+
+    query: NativeQuery
+    folder: Path
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.query.checkpoint
+
+    def version(self, version: int) -> list[Row]:
+        if version not in self.rows:
+            self.rows[version] = dumped(self.checkpoint, "--version", version)
+        return self.rows[version]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+def run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    name, structure, how = request.param
+    folder = tmp_path_factory.mktemp("dump")
+    confs = {FORMAT: structure} if how == "plain" else {FORMAT: structure, **BY_THE_WAY}
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], confs)
+    query.run(BATCHES)
+    return Run(query, folder)
+
+
+def newest(run: Run) -> int:
+    """Joins and watermarks make a batch without data more."""
+    return max(int(path.name) for path in (run.checkpoint / "commits").iterdir() if path.name.isdecimal()) + 1
+
+
+def test_a_dump_shows_what_sparks_own_reader_shows(run: Run) -> None:
+    for version in (1, newest(run)):
+        rows = run.version(version)
+        assert rows
+        by_spark = views_as_json(run.query, batch=version - 1)
+        for view, found in by_spark.items():
+            assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), (version, view)
+        assert sum(map(len, by_spark.values())) > 0
+
+
+def test_a_dump_of_another_version_is_another(run: Run) -> None:
+    """What is compared above can tell."""
+    by_spark = views_as_json(run.query, batch=0)
+    rows = run.version(newest(run))
+    differing = [
+        view for view, found in by_spark.items() if shown(rows, json.loads(view)) != expected(found, json.loads(view))
+    ]
+    assert differing
+
+
+def test_a_checkpoint_that_was_moved_is_dumped_as_before(run: Run) -> None:
+    """The paths of the schemas stand in it as they were when it was written."""
+    moved = run.folder / "moved"
+    here = run.version(newest(run))
+    shutil.move(run.checkpoint, moved)
+    try:
+        assert dumped(moved) == here
+    finally:
+        shutil.move(moved, run.checkpoint)
+
+
+def test_the_difference_between_two_versions_leads_from_one_to_the_other(run: Run) -> None:
+    def by_key(rows: list[Row]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for row in rows:
+            place = json.dumps([row["store"], row["family"], row["key"]])
+            found.setdefault(place, []).append(json.dumps(row["value"]))
+        return found
+
+    before, after = by_key(run.version(1)), by_key(run.version(newest(run)))
+    done = CliRunner().invoke(main, ["diff", str(run.checkpoint), "--from", "1", "--output", "json"])
+    assert done.exit_code == 0, done.output
+    changes = json.loads(done.stdout)["changes"]
+    assert changes
+    for change in changes:
+        place = json.dumps([change["store"], change["family"], change["key"]])
+        held = before.pop(place, None)
+        if change["before"] is None:
+            assert (held, change["change"]) == (None, "added")
+        else:
+            assert held == _values(change["before"])
+        if change["after"] is None:
+            assert change["change"] == "removed"
+        else:
+            assert place not in before
+            before[place] = _values(change["after"])
+    assert before == after
+
+
+def _values(value: Row | list[Row]) -> list[str]:
+    return [json.dumps(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def test_a_changed_value_makes_a_dump_differ_from_what_spark_wrote(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Into a copy goes a snapshot in which the last word of one value is another, or of one key where values hold
+    nothing; its changelogs are taken away."""
+    holds_nothing = all(one is None for row in run.version(newest(run)) for one in row["value"].values())
+    copy = tmp_path / "copy"
+    shutil.copytree(run.checkpoint, copy)
+    capture = Database.capture
+
+    def flipped(data: bytes) -> bytes:
+        return data[:-8] + bytes([data[-8] ^ 1]) + data[-7:]
+
+    def spoilt(database: Database, path: Path) -> None:
+        keys, values = next(iter(database.scan()), ([], []))
+        if keys:
+            key, value = keys[0], values[0]
+            if holds_nothing:
+                database.apply([[(key, None)]], None)
+                key = flipped(key)
+            else:
+                value = flipped(value)
+            database.apply([[(key, value)]], None)
+        capture(database, path)
+
+    monkeypatch.setattr(Database, "capture", spoilt)
+    arguments = ["snapshot", str(copy), "--at-head", "--i-stopped-it", "--mode", "snapshots"]
+    taken = CliRunner().invoke(main, [*arguments, "--scratch", str(tmp_path)])
+    assert taken.exit_code == 0, taken.output
+    for changelog in copy.glob("state/**/*.changelog"):
+        changelog.unlink()
+    done = CliRunner().invoke(main, ["dump", str(copy), "--output", "jsonl"])
+    if BY_THE_WAY.items() <= run.query.confs.items():
+        assert done.exit_code == 1
+        assert "wrong checksum of the row" in done.stderr
+    elif done.exit_code == 0:
+        assert [json.loads(line) for line in done.stdout.splitlines()] != run.version(newest(run))
+    else:
+        assert "corrupt_file" in done.stderr
