@@ -181,6 +181,33 @@ def test_a_root_on_s3_is_maintained_the_same(
     assert flights.storage.list(names.LEASES) == [], "the one on local disk was not touched"
 
 
+def test_a_checkpoint_that_spark_writes_is_only_looked_at_until_it_is_allowed_and_then_maintained_the_same(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    configuration: Path,
+    tmp_path: Path,
+) -> None:
+    flights.storage.delete([names.BINDING])
+    before = {entry.path for entry in flights.storage.list("")}
+    looked_at = maintained(definitions, instance)
+    assert looked_at.success
+    assert {entry.path for entry in flights.storage.list("")} == before
+    assert (shown(looked_at, "snapshot")["snapshots_taken"], shown(looked_at, "lineage")["errors"]) == (0, 0)
+    assert not checks(looked_at)["tail_is_short"].passed, "nobody makes snapshots"
+    configuration.write_text(configuration.read_text().replace('url = "flights"', 'url = "flights"\nmode = "full"'))
+    assert shown(maintained(definitions, instance), "snapshot")["snapshots_taken"] == 2
+    flights.grow(4)
+    result = maintained(definitions, instance)
+    gone = shown(result, "retention")
+    assert gone["deleted_files"] == gone["planned_files"] > 0
+    assert all(check.passed for check in checks(result).values())
+    logs = {path for path in before if path.startswith((names.COMMITS, names.OFFSETS))}
+    assert logs <= paths(flights), "they are Spark's"
+    for batch in (10, 11, 12):
+        flights.assert_right(tmp_path / f"host {batch}", batch)
+
+
 def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
