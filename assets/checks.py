@@ -22,6 +22,8 @@ _LOGS = frozenset(
         What.COMMIT_UNREADABLE,
         What.COMMIT_UNKNOWN_ID,
         What.COMMIT_AT_ODDS,
+        What.COMMITS_MIXED,
+        What.FORMAT_FLIPPED,
         What.OFFSETS_MISSING,
         What.OFFSETS_UNREADABLE,
         What.OFFSETS_AHEAD,
@@ -30,6 +32,8 @@ _LOGS = frozenset(
         What.DESCRIPTION_AT_ODDS,
         What.TWO_OPERATORS,
         What.STORE_UNDESCRIBED,
+        What.NAME_STOPS_LOADS,
+        What.NAME_STOPS_CLEANUP,
         What.FOREIGN_FILE,
     }
 )

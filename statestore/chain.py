@@ -44,6 +44,7 @@ class Chain:
     broken      versions whose changelog cannot be used, and why: missing, unreadable, at odds with the commit log
     end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
     odds        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
+    needs_base  whether changelogs alone give no version: only a snapshot says what a store's column families are called
     """
 
     store: StorePath
@@ -53,6 +54,7 @@ class Chain:
     broken: Mapping[VersionId, str] = field(default_factory=dict)
     end: str | None = None
     odds: str | None = None
+    needs_base: bool = False
 
     @property
     def head(self) -> VersionId:
@@ -63,7 +65,7 @@ class Chain:
     def bases(self) -> Mapping[VersionId, VersionId]:
         """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`. By the commit log."""
         found: dict[VersionId, VersionId] = {}
-        base: VersionId | None = EMPTY if self.versions[0].version == 1 else None
+        base: VersionId | None = EMPTY if self.versions[0].version == 1 and not self.needs_base else None
         for version in self.versions:
             if version in self.snapshots and self.snapshots[version].is_whole:
                 base = version

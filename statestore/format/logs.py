@@ -21,6 +21,7 @@ ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateS
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 _STATE = "spark.sql.streaming.stateStore."
+CODEC = _STATE + "compression.codec"
 ENCODING = _STATE + "encodingFormat"
 """In the offset logs of queries that began with Spark 4.0 or later."""
 
@@ -30,7 +31,7 @@ STATE_CONF = {
     _STATE + "rocksdb.mergeOperatorVersion": "2",
     ENCODING: "unsaferow",
     _STATE + "rowChecksum.enabled": "false",
-    _STATE + "compression.codec": "lz4",
+    CODEC: "lz4",
 }
 """How the state of our own roots is written, in the words of Spark's offset log."""
 

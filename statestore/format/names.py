@@ -45,10 +45,11 @@ ASIDE = f"{CONTROL}/aside"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
-
 SIDECAR = ".crc"
 """What stands behind the name of a file in the name of its checksum."""
 
+_ZIP = ".zip"
+_PARSED = (_ZIP, ".changelog")
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
 _OPERATOR_METADATA = re.compile(rf"{STATE}/(?P<operator>[0-9]+)/_metadata/(?:metadata|v2/(?P<batch>[0-9]+))")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
@@ -120,12 +121,34 @@ def is_sidecar(name: str) -> bool:
     return name.endswith(SIDECAR) and parse_store_file(name.removesuffix(SIDECAR)) is not None
 
 
-def is_odd_for_spark(name: str) -> bool:
-    """Whether a file name inside a store's folder is one that Spark takes for a version's, and cannot read as such.
+def sidecar(path: str) -> str:
+    """The path of the checksum that Spark 4.1 and later put beside a changelog or snapshot."""
+    return f"{path}{SIDECAR}"
 
-    Its loads in structure V1, and all of its clean-up, read the name of every zip and of every checksum as a number.
-    """
-    return name.endswith((".zip", SIDECAR)) and parse_store_file(name) is None and not is_sidecar(name)
+
+def hidden_checksum(path: str) -> str:
+    """The path of the checksum that Hadoop keeps of a file on a local disk."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/.{name}{SIDECAR}" if folder else f".{name}{SIDECAR}"
+
+
+def stops_loads(name: str) -> bool:
+    """Whether Spark cannot load a store of structure V1 while its folder holds a file of that name: it takes every name
+    that ends in `.zip`, hidden or not, for the number of a version."""
+    if not name.endswith(_ZIP) or "/" in name:
+        return False
+    parsed = parse_store_file(name)
+    return parsed is None or parsed.version.id is not None
+
+
+def stops_cleanup(name: str) -> bool:
+    """Whether Spark's clean-up of a store fails, each time and without a word, over a file of that name in its folder: it
+    wants a number, and nothing or one word after it."""
+    base, dot, kind = name.rpartition(".")
+    number, *words = base.split("_")
+    if f"{dot}{kind}" not in _PARSED or "/" in name:
+        return False
+    return len(words) > 1 or not (number.isascii() and number.isdecimal())
 
 
 @dataclass(frozen=True, order=True)

@@ -24,6 +24,7 @@ from statestore.storage.base import (
     Requests,
     Storage,
     checked_folder,
+    is_hidden,
     read_or_none,
 )
 from statestore.storage.local import LocalStorage
@@ -40,6 +41,7 @@ __all__ = [
     "Storage",
     "StorageSpec",
     "at_once",
+    "is_hidden",
     "open_storage",
     "read_or_none",
 ]

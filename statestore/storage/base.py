@@ -145,11 +145,12 @@ class Storage(Protocol):
         *Guarantee*: a reader sees the old bytes or the new ones.
         """
 
-    def list(self, prefix: str) -> Entries:
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         """Everything below the folder `prefix` ("" is the root) at any depth, sorted by path.
 
         A missing folder is an empty list. Names with a part that starts with '.' are left out (Hadoop's sidecars and
-        unfinished files), and so is TEMP_FOLDER unless `prefix` names it: that is how leftovers of crashes are found.
+        unfinished files) unless `hidden` asks for them, and so is TEMP_FOLDER unless `prefix` names it: that is how
+        leftovers of crashes are found.
         """
 
     def folders(self, prefix: str) -> Names:
@@ -193,9 +194,14 @@ def checked_folder(prefix: str) -> str:
     return prefix and checked(prefix)
 
 
-def is_listed(path: str, prefix: str) -> bool:
+def is_hidden(path: str) -> bool:
+    """Whether a part of the path starts with '.'."""
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def is_listed(path: str, prefix: str, *, hidden: bool = False) -> bool:
     """Whether a listing of the folder `prefix` shows `path`; see `Storage.list`."""
-    if any(part.startswith(".") for part in path.split("/")):
+    if is_hidden(path) and not hidden:
         return False
     return is_below(prefix, TEMP_FOLDER) or not is_below(path, TEMP_FOLDER)
 

@@ -103,11 +103,11 @@ class LocalStorage(OpenedStore):
             temp.replace(target)
             _flush(target.parent)
 
-    def list(self, prefix: str) -> Entries:
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = self._place(prefix) if checked_folder(prefix) else self._root
         self.requests.count(Kind.LIST)
         with self._translated(prefix):
-            return sorted(self._walk(folder, prefix), key=lambda entry: entry.path)
+            return sorted(self._walk(folder, prefix, hidden=hidden), key=lambda entry: entry.path)
 
     def folders(self, prefix: str) -> Names:
         folder = self._place(prefix) if checked_folder(prefix) else self._root
@@ -203,19 +203,19 @@ class LocalStorage(OpenedStore):
                 return
         raise AlreadyExists("stands there with other bytes", path=self._shown(path), hint="somebody else was first")
 
-    def _walk(self, folder: Path, prefix: str) -> Iterator[Entry]:
+    def _walk(self, folder: Path, prefix: str, *, hidden: bool) -> Iterator[Entry]:
         try:
             found = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
             return
         for item in found:
             path = f"{prefix}/{item.name}" if prefix else item.name
-            if not is_listed(path, prefix):
+            if not is_listed(path, prefix, hidden=hidden):
                 continue
             if item.is_symlink():
                 raise self._linked(path)
             if item.is_dir(follow_symlinks=False):
-                yield from self._walk(folder / item.name, path)
+                yield from self._walk(folder / item.name, path, hidden=hidden)
             elif item.is_file(follow_symlinks=False):
                 try:
                     about = item.stat(follow_symlinks=False)

@@ -117,10 +117,12 @@ class S3Storage(OpenedStore):
     def replace(self, path: str, data: bytes) -> None:
         self._put(Kind.REPLACE, path, data)
 
-    def list(self, prefix: str) -> Entries:
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
         entries = [
-            entry for page in self._pages(prefix, folder) for entry in self._listed(page.get("Contents", []), prefix)
+            entry
+            for page in self._pages(prefix, folder)
+            for entry in self._listed(page.get("Contents", []), prefix, hidden=hidden)
         ]
         return sorted(entries, key=lambda entry: entry.path)
 
@@ -254,14 +256,14 @@ class S3Storage(OpenedStore):
                 return Created.SAME
         raise AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
 
-    def _listed(self, found: Iterable[Any], prefix: str) -> Iterator[Entry]:
+    def _listed(self, found: Iterable[Any], prefix: str, *, hidden: bool) -> Iterator[Entry]:
         for item in found:
             path = item["Key"].removeprefix(self._before)
             try:
                 checked(path)
             except ValueError:
                 continue  # Consoles and Hadoop mark folders by empty objects whose names end in '/'.
-            if is_listed(path, prefix):
+            if is_listed(path, prefix, hidden=hidden):
                 yield Entry(path, item["Size"], item["LastModified"].timestamp())
 
     def _delete_batch(self, keys: Iterable[str]) -> None:

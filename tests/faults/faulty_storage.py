@@ -91,8 +91,8 @@ class FaultyStorage:
     def replace(self, path: str, data: bytes) -> None:
         self._do(Kind.REPLACE, path, lambda: self._inner.replace(path, data), lambda: self._leave_half(data))
 
-    def list(self, prefix: str) -> Entries:
-        return self._do(Kind.LIST, prefix, lambda: self._inner.list(prefix))
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
+        return self._do(Kind.LIST, prefix, lambda: self._inner.list(prefix, hidden=hidden))
 
     def folders(self, prefix: str) -> Names:
         return self._do(Kind.LIST, prefix, lambda: self._inner.folders(prefix))

@@ -120,8 +120,8 @@ def test_a_batch_that_is_committed_while_the_files_are_listed_is_no_finding(
 ) -> None:
     listing = checkpoint.storage.list
 
-    def commits_after(prefix: str) -> list[Entry]:
-        entries = listing(prefix)
+    def commits_after(prefix: str, *, hidden: bool = False) -> list[Entry]:
+        entries = listing(prefix, hidden=hidden)
         if prefix == names.STATE:
             monkeypatch.undo()
             checkpoint.grow(1)

@@ -68,13 +68,13 @@ class MemoryStorage(OpenedStore):
         self.requests.count(Kind.REPLACE, bytes_written=len(data))
         self.objects[checked(path)] = StoredObject(data, self._now_seconds())
 
-    def list(self, prefix: str) -> Entries:
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         self.requests.count(Kind.LIST)
         below = f"{checked_folder(prefix)}/" if prefix else ""
         return [
             _entry(path, found)
             for path, found in sorted(self.objects.items())
-            if path.startswith(below) and is_listed(path, prefix)
+            if path.startswith(below) and is_listed(path, prefix, hidden=hidden)
         ]
 
     def folders(self, prefix: str) -> Names:

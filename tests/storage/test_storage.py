@@ -233,6 +233,13 @@ def test_hidden_and_unfinished_files_are_not_listed(storage: Storage) -> None:
     assert names(storage, "_statekeeper") == ["_statekeeper/owner"]
 
 
+def test_hidden_files_are_listed_for_who_asks_for_them_and_unfinished_ones_are_not(storage: Storage) -> None:
+    for path in (".hidden", "a/.2.crc", "a/.folder/b", f"{TEMP_FOLDER}/unfinished", "a/1"):
+        storage.create(path, b"")
+    assert [entry.path for entry in storage.list("", hidden=True)] == [".hidden", "a/.2.crc", "a/.folder/b", "a/1"]
+    assert [entry.path for entry in storage.list("a", hidden=True)] == ["a/.2.crc", "a/.folder/b", "a/1"]
+
+
 def test_leftovers_of_crashes_are_found_by_who_asks_for_them(storage: Storage) -> None:
     storage.create(f"{TEMP_FOLDER}/leftover", b"")
     assert names(storage, TEMP_FOLDER) == [f"{TEMP_FOLDER}/leftover"]

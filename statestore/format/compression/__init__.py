@@ -24,7 +24,7 @@ from statestore.format.compression import lz4_java, lzf, xerial_snappy, zstd
 from statestore.format.compression.compressed_file import CompressedFile
 from statestore.format.compression.lz4_java import BlockWriter
 
-__all__ = ["BlockWriter", "blocks"]
+__all__ = ["BlockWriter", "blocks", "is_guarded"]
 
 _CODECS: dict[bytes, Callable[[CompressedFile], Iterator[bytes]]] = {
     codec.MAGIC: codec.blocks for codec in (lz4_java, zstd, xerial_snappy, lzf)
@@ -49,3 +49,8 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
         path=path,
         hint="restore the file from a backup, or load an older version; a query's own codec class is not read",
     )
+
+
+def is_guarded(data: bytes | mmap.mmap) -> bool:
+    """Whether the file carries checksums of what it holds, so that one that was read to its end is whole."""
+    return data[: len(lz4_java.MAGIC)] == lz4_java.MAGIC

@@ -26,6 +26,7 @@ class Flaw(Enum):
     CORRUPT = "cannot be read"
     UNKNOWN_FORMAT = "has a format that this release does not know"
     AT_ODDS = "contradicts other files"
+    REPLACED = "is another file under the same name"
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ def attempt(path: str, read: Callable[[], T]) -> T | Bad:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into."""
+    """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into.
+
+    `newest_version`: the newest version of which the logs say, after the files were listed, that a batch may be making it.
+    """
 
     commits: Mapping[int, CommitLog | Bad]
     offsets: frozenset[int]
     offsets_read: Mapping[int, OffsetLog | Bad]
+    newest_version: int = 0
 
     @property
     def readable(self) -> Mapping[int, CommitLog]:
@@ -69,7 +74,7 @@ class RootFacts:
     by operator.
 
     `seen`: how many partitions of an operator the commit log and the files know.
-    `strangers`: files below the root in places where nobody writes such names.
+    `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
     """
 
     query: str | Bad
@@ -79,6 +84,29 @@ class RootFacts:
     schemas: Mapping[int, tuple[str, str] | Bad]
     seen: Mapping[int, int]
     strangers: tuple[str, ...]
+
+
+class Keeper(Enum):
+    """Who keeps a checksum beside a file, and refuses the file when it does not fit."""
+
+    SPARK = "Spark"
+    HADOOP = "Hadoop"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that Spark does not read for the checksum beside it, though nothing is known against the file itself.
+
+    `checksum`: that file, and what is wrong with it; `versions`: whose changelog the file is, or whose snapshots need it;
+    `is_guarded`: whether the file was read, and carries checksums of its own, which fit.
+    """
+
+    keeper: Keeper
+    file: str
+    checksum: Bad
+    versions: tuple[VersionId, ...]
+    is_changelog: bool
+    is_guarded: bool | None
 
 
 @dataclass(frozen=True)
@@ -102,6 +130,7 @@ class StoreFacts:
     snapshots       what is wrong with snapshots of the chain
     unnoticed       of these, those that a load takes all the same: they can be opened, and only reading shows it
     lineage         what the head's changelog names before it; None when it was not, or could not be read
+    refused         files that checksums beside them speak against
     """
 
     store: StorePath
@@ -113,6 +142,7 @@ class StoreFacts:
     unnoticed: frozenset[VersionId]
     lineage: Lineage | None
     decoded: Decoded | None = None
+    refused: tuple[Refused, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +164,7 @@ class Misfit:
 @dataclass(frozen=True)
 class Facts:
     """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
-    `deep`: whether every byte was read."""
+    `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say."""
 
     root: RootFacts
     logs: LogFacts
@@ -143,3 +173,4 @@ class Facts:
     undescribed: tuple[StorePath, ...]
     deep: bool
     requests: RequestCounts
+    codec: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -27,8 +28,8 @@ from statestore.maintenance.audit.facts import (
     StoreFacts,
     attempt,
 )
-from statestore.maintenance.audit.store import look_at_store
-from statestore.storage import Entry, Storage, at_once
+from statestore.maintenance.audit.store import Way, look_at_store
+from statestore.storage import Entry, Storage, at_once, is_hidden
 
 _NEWEST_OFFSETS = 2
 """Of the batch that was committed last, and of the one that may be running."""
@@ -39,8 +40,9 @@ def gather(
 ) -> Facts:
     """The facts about a checkpoint. With `scratch`, a folder on local disk, every byte of every store is read too.
 
-    Requests: four listings, one for each commit, a handful for the root, two an operator; for a store see
-    `look_at_store`. `progress` is told how many stores are done, of how many, from several threads.
+    Requests: four listings, two more where files are ahead of the logs, one for each commit, a handful for the root, two
+    an operator; for a store see `look_at_store`. `progress` is told how many stores are done, of how many, from several
+    threads.
 
     *Guarantee*: nothing is written below the root, and what is wrong with one file or store does not keep the others
     from being looked at. Raises `NotACheckpoint`; `UnknownFormatVersion` when no commit, or no store, has a format that
@@ -50,21 +52,30 @@ def gather(
     # Losing schedule of the other order: the files are listed; the query, which is at work, commits; the log is read, and
     # names a version whose changelog no listing shows. What is written after the log was read is newer than its head.
     log, strangers = _logs(storage, deep=scratch is not None)
-    state, control = storage.list(names.STATE), storage.list(names.CONTROL)
+    control = storage.list(names.CONTROL)
+    # A state store of another kind is named here, before its files are listed: they have other names.
+    conf, codec = _conf(log, is_own=_is_own(control))
+    listed = storage.list(names.STATE, hidden=True)
+    state = [entry for entry in listed if not is_hidden(entry.path)]
+    hidden = frozenset(entry.path for entry in listed if is_hidden(entry.path))
     if not log.commits:
         catalog.heads(storage)  # says whether this is a checkpoint at all
     files = catalog.by_store(state)
+    if not _is_own(control):
+        strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
+        log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, log, state, control, files, strangers)
     described = _described(root, log, files)
     committed, misfits = _committed(root, log, described)
     if scratch is not None:
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
-    conf = _conf(root, log)
     found: dict[StorePath, StoreFacts | NotAudited] = {}
+    with_families = frozenset(op for op, path in root.metadata_paths.items() if _names_families(path))
+    way = Way(storage, scratch, conf, hidden, with_families)
 
     def look(store: StorePath) -> None:
-        found[store] = look_at_store(storage, store, committed[store], files.get(store, StoreFiles()), scratch, conf)
+        found[store] = look_at_store(way, store, committed[store], files.get(store, StoreFiles()))
         progress(len(found), len(committed))
 
     at_once(look, sorted(committed))
@@ -79,16 +90,37 @@ def gather(
         tuple(sorted(set(files) - set(committed))) if log.readable else (),
         scratch is not None,
         storage.requests.since(before),
+        codec,
     )
 
 
-def _conf(root: RootFacts, log: LogFacts) -> StateConf:
-    """How the records are written, by the newest offset log that can be read."""
+def _conf(log: LogFacts, *, is_own: bool) -> tuple[StateConf, str | None]:
+    """How the records are written, by the newest offset log that can be read, and the codec of the changelogs."""
     readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
-    if root.binding is not None or not readable:
-        return OURS
+    if is_own or not readable:
+        return OURS, None
     newest = max(readable)
-    return state_conf(readable[newest], names.offsets(newest))
+    return state_conf(readable[newest], names.offsets(newest)), readable[newest].conf.get(logs.CODEC)
+
+
+def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, StoreFiles]) -> int:
+    """The newest version that a batch may be making. Two listings more where there are files of later ones: the query may
+    be at work."""
+    known = max(log.commits, default=-1) + 1
+    known += known in log.offsets  # the batch that makes it has begun
+    there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
+    if max(there, default=0) <= known:
+        return known
+    commits = _batches(storage.list(names.COMMITS), names.commits, [])
+    offsets = _batches(storage.list(names.OFFSETS), names.offsets, [])
+    known = max(commits, default=-1) + 1
+    return known + (known in offsets)
+
+
+def _names_families(metadata_path: str) -> bool:
+    """Whether an operator's metadata is of the version that Spark writes for stores with column families."""
+    parsed = names.parse_operator_metadata(metadata_path)
+    return parsed is not None and parsed[1] >= 0
 
 
 def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:

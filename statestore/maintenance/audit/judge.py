@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statestore.format.names import StorePath
+from statestore.maintenance.audit import judge_spark
 from statestore.maintenance.audit.facts import Facts, Flaw, NotAudited, StoreFacts
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, Restart, Severity, What
 from statestore.maintenance.audit.judge_root import of_logs, of_root
@@ -15,7 +16,6 @@ _NO_CHECKSUM = (
     "with the names of files and with the lineages",
     "a whole file that was replaced by another whole one of the same name is seen only where names, sizes, lineages or "
     "key counts tell it",
-    "the checksums of Spark's sidecars (.crc) were not compared",
 )
 _BYTES_NOT_READ = "the contents of changelogs and tables were not read: --deep reads every byte"
 _SCANNED = (
@@ -30,12 +30,13 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
     stores = [store for store in facts.stores if isinstance(store, StoreFacts)]
     views = [view(store, policy, is_own=facts.root.binding is not None) for store in stores]
     restart = _restart(facts, views)
-    findings = [*of_logs(facts, restart), *of_root(facts)]
+    findings = [*of_logs(facts, restart), *of_root(facts), *judge_spark.of_names(facts)]
+    findings += judge_spark.of_logs(facts, views, restart)
     for one in views:
         findings += of_store(one, policy, restart)
+        findings += judge_spark.of_store(facts, one, restart)
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
     findings += [_undescribed(store) for store in facts.undescribed]
-    findings += _foreign(facts.root.strangers)
     order = {what: number for number, what in enumerate(What)}
     findings.sort(key=lambda f: (f.severity, order[f.what], f.store or StorePath(-1, -1), f.file))
     return Audit(
@@ -45,7 +46,7 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
         tuple(store_audit(one, policy) for one in views),
         {store.store: store.decoded for store in stores if store.decoded is not None},
         facts.requests,
-        (_SCANNED if facts.deep else _BYTES_NOT_READ, *_NO_CHECKSUM),
+        (_SCANNED if facts.deep else _BYTES_NOT_READ, *_NO_CHECKSUM, *judge_spark.unproven(facts)),
     )
 
 
@@ -93,18 +94,3 @@ def _undescribed(store: StorePath) -> Finding:
         "nothing looks after these files, and nothing loads them",
         "restore the operator's metadata if the store belongs to this query, else move the folder away",
     )
-
-
-def _foreign(paths: tuple[str, ...]) -> list[Finding]:
-    return [
-        Finding(
-            Severity.WARNING,
-            What.FOREIGN_FILE,
-            None,
-            path,
-            "has a name that neither Spark nor Statekeeper gives",
-            "it is in no store's way here, but Spark's own clean-up may stumble over it",
-            "move it away",
-        )
-        for path in paths
-    ]

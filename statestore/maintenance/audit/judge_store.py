@@ -18,6 +18,9 @@ from statestore.maintenance.audit.findings import AuditPolicy, Finding, Restart,
 from statestore.storage import Entry
 from statestore.store import LINEAGE_STOP_BYTES
 
+_REPAIR_REPLAYS = 500
+"""How many changelogs Spark replays at most to repair a load, unless it is told otherwise."""
+
 _CHANGELOG_CODES = {
     Flaw.MISSING: What.CHANGELOG_MISSING,
     Flaw.CORRUPT: What.CHANGELOG_UNREADABLE,
@@ -31,6 +34,7 @@ _TABLE_CODES = {
     Flaw.MISSING: What.TABLE_MISSING,
     Flaw.AT_ODDS: What.TABLE_WRONG_SIZE,
     Flaw.CORRUPT: What.TABLE_UNREADABLE,
+    Flaw.REPLACED: What.TABLE_REPLACED,
 }
 
 
@@ -41,6 +45,7 @@ class View:
     facts: StoreFacts
     oldest: int
     ceiling_bytes: int
+    is_own: bool = True
 
     @property
     def chain(self) -> Chain:
@@ -84,7 +89,7 @@ class View:
 
 def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool) -> View:
     """A store, seen from its oldest retained version."""
-    return View(facts, _oldest(facts, policy), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES)
+    return View(facts, _oldest(facts, policy), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES, is_own)
 
 
 def _oldest(facts: StoreFacts, policy: AuditPolicy) -> int:
@@ -162,6 +167,7 @@ def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
 def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Finding]:
     """What is wrong with a store."""
     yield from _of_commits(one)
+    yield from _of_odds(one)
     yield from _of_changelogs(one, restart)
     yield from _of_missing_snapshot(one, restart)
     yield from _of_snapshots(one, restart)
@@ -180,6 +186,22 @@ def _of_commits(one: View) -> Iterator[Finding]:
             f"of the head names {told[number].id}",
             f"batch {number - 1} cannot be gone back to; the versions after it do not depend on this commit",
             "restore the file from a backup",
+        )
+
+
+def _of_odds(one: View) -> Iterator[Finding]:
+    """A lineage below the head that contradicts the commit log: it was asked what the log does not tell any more."""
+    file, _, problem = (one.chain.odds or "").partition(": ")
+    known = any(bad.flaw is Flaw.AT_ODDS for bad in one.facts.changelogs.values())
+    if problem and not known and not one.facts.contradicted:
+        yield Finding(
+            Severity.ERROR,
+            What.LINEAGE_AT_ODDS,
+            one.facts.store,
+            file,
+            problem,
+            "which of the two was committed cannot be told: the versions after it may hold another state than was put out",
+            "audit with --deep, and restore the commit log or the changelog from a backup",
         )
 
 
@@ -256,6 +278,16 @@ def _problem(one: View, group: Sequence[VersionId]) -> str:
 
 
 def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Finding:
+    if one.chain.needs_base and one.chain.versions[0].version == 1:
+        return Finding(
+            Severity.ERROR,
+            What.FAMILIES_LOST,
+            one.facts.store,
+            one.facts.store.snapshot(one.chain.versions[0]),
+            "is missing, and only a snapshot says what the store's column families are called: changelogs do not",
+            _lost(one, retained, restart),
+            _way_out(one, retained, restart),
+        )
     return Finding(
         Severity.ERROR,
         What.NO_BASE,
@@ -279,16 +311,43 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
     for version in _presumed(one):
         lost = one.regained([version])
         newer = any(v.version > version.version and s.is_whole for v, s in one.chain.snapshots.items())
-        if lost or not newer:
-            yield Finding(
-                Severity.ERROR if lost else Severity.WARNING,
-                What.SNAPSHOT_MISSING,
-                one.facts.store,
-                one.facts.store.snapshot(version),
-                "is missing, and the lineage of the head starts from it",
-                _lost(one, lost, restart) if lost else "every version loads without it, by a longer replay",
-                _way_out(one, lost, restart) if lost else "take a snapshot: statekeeper snapshot --all",
+        if newer and not lost:
+            continue
+        severity, meaning = Severity.WARNING, "every version loads without it, by a longer replay"
+        action = "take a snapshot: statekeeper snapshot --all"
+        if lost:
+            severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
+        elif not one.is_own:
+            short = _too_short_for_repair(one)
+            severity = Severity.ERROR if short else Severity.WARNING
+            meaning = (
+                f"Statekeeper loads every version without it, by a longer replay; Spark 4.0 and 4.1 cannot load version "
+                f"{one.chain.head.version:,}, {short or 'later ones repair it by a longer replay'}"
             )
+            action = "stop the query and take a snapshot at the head, where Spark starts: statekeeper snapshot --at-head"
+        yield Finding(
+            severity,
+            What.SNAPSHOT_MISSING,
+            one.facts.store,
+            one.facts.store.snapshot(version),
+            "is missing, and the lineage of the head starts from it",
+            meaning,
+            action,
+        )
+
+
+def _too_short_for_repair(one: View) -> str | None:
+    """Why Spark's repair of a load whose snapshot is missing (SPARK-56216) fails: it goes back over changelogs alone, by as
+    many as a conf says, whatever snapshots it passes. None when it does not fail."""
+    first = max(1, one.chain.head.version - _REPAIR_REPLAYS)
+    there = {v.version for v in one.chain.versions if v not in one.facts.changelogs}
+    gone = [number for number in range(first, one.chain.head.version) if number not in there]
+    if not gone:
+        return None
+    return (
+        f"and later ones neither: their repair goes back to the changelog of version {first:,}, and that of version "
+        f"{gone[-1]:,} is not there (autoSnapshotRepair.maxChangeFileReplay is {_REPAIR_REPLAYS:,} unless configured)"
+    )
 
 
 def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
@@ -309,7 +368,7 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             action = f"delete {zips}, then take a snapshot: statekeeper snapshot --all"
         if trapped:
             # A load opens it without complaint. A read fails then, or worse, and a new load starts from it again.
-            meaning = f"loads of {_ranges(trapped)} start from it and do not notice; {meaning}"
+            meaning = f"loads of {ranges(trapped)} start from it and do not notice; {meaning}"
         yield Finding(
             Severity.ERROR if lost or trapped else Severity.WARNING,
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
@@ -324,7 +383,7 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
 def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     after = lost[-1].version + 1
     later = f", version {after:,} and later load" if after <= one.chain.head.version else ""
-    return f"{_ranges(lost)} cannot be loaded any more{later}; {restart.explained}"
+    return f"{ranges(lost)} cannot be loaded any more{later}; {restart.explained}"
 
 
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
@@ -335,7 +394,7 @@ def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     return f"restore the file from a backup, or go back to batch {restart.batch}"
 
 
-def _ranges(versions: Sequence[VersionId]) -> str:
+def ranges(versions: Sequence[VersionId]) -> str:
     """`version 4 (batch 3)`, `versions 4 to 8 (batches 3 to 7)`."""
     pieces = []
     for _, group in itertools.groupby(enumerate(versions), key=lambda pair: pair[1].version - pair[0]):

@@ -20,22 +20,33 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
-from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, StoreFacts, attempt
+from statestore.maintenance.audit import checksums
+from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, Refused, StoreFacts, attempt
 from statestore.storage import Storage
+
+_TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.AT_ODDS}
+"""How RocksDB says of a table that the MANIFEST speaks of another one: SPARK-43404, SPARK-46796, SPARK-51717."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 """Of one database; eight are open at once. A scan reads each block once, and nothing is gained by keeping it."""
 
 
+@dataclass(frozen=True)
+class Way:
+    """How the stores of a checkpoint are looked at. `scratch`: see `gather`; `hidden`: the files that a plain listing does
+    not show; `with_families`: the operators whose stores have column families."""
+
+    storage: Storage
+    scratch: Path | None
+    conf: StateConf
+    hidden: frozenset[str] = frozenset()
+    with_families: frozenset[int] = frozenset()
+
+
 def look_at_store(
-    storage: Storage,
-    store: StorePath,
-    committed: Mapping[int, VersionId],
-    files: StoreFiles,
-    scratch: Path | None,
-    conf: StateConf,
+    way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
 ) -> StoreFacts | NotAudited:
-    """The facts about one store. `committed`: its versions in the commit log; `scratch`: see `gather`.
+    """The facts about one store. `committed`: its versions in the commit log.
 
     Requests: the head of its newest changelog, one for each snapshot on the chain, and one where the commit log and
     that lineage together do not reach back to a base. Raises `LocalStateError`.
@@ -43,21 +54,15 @@ def look_at_store(
     if not committed:
         return NotAudited(store, Bad(store.folder, Flaw.AT_ODDS, "no commit that can be read names it"))
     try:
-        return _look_at_store(storage, store, committed, files, scratch, conf)
+        return _look_at_store(way, store, committed, files)
     except UnknownFormatVersion as error:
         return NotAudited(store, Bad(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
     except StorageError as error:
         return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"the storage failed: {error}"))
 
 
-def _look_at_store(
-    storage: Storage,
-    store: StorePath,
-    committed: Mapping[int, VersionId],
-    files: StoreFiles,
-    scratch: Path | None,
-    conf: StateConf,
-) -> StoreFacts:
+def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreFacts:
+    storage = way.storage
     head = committed[max(committed)]
     bad = {
         version: Bad(entry.path, Flaw.CORRUPT, "is empty")
@@ -77,9 +82,11 @@ def _look_at_store(
     if lineage is not None and (problem := _disagreement(chain, head, lineage)):
         bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain))
-    decoded = None if scratch is None else _Decoding(storage, look, scratch, conf).run()
+    decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
+    refused = checksums.empty(chain) if decoded is None else look.refused
     chain = replace(
         chain,
+        needs_base=store.operator in way.with_families,
         broken={version: bad.why for version, bad in look.changelogs.items()},
         snapshots={
             version: SnapshotFacts(facts.metadata, look.snapshots[version].why if version in look.snapshots else None)
@@ -97,6 +104,7 @@ def _look_at_store(
         frozenset(look.unnoticed),
         lineage,
         decoded,
+        tuple(refused),
     )
 
 
@@ -139,6 +147,7 @@ class _Look:
     changelogs: dict[VersionId, Bad]
     snapshots: dict[VersionId, Bad]
     unnoticed: set[VersionId] = field(default_factory=set)
+    refused: list[Refused] = field(default_factory=list)
 
 
 def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId, Bad]:
@@ -183,10 +192,9 @@ def _bare(text: str, path: str) -> str:
 class _Decoding:
     """Reads every byte of a chain's files, one file or snapshot at a time."""
 
-    storage: Storage
+    way: Way
     look: _Look
     scratch: Path
-    conf: StateConf
     decoded: Decoded = field(default_factory=Decoded)
 
     def run(self) -> Decoded:
@@ -201,17 +209,23 @@ class _Decoding:
                     folder = Path(name) / "snapshot"
                     self._snapshot(version, folder)
                     shutil.rmtree(folder, ignore_errors=True)
+            whole = [version for version in self.look.chain.snapshots if version not in self.look.snapshots]
+            self.look.refused += checksums.of_snapshots(
+                self.way.storage, self.look.chain, whole, self.way.hidden, Path(name) / "checked"
+            )
         return self.decoded
 
     def _changelog(self, version: VersionId, target: Path) -> None:
         path = self.look.chain.store.changelog(version)
 
         def read() -> tuple[Lineage | None, int]:
-            self.storage.download(path, target)
+            self.way.storage.download(path, target)
             header, pieces = read_changelog(readable(target), path)
-            if self.conf.row_checksums:
+            if self.way.conf.row_checksums:
                 pieces = (verified(piece, path) for piece in pieces)
-            return header.lineage, sum(len(piece) for piece in pieces)
+            records = sum(len(piece) for piece in pieces)
+            self.look.refused += checksums.of_changelog(self.way.storage, self.look.chain, version, target)
+            return header.lineage, records
 
         found = attempt(path, read)
         target.unlink(missing_ok=True)
@@ -232,7 +246,7 @@ class _Decoding:
         """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""
         store = self.look.chain.store
         try:
-            base = open_base(self.storage, store, version, folder, _LIMITS, self.conf)
+            base = open_base(self.way.storage, store, version, folder, _LIMITS, self.way.conf)
         except SnapshotUnusable as error:
             self.look.snapshots[version] = self._blamed(version, error.__cause__ or error)
             return
@@ -257,4 +271,7 @@ class _Decoding:
         what = error.what if isinstance(error, StatekeeperError) else str(error)
         named = [t for t in (facts.metadata.tables if facts.metadata else ()) if t.local_name in what]
         path = store.table_file(named[0].dfs_name) if len(named) == 1 else store.snapshot(version)
-        return Bad(path, Flaw.CORRUPT, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")
+        flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
+        if path == store.snapshot(version):
+            flaw = Flaw.AT_ODDS if flaw is Flaw.AT_ODDS else Flaw.CORRUPT
+        return Bad(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")

@@ -49,7 +49,8 @@ def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePa
 def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     for chain in gathered.chains:
         for entry in chain.files.others:
-            if not gathered.is_own and names.is_odd_for_spark(entry.path.rpartition("/")[2]):
+            name = entry.path.rpartition("/")[2]
+            if not gathered.is_own and (names.stops_loads(name) or names.stops_cleanup(name)):
                 yield f"{entry.path}: Spark takes the name for a version's, and fails over it; move the file away"
     if floor == gathered.wanted_floor:
         return

@@ -1,0 +1,89 @@
+"""Checksums that lie beside a file: Spark's sidecars, and the hidden ones that Hadoop keeps on a local disk.
+
+    24_<id>.changelog.crc      {"algorithm":"CRC32C","value":<signed int32>,"mainFileSize":n,...}     Spark 4.1 and later
+    .24_<id>.changelog.crc     "crc\\0", int n, then an int for each n bytes of the file: its CRC32     Hadoop, `file:` only
+
+Spark writes a sidecar beside changelogs and zips of structure V2, 4.1 also beside changelogs of V1, and refuses a file that
+its sidecar does not fit; one without a sidecar is read unchecked. Hadoop compares its own where Spark reads through
+`FileSystem`: the zips of V1, and all tables.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import google_crc32c
+
+from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES
+
+_HADOOP = struct.Struct(">4sI")
+_MAGIC = b"crc\0"
+_SUM_BYTES = 4
+_LARGEST_CHUNK_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """Of a whole file: its CRC32C as Spark's signed number, and its length."""
+
+    value: int
+    size_bytes: int
+
+
+def parse_sidecar(data: bytes, path: str) -> Checksum:
+    """What a sidecar says of its file. Raises `CorruptFile`; `UnknownFormatVersion` for another algorithm."""
+    body = json_object(data, path)
+    try:
+        algorithm = str(body["algorithm"])
+        said = Checksum(int(body["value"]), int(body["mainFileSize"]))
+    except BAD_VALUES as error:
+        raise CorruptFile("lacks what a sidecar holds", path=path) from error
+    if algorithm != "CRC32C":
+        raise UnknownFormatVersion(f"checksum algorithm {algorithm[:20]!r}: known is CRC32C", path=path)
+    return said
+
+
+def checksum(pieces: Iterable[bytes]) -> Checksum:
+    """Of a file that comes in pieces."""
+    value = size_bytes = 0
+    for piece in pieces:
+        value = google_crc32c.extend(value, piece)
+        size_bytes += len(piece)
+    return Checksum(value - (1 << 32) if value >= 1 << 31 else value, size_bytes)
+
+
+def first_misfit(hidden: bytes, pieces: Iterable[bytes]) -> int | None:
+    """The first byte of the chunk that a hidden checksum of Hadoop's does not fit; None when all do.
+
+    One that is not of Hadoop's making is ignored, as Hadoop does; one that is too short fits not.
+    """
+    if len(hidden) < _HADOOP.size:
+        return None
+    magic, chunk_bytes = _HADOOP.unpack_from(hidden)
+    if magic != _MAGIC or not 0 < chunk_bytes <= _LARGEST_CHUNK_BYTES:
+        return None
+    sums = hidden[_HADOOP.size :]
+    done = 0
+    for number, chunk in enumerate(_chunks(pieces, chunk_bytes)):
+        said = sums[number * _SUM_BYTES : (number + 1) * _SUM_BYTES]
+        if said != zlib.crc32(chunk).to_bytes(_SUM_BYTES, "big"):
+            return done
+        done += len(chunk)
+    return None
+
+
+def _chunks(pieces: Iterable[bytes], size_bytes: int) -> Iterable[bytes]:
+    """The same bytes in pieces of that size, the last one shorter."""
+    left = b""
+    for piece in pieces:
+        left += piece
+        whole = len(left) - len(left) % size_bytes
+        yield from (left[start : start + size_bytes] for start in range(0, whole, size_bytes))
+        left = left[whole:]
+    if left:
+        yield left

@@ -1,0 +1,280 @@
+"""What the facts about a checkpoint that Spark writes by itself mean: over what Spark stumbles, and we do not. Pure.
+
+Sources: SPARK-51972 and SPARK-56461 (checksums of files), SPARK-49374 (structure V2), SPARK-58659 (which structure a
+query goes on with). What Spark does over each was seen on Spark 4.2, for other releases it is said by which one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from statestore.format import names
+from statestore.format.names import VersionId
+from statestore.maintenance.audit.facts import Facts, Keeper, Refused
+from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
+from statestore.maintenance.audit.judge_store import View, ranges
+
+_MOVE = "move it to a place outside of the checkpoint"
+_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_SPARK_4_0 = "v2"
+"""What Spark 4.0 writes above the metadata of snapshots in structure V2; all others write v1, and want it."""
+
+
+def is_v1(facts: Facts) -> bool:
+    """Whether the newest commit that can be read is of structure V1."""
+    readable = facts.logs.readable
+    return bool(readable) and readable[max(readable)].ids is None
+
+
+def of_names(facts: Facts) -> Iterator[Finding]:
+    """Names below the root that nobody gives, and what Spark does over them."""
+    is_own = facts.root.binding is not None
+    for path in facts.root.strangers:
+        place = names.parse_place(path)
+        name = "" if place is None or is_own else place[1]
+        if is_v1(facts) and names.stops_loads(name):
+            yield _stops_loads(path, "has a name that ends in .zip, and is no snapshot of Spark's")
+        elif names.stops_cleanup(name):
+            yield _finding(
+                What.NAME_STOPS_CLEANUP,
+                path,
+                "has a name in which Spark's clean-up looks for a number, and finds none",
+                "Spark's clean-up of this store fails each time, without a word: its old files stay for ever; all "
+                "versions load",
+                _MOVE,
+                Severity.WARNING,
+            )
+        else:
+            yield _finding(
+                What.FOREIGN_FILE,
+                path,
+                "has a name that neither Spark nor Statekeeper gives",
+                "it is in no store's way here, but Spark's own clean-up may stumble over it",
+                "move it away",
+                Severity.WARNING,
+            )
+
+
+def _stops_loads(path: str, problem: str) -> Finding:
+    return _finding(
+        What.NAME_STOPS_LOADS,
+        path,
+        problem,
+        "Spark takes it for the snapshot of a version and cannot load any version of this store: the query does not start",
+        _MOVE,
+    )
+
+
+def of_logs(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
+    """Where the structures V1 and V2 stand beside each other in one checkpoint."""
+    if facts.root.binding is None:
+        yield from _of_mixed_commits(facts, views, restart)
+        yield from _of_flipped_format(facts, views)
+
+
+def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
+    """One change of structure is a switchover, if every store has a snapshot of the first version after it."""
+    commits = facts.logs.readable
+    changes = [
+        (before, after)
+        for before, after in itertools.pairwise(sorted(commits))
+        if (commits[before].ids is None) != (commits[after].ids is None)
+    ]
+    for number, (before, after) in enumerate(changes):
+        first = [one.facts.committed.get(after + 1) for one in views]
+        if number == 0 and all(v in one.chain.snapshots for v, one in zip(first, views, strict=True)):
+            continue
+        now, then = ("V1", "V2") if commits[after].ids is None else ("V2", "V1")
+        yield _finding(
+            What.COMMITS_MIXED,
+            names.commits(after),
+            f"is of structure {now}, {names.commits(before)} of {then}, and not every store has a snapshot of version "
+            f"{after + 1:,}, with which a switchover begins",
+            f"Spark looks for the files of one structure and finds none of the other; 4.0 and 4.1 refuse the commits of "
+            f"the other structure by themselves; {restart.explained}",
+            f"restore {names.COMMITS}/ from a backup",
+        )
+
+
+def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]:
+    """Spark 4.2, told to write V2 into a checkpoint of V1, writes the next changelog as V1, with a sidecar, and dies."""
+    head = max(facts.logs.commits, default=-1) + 1
+    if not is_v1(facts) or head not in facts.logs.offsets:
+        return
+    stray = VersionId(head + 1)
+    for one in views:
+        store, files = one.facts.store, one.chain.files
+        sidecars = {entry.path for entry in files.others if entry.path.endswith(names.SIDECAR)}
+        beside = names.sidecar(store.changelog(stray))
+        # Spark 4.1 gives a sidecar to each changelog of V1.
+        if (
+            stray not in files.changelogs
+            or beside not in sidecars
+            or names.sidecar(store.changelog(VersionId(head))) in sidecars
+        ):
+            continue
+        yield Finding(
+            Severity.WARNING,
+            What.FORMAT_FLIPPED,
+            store,
+            store.changelog(stray),
+            f"is of batch {head:,}, which did not end, and has a sidecar, which Spark gives to no file of structure V1",
+            f"the query was started with {_FORMAT}=2 on a checkpoint of structure V1, where Spark 4.2 fails in each first "
+            f"batch (None.get); nothing is lost",
+            f"start the query with {_FORMAT}=1: it goes on from batch {head - 1:,} and writes the file again",
+        )
+        return
+
+
+def of_store(facts: Facts, one: View, restart: Restart) -> Iterator[Finding]:
+    """What Spark would stumble over in one store."""
+    if facts.root.binding is not None:
+        return
+    yield from _of_ids_in_v1(facts, one)
+    yield from _of_dead_time_line(facts, one)
+    yield from _of_spark_4_0(one)
+    for refused in one.facts.refused:
+        yield _of_refused(one, refused, restart)
+
+
+def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
+    if is_v1(facts):
+        with_ids = sorted(version for version in one.chain.files.snapshots if version.id is not None)
+        for version in with_ids:
+            yield _stops_loads(one.facts.store.snapshot(version), "is a snapshot of structure V2 in a checkpoint of V1")
+
+
+def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
+    """Files of versions that no batch can have begun: the query was taken back."""
+    files, newest = one.chain.files, facts.logs.newest_version
+    zips = sorted(v for v in files.snapshots if v.version > newest)
+    dead = sorted({*zips, *(v for v in files.changelogs if v.version > newest)}, key=lambda version: version.version)
+    if not dead:
+        return
+    head = one.chain.head
+    store = one.facts.store
+    numbers = (
+        f"versions up to {dead[-1].version:,}" if dead[-1].version > dead[0].version else f"version {dead[0].version:,}"
+    )
+    told = f"the logs know nothing after version {newest:,}"
+    traps = [version for version in zips if version.id is None] if head.id is None else []
+    if traps:
+        meaning = (
+            f"the query was taken back, and these files are of what was given up; as soon as it is past version "
+            f"{traps[0].version:,}, a restart takes {names.snapshot(traps[0])} for its own: wrong state, without a word"
+        )
+    elif zips:
+        meaning = (
+            "the query was taken back, and these files are of what was given up; no load takes them, but Spark's clean-up "
+            "counts from the newest number: it deletes snapshots and changelogs that are still needed"
+        )
+    else:
+        meaning = "the query was taken back, and these files are of what was given up; no load takes them"
+    yield Finding(
+        Severity.ERROR if traps else Severity.WARNING,
+        What.DEAD_TIME_LINE,
+        store,
+        store.snapshot(zips[0]) if zips else store.changelog(dead[0]),
+        f"is of {numbers}, of which there are {len(dead):,}, and {told}"
+        if len(dead) > 1
+        else f"is of {numbers}, and {told}",
+        meaning,
+        f"before the query is started: move all files of {store} of versions after {newest:,} to a place outside of the "
+        f"checkpoint; if the logs were lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
+    )
+
+
+def _of_spark_4_0(one: View) -> Iterator[Finding]:
+    old = [
+        version
+        for version, snapshot in one.chain.snapshots.items()
+        if version.version >= one.oldest and snapshot.metadata is not None and snapshot.metadata.header == _SPARK_4_0
+    ]
+    if not old:
+        return
+    newest = max(old, key=lambda version: version.version)
+    hang = [v for v in one.chain.versions if v.version >= one.oldest and one.chain.bases.get(v) in old]
+    yield Finding(
+        Severity.WARNING,
+        What.SNAPSHOT_OF_SPARK_4_0,
+        one.facts.store,
+        one.facts.store.snapshot(newest),
+        f"was written by Spark 4.0 in structure V2, as {len(old):,} of its snapshots were",
+        "Spark 4.0 loads every version; Spark 4.1 and later refuse such a snapshot (Expected v1, but found v2)"
+        + (f": they cannot load {ranges(hang)}" if hang else ""),
+        "go on with Spark 4.0: do not upgrade this query",
+    )
+
+
+def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
+    is_v1_changelog = refused.is_changelog and refused.versions[0].id is None
+    hang = _hanging(one, refused)
+    what, who = What.SIDECAR_AT_ODDS, "Spark"
+    if refused.keeper is Keeper.HADOOP:
+        what, why = What.HIDDEN_CHECKSUM_AT_ODDS, "ChecksumException"
+    else:
+        why = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
+    if is_v1_changelog:
+        who = "Spark 4.1 (later ones do not look at it in structure V1)"
+    meaning = f"{who} refuses {refused.file.rpartition('/')[2]} ({why})"
+    if hang:
+        meaning += f" and cannot load {ranges(hang)} from it; without {refused.checksum.path.rpartition('/')[2]}, "
+        meaning += restart.explained
+    else:
+        meaning += "; every version loads without it"
+    return Finding(
+        Severity.ERROR if hang and not is_v1_changelog else Severity.WARNING,
+        what,
+        one.facts.store,
+        refused.checksum.path,
+        refused.checksum.why,
+        meaning,
+        _mended(refused),
+    )
+
+
+def _mended(refused: Refused) -> str:
+    beside = refused.checksum.path.rpartition("/")[2]
+    if refused.is_guarded is None:
+        return f"audit with --deep; when the file itself is whole, delete {beside}: Spark reads a file without one"
+    if refused.is_guarded:
+        return f"the file itself is whole: delete {beside}, Spark reads a file without one"
+    return (
+        "restore the file and its sidecar from a backup: the file can be read, but its codec keeps no checksums, and its "
+        f"values may be wrong; only without a backup delete {beside}"
+    )
+
+
+def _hanging(one: View, refused: Refused) -> list[VersionId]:
+    """The retained versions whose load reads the file."""
+    bases = one.chain.bases
+    retained = [v for v in one.chain.versions if v.version >= one.oldest and v in bases]
+    if not refused.is_changelog:
+        return [v for v in retained if bases[v] in refused.versions]
+    number = refused.versions[0].version
+    return [v for v in retained if bases[v].version < number <= v.version]
+
+
+def _finding(
+    what: What, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    return Finding(severity, what, None, file, problem, meaning, action)
+
+
+def unproven(facts: Facts) -> Iterator[str]:
+    """What no file of a checkpoint of Spark's can show."""
+    if facts.root.binding is not None:
+        return
+    if is_v1(facts):
+        yield (
+            "in structure V1 a changelog or snapshot that a late attempt wrote again, under the same name, cannot be told "
+            "from the committed one"
+        )
+    if facts.codec not in (None, "lz4"):
+        yield (
+            f"changelogs of the codec {facts.codec} carry no checksums: where there is no sidecar either, a wrong byte in "
+            "a value is not seen"
+        )
+    if not facts.deep:
+        yield "the sidecars of Spark (.crc), and the hidden ones of Hadoop, were not compared: --deep does it"
