@@ -26,6 +26,7 @@ _LOGS = frozenset(
         What.FORMAT_FLIPPED,
         What.OFFSETS_MISSING,
         What.OFFSETS_UNREADABLE,
+        What.LOG_IN_THE_WAY,
         What.OFFSETS_AHEAD,
         What.DESCRIPTION_MISSING,
         What.DESCRIPTION_UNREADABLE,

@@ -141,6 +141,13 @@ def stops_loads(name: str) -> bool:
     return parsed is None or parsed.version.id is not None
 
 
+def counted_as(name: str) -> int | None:
+    """The version of which Spark's clean-up takes a file of that name for a snapshot; None when it takes it for none."""
+    number = name.removesuffix(_ZIP).partition("_")[0]
+    is_taken = name.endswith(_ZIP) and "/" not in name and not stops_cleanup(name)
+    return int(number) if is_taken else None
+
+
 def stops_cleanup(name: str) -> bool:
     """Whether Spark's clean-up of a store fails, each time and without a word, over a file of that name in its folder: it
     wants a number, and nothing or one word after it."""

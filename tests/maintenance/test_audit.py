@@ -575,6 +575,18 @@ def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> N
     assert "the newest commit is of batch 5" in finding.problem
 
 
+def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_purged_logs_are_not(
+    checkpoint: Checkpoint,
+) -> None:
+    for path in ("commits/.2.crc", "offsets/.5.crc", "offsets/.x.crc"):
+        checkpoint.storage.create(path, b"crc")
+    assert audited(checkpoint.storage).findings == ()
+    checkpoint.storage.create("offsets/.6.crc", b"crc")
+    finding = the_only_finding(audited(checkpoint.storage))
+    assert (finding.what, finding.severity, finding.file) == (What.LOG_IN_THE_WAY, Severity.ERROR, "offsets/.6.crc")
+    assert finding.problem == "was left when offsets/6 was deleted"
+
+
 def test_a_commit_log_that_is_gone_is_told_by_the_offsets(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in range(6))
     finding = the_only_finding(audited(checkpoint.storage))

@@ -55,12 +55,14 @@ class LogFacts:
     """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into.
 
     `newest_version`: the newest version of which the logs say, after the files were listed, that a batch may be making it.
+    `in_the_way`: hidden checksums of logs that are gone, under the names that later ones will have.
     """
 
     commits: Mapping[int, CommitLog | Bad]
     offsets: frozenset[int]
     offsets_read: Mapping[int, OffsetLog | Bad]
     newest_version: int = 0
+    in_the_way: tuple[str, ...] = ()
 
     @property
     def readable(self) -> Mapping[int, CommitLog]:

@@ -31,6 +31,7 @@ class What(Enum):
     FORMAT_FLIPPED = "the query was started with the other structure"
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "offsets cannot be read"
+    LOG_IN_THE_WAY = "a hidden checksum of Hadoop's lies where a log will be written"
     OFFSETS_AHEAD = "offsets are further than the commit log"
     DESCRIPTION_MISSING = "a file that describes the checkpoint is missing"
     DESCRIPTION_UNREADABLE = "a file that describes the checkpoint cannot be read"

@@ -130,10 +130,13 @@ def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:
 def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
     """The commit log, all of it; of the offset log the newest batches, or all when `deep`; and files of other names."""
     strangers: list[str] = []
-    commits, offsets = (
-        _batches(storage.list(folder), path_of, strangers)
-        for folder, path_of in ((names.COMMITS, names.commits), (names.OFFSETS, names.offsets))
-    )
+    listed = {folder: storage.list(folder, hidden=True) for folder in (names.COMMITS, names.OFFSETS)}
+    commits = _batches(listed[names.COMMITS], names.commits, strangers)
+    offsets = _batches(listed[names.OFFSETS], names.offsets, strangers)
+    in_the_way = [
+        *_in_the_way(listed[names.COMMITS], names.commits, commits),
+        *_in_the_way(listed[names.OFFSETS], names.offsets, offsets),
+    ]
     read_commits: dict[int, logs.CommitLog | Bad] = {}
     read_offsets: dict[int, logs.OffsetLog | Bad] = {}
 
@@ -147,16 +150,31 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
 
     at_once(read_commit, commits)
     at_once(read_offset, offsets if deep else offsets[-_NEWEST_OFFSETS:])
-    log = LogFacts(dict(sorted(read_commits.items())), frozenset(offsets), dict(sorted(read_offsets.items())))
+    log = LogFacts(
+        dict(sorted(read_commits.items())),
+        frozenset(offsets),
+        dict(sorted(read_offsets.items())),
+        in_the_way=tuple(in_the_way),
+    )
     unknown = [bad for bad in log.commits.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
     if unknown and len(unknown) == len(commits):
         raise UnknownFormatVersion(unknown[-1].why, path=unknown[-1].path, hint="nothing was changed")
     return log, strangers
 
 
+def _in_the_way(entries: Sequence[Entry], path_of: Callable[[int], str], batches: Collection[int]) -> list[str]:
+    """Hidden checksums of Hadoop's where later batches will be written."""
+    newest = max(batches, default=-1)
+    numbers = (names.parse_batch(entry.path.rpartition("/.")[2].removesuffix(names.SIDECAR)) for entry in entries)
+    left = {names.hidden_checksum(path_of(number)) for number in numbers if number is not None and number > newest}
+    return [entry.path for entry in entries if entry.path in left]
+
+
 def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers: list[str]) -> list[int]:
     found: list[int] = []
     for entry in entries:
+        if is_hidden(entry.path):
+            continue
         batch = names.parse_batch(entry.path.rpartition("/")[2])
         if batch is None or path_of(batch) != entry.path:
             strangers.append(entry.path)

@@ -83,6 +83,15 @@ def _of_offsets(facts: Facts) -> Iterator[Finding]:
             meaning = "the query cannot start from its newest batch" if at_head else "this batch cannot be gone back to"
             severity = Severity.ERROR if at_head else Severity.WARNING
             yield _finding(What.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, _RESTORE, severity)
+    for path in facts.logs.in_the_way:
+        name = path.rpartition("/.")[2].removesuffix(names.SIDECAR)
+        yield _finding(
+            What.LOG_IN_THE_WAY,
+            path,
+            f"was left when {path.partition('/')[0]}/{name} was deleted",
+            f"batch {name} cannot be written: the query stops there (Multiple streaming queries are concurrently using)",
+            "delete it",
+        )
     if offsets and max(offsets) > newest + 1:
         said = f"the newest commit is of batch {newest}" if facts.logs.commits else "there is no commit"
         yield _finding(

@@ -46,11 +46,15 @@ def of_names(facts: Facts) -> Iterator[Finding]:
                 Severity.WARNING,
             )
         else:
+            number = names.counted_as(name)
             yield _finding(
                 What.FOREIGN_FILE,
                 path,
                 "has a name that neither Spark nor Statekeeper gives",
-                "it is in no store's way here, but Spark's own clean-up may stumble over it",
+                "it is in no store's way here, but Spark's own clean-up may stumble over it"
+                if number is None or number <= facts.logs.newest_version
+                else f"no load takes it, but Spark's clean-up counts from version {number:,}: it deletes snapshots and "
+                "changelogs that are still needed",
                 "move it away",
                 Severity.WARNING,
             )

@@ -324,7 +324,9 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
                 f"Statekeeper loads every version without it, by a longer replay; Spark 4.0 and 4.1 cannot load version "
                 f"{one.chain.head.version:,}, {short or 'later ones repair it by a longer replay'}"
             )
-            action = "stop the query and take a snapshot at the head, where Spark starts: statekeeper snapshot --at-head"
+            action = (
+                "stop the query and take a snapshot at the head, where Spark starts: statekeeper snapshot --at-head"
+            )
         yield Finding(
             severity,
             What.SNAPSHOT_MISSING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from statestore.storage import Storage
 
 _TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.AT_ODDS}
 """How RocksDB says of a table that the MANIFEST speaks of another one: SPARK-43404, SPARK-46796, SPARK-51717."""
+
+_TABLE_NUMBER = re.compile(r"table file (\d+)")
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 """Of one database; eight are open at once. A scan reads each block once, and nothing is gained by keeping it."""
@@ -269,7 +272,10 @@ class _Decoding:
         """The file of the snapshot that an error speaks of: a table by its local name, else the zip."""
         store, facts = self.look.chain.store, self.look.chain.snapshots[version]
         what = error.what if isinstance(error, StatekeeperError) else str(error)
-        named = [t for t in (facts.metadata.tables if facts.metadata else ()) if t.local_name in what]
+        tables = facts.metadata.tables if facts.metadata else ()
+        number = _TABLE_NUMBER.search(what)
+        local = f"{number[1]:0>6}.sst" if number else None
+        named = [table for table in tables if table.local_name in what or table.local_name == local]
         path = store.table_file(named[0].dfs_name) if len(named) == 1 else store.snapshot(version)
         flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
