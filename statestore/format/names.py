@@ -9,7 +9,9 @@
     state/<operator>/<partition>/              a store
         <version>.changelog     <version>_<id>.changelog         structure V1, V2
         <version>.zip           <version>_<id>.zip
+        <changelog or zip>.crc                               its checksum, of Spark 4.1 and later
         SSTs/<local number>-<uuid>.sst
+    .<name>.crc                                on a local disk, beside any file: Hadoop's checksum of it
     _statekeeper/                              ours; Spark never looks there
         binding.json            which query the root belongs to
         schemas/<batch>.json    a later state schema, and from which batch on it holds

@@ -77,3 +77,40 @@ def test_foreign_names_among_the_logs_are_no_batches(name: str) -> None:
 def test_what_is_no_id_is_known(text: str) -> None:
     assert names.is_checkpoint_id(ID)
     assert not names.is_checkpoint_id(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "stops_loads", "stops_cleanup", "counted_as"),
+    [
+        ("24.zip", False, False, 24),
+        (f"24_{ID}.zip", True, False, 24),
+        ("24_x.zip", True, False, 24),
+        ("007.zip", True, False, 7),
+        ("foo.zip", True, True, None),
+        (".24.zip", True, True, None),
+        ("24_x_y.zip", True, True, None),
+        ("24.changelog", False, False, None),
+        ("24_x.changelog", False, False, None),
+        ("24_x_y.changelog", False, True, None),
+        ("foo.changelog", False, True, None),
+        ("foo.crc", False, False, None),
+        ("foo.zip.crc", False, False, None),
+        ("foo.zip.tmp", False, False, None),
+        ("SSTs/foo.zip", False, False, None),
+        ("\u0661.zip", True, True, None),
+    ],
+)
+def test_what_spark_4_2_does_over_a_name_is_known(
+    name: str, stops_loads: bool, stops_cleanup: bool, counted_as: int | None
+) -> None:
+    assert names.stops_loads(name) == stops_loads
+    assert names.stops_cleanup(name) == stops_cleanup
+    assert names.counted_as(name) == counted_as
+
+
+@pytest.mark.parametrize(
+    ("path", "hidden"),
+    [("offsets/7", "offsets/.7.crc"), ("metadata", ".metadata.crc"), ("a/b/c.zip", "a/b/.c.zip.crc")],
+)
+def test_hadoops_checksum_lies_beside_its_file(path: str, hidden: str) -> None:
+    assert names.hidden_checksum(path) == hidden

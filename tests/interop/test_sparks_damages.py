@@ -327,3 +327,38 @@ def test_spark_cannot_read_column_families_without_a_snapshot_that_names_them(
     assert (finding.what, finding.severity, finding.file) == (What.FAMILIES_LOST, Severity.ERROR, "state/0/0/1.zip")
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
         state(query)
+
+
+CLEANS_UP = {
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0",
+    "spark.sql.streaming.stateStore.unloadOnCommit": "true",
+    CHANGELOGS: "false",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "what", "left"),
+    [
+        (None, None, {7, 8}),
+        ("foo.crc", What.FOREIGN_FILE, {7, 8}),
+        ("foo.zip", What.NAME_STOPS_CLEANUP, set(range(1, 9))),
+        ("24_x_y.zip", What.NAME_STOPS_CLEANUP, set(range(1, 9))),
+        (f"24_{SOME_ID}.zip", What.DEAD_TIME_LINE, {8, 24}),
+    ],
+)
+def test_sparks_cleanup_fails_over_a_name_and_deletes_too_much_over_a_number(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str | None, what: What | None, left: set[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("cleanup")
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2", **CLEANS_UP})
+    query.run(1)
+    store = query.checkpoint / "state" / "0" / "0"
+    if name is not None:
+        shutil.copy(next(store.glob("1_*.zip")), store / name)
+    found = judge(gather(open_storage(str(query.checkpoint)))).findings
+    assert [one.what for one in found] == ([] if what is None else [what])
+    query.run(7)
+    kept = {parsed.version.version for path in store.iterdir() if (parsed := names.parse_store_file(path.name))}
+    assert kept == left

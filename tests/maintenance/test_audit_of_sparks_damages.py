@@ -324,8 +324,21 @@ def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoin
     publish_snapshot(v2.storage, STORE, VersionId(9, SOME_ID), {b"given": b"up"}, tmp_path)
     worse = audited(v2.storage).findings[0]
     assert worse.file == STORE.snapshot(VersionId(9, SOME_ID))
+    assert worse.severity is Severity.WARNING
     assert "clean-up counts from the newest number" in worse.meaning
+    for number in (120, 300):
+        publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
+    worst = audited(v2.storage).findings[0]
+    assert worst.severity is Severity.ERROR
+    assert "still needed, here all below version 120" in worst.meaning
     v2.assert_right(tmp_path / "host", 3)
+
+
+def test_offsets_that_are_further_than_the_commits_are_the_only_finding_as_long_as_they_lie_there(v1: Storage) -> None:
+    v1.delete(names.commits(batch) for batch in (3, 4, 5))
+    assert the_only_finding(audited(v1)).what is What.OFFSETS_AHEAD
+    v1.delete(names.offsets(batch) for batch in (3, 4, 5))
+    assert the_only_finding(audited(v1)).what is What.DEAD_TIME_LINE
 
 
 def test_the_version_that_a_running_batch_makes_is_of_no_dead_time_line(v1: Storage, v2: Checkpoint) -> None:

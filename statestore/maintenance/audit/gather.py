@@ -72,7 +72,7 @@ def gather(
             scratch.mkdir(parents=True, exist_ok=True)
     found: dict[StorePath, StoreFacts | NotAudited] = {}
     with_families = frozenset(op for op, path in root.metadata_paths.items() if _names_families(path))
-    way = Way(storage, scratch, conf, hidden, with_families)
+    way = Way(storage, scratch, conf, hidden if _keeps_hidden_checksums(storage) else frozenset(), with_families)
 
     def look(store: StorePath) -> None:
         found[store] = look_at_store(way, store, committed[store], files.get(store, StoreFiles()))
@@ -106,15 +106,13 @@ def _conf(log: LogFacts, *, is_own: bool) -> tuple[StateConf, str | None]:
 def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, StoreFiles]) -> int:
     """The newest version that a batch may be making. Two listings more where there are files of later ones: the query may
     be at work."""
-    known = max(log.commits, default=-1) + 1
-    known += known in log.offsets  # the batch that makes it has begun
+    known = max((*log.commits, *log.offsets), default=-1) + 1
     there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
     if max(there, default=0) <= known:
         return known
     commits = _batches(storage.list(names.COMMITS), names.commits, [])
     offsets = _batches(storage.list(names.OFFSETS), names.offsets, [])
-    known = max(commits, default=-1) + 1
-    return known + (known in offsets)
+    return max((*commits, *offsets), default=-1) + 1
 
 
 def _names_families(metadata_path: str) -> bool:
@@ -134,8 +132,8 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
     commits = _batches(listed[names.COMMITS], names.commits, strangers)
     offsets = _batches(listed[names.OFFSETS], names.offsets, strangers)
     in_the_way = [
-        *_in_the_way(listed[names.COMMITS], names.commits, commits),
-        *_in_the_way(listed[names.OFFSETS], names.offsets, offsets),
+        *_in_the_way(storage, listed[names.COMMITS], names.commits, commits),
+        *_in_the_way(storage, listed[names.OFFSETS], names.offsets, offsets),
     ]
     read_commits: dict[int, logs.CommitLog | Bad] = {}
     read_offsets: dict[int, logs.OffsetLog | Bad] = {}
@@ -162,12 +160,21 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
     return log, strangers
 
 
-def _in_the_way(entries: Sequence[Entry], path_of: Callable[[int], str], batches: Collection[int]) -> list[str]:
-    """Hidden checksums of Hadoop's where later batches will be written."""
+def _in_the_way(
+    storage: Storage, entries: Sequence[Entry], path_of: Callable[[int], str], batches: Collection[int]
+) -> list[str]:
+    """Hidden checksums of Hadoop's where later batches will be written. One request for each, since a batch that ends just
+    now may be listed by halves."""
     newest = max(batches, default=-1)
     numbers = (names.parse_batch(entry.path.rpartition("/.")[2].removesuffix(names.SIDECAR)) for entry in entries)
-    left = {names.hidden_checksum(path_of(number)) for number in numbers if number is not None and number > newest}
-    return [entry.path for entry in entries if entry.path in left]
+    later = {names.hidden_checksum(path_of(n)): path_of(n) for n in numbers if n is not None and n > newest}
+    left = [entry.path for entry in entries if entry.path in later and _keeps_hidden_checksums(storage)]
+    return [path for path in left if storage.stat(later[path]) is None]
+
+
+def _keeps_hidden_checksums(storage: Storage) -> bool:
+    """Whether Hadoop keeps, and compares, checksums there: on a local disk only."""
+    return storage.url.startswith("file:")
 
 
 def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers: list[str]) -> list[int]:

@@ -17,6 +17,9 @@ from statestore.maintenance.audit.judge_store import View, ranges
 
 _MOVE = "move it to a place outside of the checkpoint"
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_RETAINED = 100
+"""So many versions Spark's clean-up keeps, unless it is told otherwise (spark.sql.streaming.minBatchesToRetain)."""
+
 _SPARK_4_0 = "v2"
 """What Spark 4.0 writes above the metadata of snapshots in structure V2; all others write v1, and want it."""
 
@@ -158,6 +161,7 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         return
     head = one.chain.head
     store = one.facts.store
+    spoils = False
     numbers = (
         f"versions up to {dead[-1].version:,}" if dead[-1].version > dead[0].version else f"version {dead[0].version:,}"
     )
@@ -169,14 +173,19 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
             f"{traps[0].version:,}, a restart takes {names.snapshot(traps[0])} for its own: wrong state, without a word"
         )
     elif zips:
+        # Of the snapshots that are old enough, counted from the newest number, it keeps the newest, and deletes below it.
+        kept = max((v.version for v in files.snapshots if v.version <= zips[-1].version - _RETAINED + 1), default=0)
         meaning = (
             "the query was taken back, and these files are of what was given up; no load takes them, but Spark's clean-up "
             "counts from the newest number: it deletes snapshots and changelogs that are still needed"
         )
+        if kept > newest:
+            meaning += f", here all below version {kept:,}"
+            spoils = True
     else:
         meaning = "the query was taken back, and these files are of what was given up; no load takes them"
     yield Finding(
-        Severity.ERROR if traps else Severity.WARNING,
+        Severity.ERROR if traps or spoils else Severity.WARNING,
         What.DEAD_TIME_LINE,
         store,
         store.snapshot(zips[0]) if zips else store.changelog(dead[0]),
