@@ -322,8 +322,9 @@ def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoin
     ]
     assert all("no load takes them" in one.meaning and "clean-up" not in one.meaning for one in found)
     publish_snapshot(v2.storage, STORE, VersionId(9, SOME_ID), {b"given": b"up"}, tmp_path)
+    v2.storage.create(STORE.snapshot(VersionId(9)), b"of structure V1")
     worse = audited(v2.storage).findings[0]
-    assert worse.file == STORE.snapshot(VersionId(9, SOME_ID))
+    assert "/9" in worse.file
     assert worse.severity is Severity.WARNING
     assert "clean-up counts from the newest number" in worse.meaning
     for number in (120, 300):

@@ -7,7 +7,7 @@ query goes on with). What Spark does over each was seen on Spark 4.2, for other 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from statestore.format import names
 from statestore.format.names import VersionId
@@ -114,19 +114,16 @@ def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]
         store, files = one.facts.store, one.chain.files
         sidecars = {entry.path for entry in files.others if entry.path.endswith(names.SIDECAR)}
         beside = names.sidecar(store.changelog(stray))
-        # Spark 4.1 gives a sidecar to each changelog of V1.
-        if (
-            stray not in files.changelogs
-            or beside not in sidecars
-            or names.sidecar(store.changelog(VersionId(head))) in sidecars
-        ):
+        # Spark 4.1 gives sidecars to the files of V1, too.
+        usual = {names.sidecar(path) for path in (store.changelog(VersionId(head)), store.snapshot(VersionId(head)))}
+        if stray not in files.changelogs or beside not in sidecars or usual & sidecars:
             continue
         yield Finding(
             Severity.WARNING,
             What.FORMAT_FLIPPED,
             store,
             store.changelog(stray),
-            f"is of batch {head:,}, which did not end, and has a sidecar, which Spark gives to no file of structure V1",
+            f"is of batch {head:,}, which did not end, and has a sidecar, which Spark 4.2 gives to no file of structure V1",
             f"the query was started with {_FORMAT}=2 on a checkpoint of structure V1, where Spark 4.2 fails in each first "
             f"batch (None.get); nothing is lost",
             f"start the query with {_FORMAT}=1: it goes on from batch {head - 1:,} and writes the file again",
@@ -155,8 +152,8 @@ def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
 def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
     """Files of versions that no batch can have begun: the query was taken back."""
     files, newest = one.chain.files, facts.logs.newest_version
-    zips = sorted(v for v in files.snapshots if v.version > newest)
-    dead = sorted({*zips, *(v for v in files.changelogs if v.version > newest)}, key=lambda version: version.version)
+    zips = _ordered(v for v in files.snapshots if v.version > newest)
+    dead = _ordered({*zips, *(v for v in files.changelogs if v.version > newest)})
     if not dead:
         return
     head = one.chain.head
@@ -196,6 +193,11 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         f"before the query is started: move all files of {store} of versions after {newest:,} to a place outside of the "
         f"checkpoint; if the logs were lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
     )
+
+
+def _ordered(versions: Iterable[VersionId]) -> list[VersionId]:
+    """By number; of one number there may be several, with ids and without."""
+    return sorted(versions, key=lambda version: (version.version, version.id or ""))
 
 
 def _of_spark_4_0(one: View) -> Iterator[Finding]:
