@@ -27,8 +27,7 @@ from pipelines.session import spark_session
 from statestore import catalog
 from statestore.chain import look_at_snapshot
 from statestore.cli import main as command
-from statestore.format.names import StorePath
-from statestore.storage import Storage, open_storage
+from statestore.storage import open_storage
 from tests.interop.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
 
 PARTITIONS = 4
@@ -47,9 +46,9 @@ class Maintenance:
     root: str
     scratch: str
     passes: int = 0
-    snapshots: int = 0
-    deleted: int = 0
     failures: list[str] = field(default_factory=list)
+    is_ours: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """By partition and version, of each snapshot that was ever seen."""
 
     def __enter__(self) -> Maintenance:
         self._end = threading.Event()
@@ -63,12 +62,19 @@ class Maintenance:
 
     def _go_on(self) -> None:
         while not self._end.wait(1.0):
-            before = _zips(open_storage(self.root))
             self._verb("snapshot", "--changelogs", "5", "--mode", "snapshots", "--scratch", self.scratch)
-            self.snapshots += len(_zips(open_storage(self.root)) - before)
-            told = self._verb("gc", "--retain", _RETAINED, "--grace", "0s", "--mode", "full", "--apply")
-            self.deleted += told.count("deleted")
+            self.look()
+            self._verb("gc", "--retain", _RETAINED, "--grace", "0s", "--mode", "full", "--apply")
             self.passes += 1
+
+    def look(self) -> None:
+        """See who made the snapshots that there are."""
+        storage = open_storage(self.root)
+        for store, files in catalog.files(storage).items():
+            for version in files.snapshots:
+                if (store.partition, version.version) not in self.is_ours:
+                    facts = look_at_snapshot(storage, store, version, files)
+                    self.is_ours[(store.partition, version.version)] = facts.is_ours
 
     def _verb(self, verb: str, *arguments: str) -> str:
         done = CliRunner().invoke(command, [verb, self.root, *arguments])
@@ -76,10 +82,6 @@ class Maintenance:
         if done.exit_code not in (0, 3, 10):
             self.failures.append(f"{verb}: {done.output.strip()[-500:]}")
         return done.output
-
-
-def _zips(storage: Storage) -> set[str]:
-    return {entry.path for entry in storage.list("state") if entry.path.endswith(".zip")}
 
 
 def expected(batches: int) -> tuple[dict[int, Counter[str]], Counter[tuple[str, int, int]]]:
@@ -103,33 +105,19 @@ def loaded(log: Path, since_bytes: int) -> set[tuple[int, int]]:
     return {(int(partition), int(version)) for partition, version in _LOADED.findall(text) if version != "0"}
 
 
-def who_made(storage: Storage) -> dict[tuple[int, int], bool]:
-    """By partition and version of each snapshot that there is: whether it is ours."""
-    found = {}
-    for store, files in catalog.files(storage).items():
-        for version in files.snapshots:
-            facts = look_at_snapshot(storage, StorePath(store.operator, store.partition), version, files)
-            found[(store.partition, version.version)] = facts.is_ours
-    return found
-
-
 def soak(
     spark: SparkSession, log: Path, folder: Path, confs: Mapping[str, str], batches: int, restarts: int
 ) -> dict[str, int]:
     """One query; the figures of it. Raises `AssertionError` where something is not as it should be."""
     confs = {"spark.sql.shuffle.partitions": str(PARTITIONS), **confs}
     query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], confs)
-    storage = open_storage(str(query.checkpoint))
     each = -(-batches // (restarts + 1))
     ours = 0
     with Maintenance(str(query.checkpoint), str(folder / "scratch")) as maintenance:
-        for run in range(restarts + 1):
-            # What there is when it starts: afterwards it may be gone.
-            there = who_made(storage) if run else {}
+        for _ in range(restarts + 1):
             before = log.stat().st_size
             query.run(each)
-            there |= who_made(storage)
-            ours += sum(there.get(one, False) for one in loaded(log, before))
+            ours += sum(maintenance.is_ours.get(one, False) for one in loaded(log, before))
     total = each * (restarts + 1)
     outputs, state = expected(total)
     assert query.outputs == outputs, "what was put out is not what should have been"
@@ -139,7 +127,7 @@ def soak(
     return {
         "batches": total,
         "passes": maintenance.passes,
-        "our snapshots": maintenance.snapshots,
+        "snapshots of ours": sum(maintenance.is_ours.values()),
         "of ours loaded by Spark": ours,
     }
 

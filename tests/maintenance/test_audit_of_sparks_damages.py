@@ -584,6 +584,10 @@ def test_a_query_with_another_state_store_is_refused_by_name_before_its_files_ar
 def test_a_checkpoint_of_spark_3_5_which_describes_no_operator_is_clean(v1: Storage, tmp_path: Path) -> None:
     v1.create(names.state_schema(0), operators.encode_schema("{}", "{}"))
     v1.delete([names.operator_metadata(0)])
+    assert [finding.what for finding in audited(v1).findings] == [What.DESCRIPTION_MISSING], "4.0 and later describe"
+    old = {name: value for name, value in STATE_CONF.items() if name != logs.ENCODING}
+    for batch in range(6):
+        v1.replace(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, old, ())))
     audit = audited(v1, tmp_path / "scratch")
     assert audit.findings == ()
     assert (audit.restart.batch, [store.store for store in audit.stores]) == (5, [STORE])
