@@ -51,8 +51,9 @@ def _spec(name: str, asset: str, description: str, *, blocking: bool = False) ->
 TAIL_IS_SHORT = _spec(
     "tail_is_short",
     "snapshot",
-    "After the pass no store has more changelogs behind its newest snapshot than the policy allows. Red: a restart has to "
-    "replay more than it should. Look at `why` of the materialization: stores that could not be loaded are named there.",
+    "After the pass no store has as many changelogs behind its newest snapshot as the policy calls long. Red: a restart "
+    "has to replay more than it should. Look at `why` of the materialization: stores that could not "
+    "be loaded are named there.",
 )
 LINEAGE_IS_GAPLESS = _spec(
     "lineage_is_gapless",

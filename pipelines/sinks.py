@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class DeltaSink:
-    """Appends to a Delta table, exactly once: the query and batch are the commit's txn (SPARK's idempotent writes), the
+    """Appends to a Delta table, exactly once: the query and batch are the commit's txn (Delta's idempotent writes), the
     attempt its `userMetadata`. `storage_options` are for reading the table's log where its files are not local."""
 
     path: str
