@@ -39,7 +39,7 @@ lint: env
 test: env .venv/.jars
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
 
-# What takes minutes: five million rows in one partition.
+# What takes minutes each: large partitions, each request on S3, processes killed in turn, every operator of Spark's.
 slow-test: env
 	$(BIN)/python -m pytest -m slow $(ARGS)
 

@@ -53,21 +53,21 @@ TAIL_IS_SHORT = _spec(
     "snapshot",
     "After the pass no store has as many changelogs behind its newest snapshot as the policy calls long. Red: a restart "
     "has to replay more than it should. Look at `why` of the materialization: stores that could not "
-    "be loaded are named there.",
+    "be loaded are named there. In mode observe somebody else has to make snapshots.",
 )
 LINEAGE_IS_GAPLESS = _spec(
     "lineage_is_gapless",
     "lineage",
     "Every retained version of every store loads: its changelogs and snapshots are there, whole, and follow on each other. "
     "Red: versions are lost, or hang on a single file. The finding names the file and the batch from which a restart is "
-    "possible. Restore the file from a backup; nothing is deleted until this is green.",
+    "possible. Restore the file from a backup; while versions are lost, nothing is deleted.",
     blocking=True,
 )
 COMMIT_LOG_MATCHES_FILES = _spec(
     "commit_log_matches_files",
     "lineage",
     "The commit log has no gap, each batch has its offsets, and the files that describe the checkpoint fit them. Red: the "
-    "query may not start, or versions cannot be gone back to. Restore the file that the finding names from a backup.",
+    "query may not start, or versions cannot be gone back to. Do what the finding says about the file that it names.",
     blocking=True,
 )
 FAR_FROM_LINEAGE_CEILING = _spec(

@@ -14,7 +14,12 @@ HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
 """How often the fleet is looked at: each hour; for a demonstration each minute."""
 
 
-@dg.schedule(job=maintain_query, cron_schedule="0 3 * * *", default_status=dg.DefaultScheduleStatus.RUNNING)
+@dg.schedule(
+    job=maintain_query,
+    cron_schedule="0 3 * * *",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Every query, each night at three: also those that stand still, whose old versions become garbage.",
+)
 def nightly_sweep(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterator[dg.RunRequest | dg.SkipReason]:
     """Every query, each night at three: also those that stand still, whose old versions become garbage with time."""
     known = set(context.instance.get_dynamic_partitions(QUERY_SET))

@@ -30,7 +30,13 @@ _AT_WORK = [
 ]
 
 
-@dg.sensor(job=maintain_query, minimum_interval_seconds=15, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    job=maintain_query,
+    minimum_interval_seconds=15,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Asks for a run for each query whose commit log has moved on by as many versions as make a tail long, and "
+    "finds new queries.",
+)
 def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SensorResult:
     """Asks for a run of `maintain_query` for each query whose commit log has moved on by as many versions as make a tail
     long, and finds new queries. Reads one listing of `commits/` for each query and never what is in `state/`."""
@@ -72,7 +78,11 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     )
 
 
-@dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Reports runs as failed whose process is dead, so that their queries are maintained again.",
+)
 def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReason:
     """Reports runs as failed whose process is dead, and frees the leases that they held. Else a run of a killed worker
     stays "started", and its query waits for it. Asks for no run: `changelog_tail` sees that the newest one failed."""
@@ -91,6 +101,7 @@ def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReaso
     monitored_jobs=[maintain_query, refresh_fleet_health, prune_history],
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names.",
 )
 def tell_of_failures(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
     """Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names."""

@@ -1,5 +1,6 @@
 """How a failure reaches a person: always in the log, and by a webhook where one is set."""
 
+import http.client
 import json
 import logging
 import urllib.error
@@ -33,3 +34,6 @@ class Notifier(dg.ConfigurableResource):
                 return None
         except (urllib.error.URLError, OSError) as error:
             return f"the webhook could not be told: {error}"
+        except http.client.HTTPException as error:
+            # What it says may hold the URL, which is a secret.
+            return f"the webhook could not be told: {type(error).__name__}"

@@ -19,6 +19,7 @@ from rich.text import Text
 from statestore.cli import tables
 from statestore.errors import StatekeeperError
 from statestore.format.names import StorePath
+from statestore.format.sparks import Spark
 from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
 from statestore.storage import Storage, open_storage
 
@@ -138,6 +139,13 @@ stopped_option = click.option(
     "stopped",
     is_flag=True,
     help="The query is stopped: its application is gone, and nothing will start it.",
+)
+for_spark_option = click.option(
+    "--for-spark",
+    "spark",
+    type=click.Choice([spark.value for spark in Spark]),
+    callback=lambda _, __, value: None if value is None else Spark(value),
+    help="The Spark that goes on from here: 4.0 and later ones do not read each other's snapshots in structure V2.",
 )
 scratch_option = click.option(
     "--scratch",

@@ -15,30 +15,30 @@ from statestore.cli.common import (
     TALK,
     Opened,
     Output,
+    for_spark_option,
     holder,
     output_option,
     root_argument,
     stopped_option,
 )
 from statestore.clock import RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.sparks import Spark
 from statestore.maintenance import records, runs
 from statestore.maintenance import repair as rescues
+from statestore.maintenance.config import Mode
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite, Spark
+from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
 
 
 @click.command()
 @root_argument
 @click.option("--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is put aside first.")
 @click.option("--undo", metavar="RUN", help="Put back what that run has put aside.")
-@click.option(
-    "--for-spark",
-    type=click.Choice([spark.value for spark in Spark]),
-    help="The Spark that goes on from here: 4.0 and later ones do not read each other's snapshots in structure V2.",
-)
+@for_spark_option
 @stopped_option
 @output_option
-def repair(root: Opened, apply: bool, undo: str | None, for_spark: str | None, stopped: bool, output: Output) -> None:
+def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, stopped: bool, output: Output) -> None:
     """Show what keeps Spark from starting, or would lead it astray; with --apply, take it out of the way.
 
     Snapshots that Spark 4.0 wrote in structure V2 get the header that later ones read. Files of batches that were taken
@@ -51,10 +51,18 @@ def repair(root: Opened, apply: bool, undo: str | None, for_spark: str | None, s
         back = list(runs.undo_repair(storage, undo, run=run, holder=holder(), clock=clock))
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return
-    planned = rescues.plan(rescues.gather(storage), Spark(for_spark) if for_spark else None)
+    planned = rescues.plan(rescues.gather(storage), spark)
     done: list[Rewrite | PutAside] = []
     if apply and planned.actions:
+        if root.policies.mode not in (None, Mode.FULL):
+            raise RefusedAsUnsafe(
+                f"mode {root.policies.mode.value} is configured: nothing may be changed",
+                path=storage.url,
+                hint='set mode = "full" for it in statekeeper.toml',
+            )
         require_stopped(storage, said=stopped, clock=clock)
+        # What was planned before may have been of a query that was at work.
+        planned = rescues.plan(rescues.gather(storage), spark)
         try:
             done.extend(runs.repair(storage, planned, run=run, holder=holder(), clock=clock))
         finally:

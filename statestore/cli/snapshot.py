@@ -19,6 +19,7 @@ from statestore.cli.common import (
     PARTLY_DONE,
     Opened,
     Output,
+    for_spark_option,
     holder,
     mode_option,
     output_option,
@@ -30,6 +31,7 @@ from statestore.cli.common import (
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.format.sparks import Spark
 from statestore.maintenance import records, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
@@ -50,6 +52,7 @@ _MIB = 1024 * 1024
     "stopped for it.",
 )
 @stopped_option
+@for_spark_option
 @mode_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
@@ -75,6 +78,7 @@ def snapshot(
     take_all: bool,
     at_head: bool,
     stopped: bool,
+    spark: Spark | None,
     mode: str | None,
     dry_run: bool,
     changelogs: int | None,
@@ -94,7 +98,7 @@ def snapshot(
     if at_head and gathered.replaces_versions:
         require_stopped(storage, said=stopped, clock=SystemClock())
         gathered = snapshots.gather(storage, at_head=True)
-    plan = snapshots.plan(gathered, policy, take_all=take_all or at_head)
+    plan = snapshots.plan(gathered, policy, take_all=take_all or at_head, spark=spark)
     if dry_run:
         output.show(records.of_snapshot_plan(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))

@@ -34,6 +34,7 @@ from statestore.errors import (
     LocalStateError,
     LocalStateLocked,
     StatekeeperError,
+    UnknownFormatVersion,
     UnsupportedType,
 )
 from statestore.format.names import VersionId
@@ -274,7 +275,11 @@ class Database:
 def _name_delimiter(path: Path, delimiter: bytes) -> None:
     named = f"merge_operator={{id=StringAppendOperator;delimiter={delimiter.decode()};}}"
     for file in path.glob("OPTIONS-*"):
-        file.write_text(_MERGE_OPERATOR.sub(named, file.read_text()))
+        text, found = _MERGE_OPERATOR.subn(named, file.read_text())
+        if not found:
+            # With the operator's own delimiter, or none at all, lists would be read and written wrongly.
+            raise UnknownFormatVersion("names no StringAppend as its merge operator", path=file.name)
+        file.write_text(text)
 
 
 def _tuned_families(families: Mapping[str, Options], limits: EngineLimits) -> dict[str, Options]:

@@ -113,6 +113,8 @@ def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
     """Of one record at least."""
     key_size, value_size = changes.key_length[0], changes.value_length[0]
     same = (changes.key_length == key_size).all() and (changes.value_length == value_size).all()
+    # Behind its length; a checksum may have been taken from its front.
+    same = same and (changes.value_start == changes.key_start + key_size + 4).all()
     if not same or value_size < 0 or key_size + value_size > _LARGEST_COPIED_RECORD_BYTES:
         return _pairs_one_by_one(changes)
     # In C, where the loop below makes each of them in Python. Every place of the buffer is a slot in which a record may

@@ -25,6 +25,7 @@ MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 
 _METADATA = "metadata"
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
+_NOT_OURS = (1980, 1, 2, 0, 0, 0)
 _SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
 _LOCAL_TABLE = re.compile(r"\d+\.sst")
 _DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
@@ -123,7 +124,8 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in (*sorted(snapshot.files.items()), (_METADATA, body)):
             # Not the clock's time: bytes that depend on nothing else can be sent again after a lost reply.
-            archive.writestr(zipfile.ZipInfo(name, _NO_TIME), content, zipfile.ZIP_DEFLATED)
+            time = _NO_TIME if snapshot.is_ours else _NOT_OURS
+            archive.writestr(zipfile.ZipInfo(name, time), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 

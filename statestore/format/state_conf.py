@@ -23,11 +23,12 @@ UNSAFE_ROW = "unsaferow"
 @dataclass(frozen=True)
 class StateConf:
     """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one;
-    `encoding`: how rows become bytes, in Spark's word."""
+    `encoding`: how rows become bytes, in Spark's word; `began_before_4_2`: the query did, whatever it runs on now."""
 
     merge_delimiter: bytes = b""
     row_checksums: bool = False
     encoding: str = UNSAFE_ROW
+    began_before_4_2: bool = False
 
 
 OURS = StateConf()
@@ -49,4 +50,5 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
     if version not in _DELIMITERS:
         raise UnknownFormatVersion(f"{_MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
-    return StateConf(_DELIMITERS[version], row_checksums, log.conf.get(_ENCODING, UNSAFE_ROW))
+    encoding = log.conf.get(_ENCODING, UNSAFE_ROW)
+    return StateConf(_DELIMITERS[version], row_checksums, encoding, began_before_4_2=_MERGES not in log.conf)

@@ -22,21 +22,8 @@ from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, Refused
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
+from statestore.format.sparks import Spark
 from statestore.storage import Storage, at_once, read_or_none
-
-
-class Spark(Enum):
-    """The Spark that is going to go on from the checkpoint, and the header that it wants in snapshots of structure V2."""
-
-    V4_0 = "4.0"
-    V4_1 = "4.1"
-    V4_2 = "4.2"
-    V4_3 = "4.3"
-
-    @property
-    def header(self) -> str:
-        """4.0 writes and reads its own; the others refuse it (`Expected v1, but found v2`), as it does theirs."""
-        return "v2" if self is Spark.V4_0 else "v1"
 
 
 class Why(Enum):
@@ -85,8 +72,10 @@ def gather(storage: Storage) -> Gathered:
 
     Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
-    heads = catalog.heads(storage)
+    # The files before the log. Losing schedule of the other order: the query, which somebody forgot to stop, commits
+    # while the files are listed, and what it wrote looks like files of batches that were taken back.
     files = catalog.files(storage)
+    heads = catalog.heads(storage)
     headers: dict[str, str] = {}
 
     def look(path: str) -> None:

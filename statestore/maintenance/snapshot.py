@@ -36,6 +36,7 @@ from statestore.format.snapshot import (
     encode_snapshot,
     is_small_file,
 )
+from statestore.format.sparks import Spark
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import BaseKind, Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
@@ -95,7 +96,8 @@ class Gathered:
     """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
 
     `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
-    when the newest snapshots were made. `conf`: what the query's state is written by.
+    when the newest snapshots were made. `conf`: what the query's state is written by. `may_be_of_4_0`: nothing tells
+    whether Spark 4.0 runs the query, which reads snapshots of structure V2 with a header of its own.
     """
 
     batch: int | None
@@ -103,6 +105,7 @@ class Gathered:
     stores: tuple[StoreFacts, ...]
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
     conf: StateConf = OURS
+    may_be_of_4_0: bool = False
 
     @property
     def replaces_versions(self) -> bool:
@@ -128,13 +131,14 @@ class WhyNot(Enum):
     AT_HEAD = "has a snapshot at its head"
     NEAR_HEAD = "has none to come: while a query of structure V1 runs, its newest versions may still be replaced"
     SHORT_TAIL = "its tail is short"
+    WHICH_SPARK = "Spark 4.0 reads other snapshots than later ones, and nothing tells which it is: say --for-spark"
     NOT_LOADABLE = "its head cannot be loaded"
     DAMAGED = "its snapshot at the head is damaged, delete it and run this again"
 
     @property
     def is_finding(self) -> bool:
         """Whether someone must act."""
-        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED)
+        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED, WhyNot.WHICH_SPARK)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class TakeSnapshot:
     tail_bytes: int
     reason: Why
     conf: StateConf = OURS
+    header: str = "v1"
 
     @property
     def explained(self) -> str:
@@ -234,7 +239,16 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
 
     at_once(look, list(heads.heads))
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
-    return Gathered(heads.batch, is_own, tuple(found[store] for store in sorted(found)), rate, conf)
+    # From 4.1 on there are checksums beside changelogs; a snapshot of Spark's own tells it by its header.
+    has_checksums = any(names.is_sidecar(_name(entry)) for of_store in files.values() for entry in of_store.others)
+    is_v2 = any(head.id is not None for head in heads.heads.values())
+    may_be_of_4_0 = is_v2 and conf.began_before_4_2 and not has_checksums
+    stores = tuple(found[store] for store in sorted(found))
+    return Gathered(heads.batch, is_own, stores, rate, conf, may_be_of_4_0)
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.rpartition("/")[2]
 
 
 def _settled(head: VersionId) -> VersionId:
@@ -277,20 +291,30 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                 return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
 
 
-def plan(gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False) -> SnapshotPlan:
-    """Which stores get a snapshot, the longest tail first. Pure."""
+def plan(
+    gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
+) -> SnapshotPlan:
+    """Which stores get a snapshot, the longest tail first. `spark`: which one goes on, where that is known. Pure."""
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
         why = _why(gathered, fact, policy, take_all=take_all)
+        if isinstance(why, Why) and spark is None and _depends_on_spark(gathered, fact):
+            why = WhyNot.WHICH_SPARK
         if isinstance(why, Why):
             assert fact.load is not None
             version = fact.load.replay[-1]
-            take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf))
+            header = spark.header if spark is not None and version.id is not None else "v1"
+            take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf, header))
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
     return SnapshotPlan(gathered.batch, tuple(take), tuple(leave))
+
+
+def _depends_on_spark(gathered: Gathered, fact: StoreFacts) -> bool:
+    """Whether there is no snapshot of which the header can be taken."""
+    return gathered.may_be_of_4_0 and fact.load is not None and fact.load.base_kind is BaseKind.NOTHING
 
 
 def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
@@ -357,11 +381,13 @@ def execute(
 
     `memory_bytes` bounds what the process has then; the less, the more tables a long tail becomes.
 
-    *Guarantee*: nothing is overwritten or deleted, and a crash at any request leaves a store that loads: tables without
-    a zip are orphans. When another maintainer was first and its snapshot is whole, that one stands.
+    *Guarantee*: nothing is overwritten, nothing is deleted but a snapshot of its own that turned out wrong, and a crash at
+    any request leaves a store that loads: tables without a zip are orphans. When another maintainer was first and its
+    snapshot is whole, that one stands.
 
-    Raises `VersionNotLoadable`; `CorruptFile` when a damaged zip stands under the snapshot's name; `ObjectMissing` when
-    its tables are deleted as soon as they are sent; `LocalDiskFull`, `StorageError`.
+    Raises `VersionNotLoadable`; `RefusedAsUnsafe` when a changelog of structure V1 was replaced meanwhile; `CorruptFile`
+    when a damaged zip stands under the snapshot's name; `ObjectMissing` when its tables are deleted as soon as they are
+    sent; `LocalDiskFull`, `StorageError`.
     """
     started = clock.monotonic_seconds()
     with translated(scratch):
@@ -382,12 +408,13 @@ def execute(
         tables, fresh = _named(captured, restored.base, _doomed(storage, action.store), ids)
         at_once(lambda table: _upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        snapshot = Snapshot(small, _metadata(restored.base, tables, keys))
+        snapshot = Snapshot(small, _metadata(action, restored.base, tables, keys))
         body = encode_snapshot(snapshot)
+        _require_unchanged(storage, action, sources)
         published = _publish(storage, action, body)
         if published is Published.NEW:
             _require_tables(storage, action, tables, captured)
-            _require_same(storage, action, sources)
+            _require_still_unchanged(storage, action, sources)
     return Taken(
         action,
         published,
@@ -412,6 +439,13 @@ class _Keys:
 
 def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     base = restored.base
+    if base is not None and base.column_families and restored.metrics.skipped_snapshots:
+        # The one that is damaged may name families that the older one does not know, also such as have no key yet.
+        raise CorruptFile(
+            f"is damaged, and only it is sure to name all column families: {restored.metrics.skipped_snapshots[0]}",
+            path=action.store.snapshot(action.load.base),
+            hint="restore it from a backup",
+        )
     if base is None or not base.column_families:
         return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
     # Each key begins with the number of its family, two bytes, little-endian.
@@ -429,10 +463,12 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     return _Keys(**counts)
 
 
-def _metadata(base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys) -> SnapshotMetadata:
+def _metadata(
+    action: TakeSnapshot, base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys
+) -> SnapshotMetadata:
     """What the snapshot says of itself: all but tables and counts as its base does. Only snapshots name the families."""
     if base is None:
-        return SnapshotMetadata("v1", tables, keys.own, {})
+        return SnapshotMetadata(action.header, tables, keys.own, {})
     return replace(base, tables=tables, key_count=keys.own, internal_key_count=keys.internal)
 
 
@@ -448,17 +484,25 @@ def _sources(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | None]:
     return found
 
 
-def _require_same(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+def _require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
     # Losing schedule, in structure V1: an attempt that Spark believes dead replaces the changelog of its version while
     # it is replayed here, and what a restart would have replayed is not what the snapshot holds.
     changed = [path for path, entry in _sources(storage, action).items() if entry != before[path]]
     if changed:
-        storage.delete([action.store.snapshot(action.version)])
         raise RefusedAsUnsafe(
-            "was replaced while it was replayed: the snapshot that was made of it is deleted again",
+            "was replaced while it was replayed: there is no snapshot of it",
             path=changed[0],
             hint="run this again; in structure V2 it cannot happen",
         )
+
+
+def _require_still_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+    """The same once more, now that the snapshot is visible: it goes again when it is not right."""
+    try:
+        _require_unchanged(storage, action, before)
+    except RefusedAsUnsafe:
+        storage.delete([action.store.snapshot(action.version)])
+        raise
 
 
 def _doomed(storage: Storage, store: StorePath) -> frozenset[str]:

@@ -35,6 +35,14 @@ def test_values_keep_their_checksums_and_the_keys_of_deletions_and_the_ends_of_r
     assert found.kinds.tolist() == [Kind.PUT, Kind.MERGE, Kind.DELETE, Kind.DELETE_RANGE]
 
 
+@pytest.mark.parametrize("many", [1, 3])
+def test_records_all_of_one_kind_and_length_are_the_same_as_among_others(many: int) -> None:
+    ranges = verified(piece(*[DELETE_RANGE] * many), "a.changelog")
+    assert list(ranges.pairs()) == [(b"\2\0a", b"\2\0b")] * many
+    puts = verified(piece(*[PUT] * many), "a.changelog")
+    assert list(puts.pairs()) == [(b"\2\0kk", KEPT)] * many
+
+
 @pytest.mark.parametrize("record", [PUT, MERGE, DELETE, DELETE_RANGE])
 def test_a_flipped_bit_in_any_record_is_found(record: bytes) -> None:
     lengths = {0, *range(1, 5)}  # the kind, and the length of the key: other records come of them

@@ -243,6 +243,41 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_b
     assert contents(storage) == before
 
 
+def test_where_a_mode_is_configured_that_forbids_it_nothing_is_repaired(
+    eight_versions: Checkpoint, tmp_path: Path
+) -> None:
+    storage = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path).storage
+    rewind(storage, 5)
+    before = {entry.path for entry in storage.list("")}
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text('[roots.orders]\nurl = "root"\nmode = "observe"\n')
+    arguments = ["--config", str(configuration), "repair", "orders", "--apply", "--i-stopped-it"]
+    refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, {entry.path for entry in storage.list("")}) == (13, before)
+
+
+def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_batches_that_were_taken_back(
+    checkpoint: Checkpoint,
+) -> None:
+    storage = checkpoint.storage
+    commits = {batch: storage.read(names.commits(batch)) for batch in (5, 6, 7)}
+    storage.delete(names.commits(batch) for batch in commits)
+
+    class Slow:
+        """Lists `state/` for so long that batches are committed meanwhile."""
+
+        def list(self, prefix: str, **how: bool) -> object:
+            found = storage.list(prefix, **how)
+            for batch, body in commits.items():
+                storage.create(names.commits(batch), body)
+            return found
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(storage, name)
+
+    assert repair.plan(repair.gather(Slow()), None) == RepairPlan(())
+
+
 def test_a_query_that_commits_is_not_repaired(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
 

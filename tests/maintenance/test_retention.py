@@ -468,7 +468,7 @@ def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native:
     assert (stopped[old], stopped[table]) == (Rule.SUPERSEDED, Rule.UNNAMED)
 
 
-def test_the_tables_of_sparks_newest_snapshot_stay_however_old_it_is(
+def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_them_since(
     native: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge, "SPARKS_RETAINED_VERSIONS", 1)
@@ -478,7 +478,7 @@ def test_the_tables_of_sparks_newest_snapshot_stay_however_old_it_is(
         for number, by_spark in ((15, False), (10, True), (5, True))
     )
     found = rules(planned(storage, policy))
-    assert (found[of_ours], found[newest], found[older]) == (Rule.UNNAMED, Rule.REUSABLE, Rule.UNNAMED)
+    assert (found[of_ours], found[newest], found[older]) == (Rule.REUSABLE, Rule.REUSABLE, Rule.UNNAMED)
 
 
 def test_a_table_that_no_snapshot_names_may_be_one_that_spark_is_about_to_name(native: Checkpoint) -> None:

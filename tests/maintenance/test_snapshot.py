@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, StorageError
+from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
+from statestore.format import logs, names, operators
+from statestore.format.changelog import ChangelogWriter, Header
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
+from statestore.format.sparks import Spark
 from statestore.lineage import BaseKind, LoadPlan
 from statestore.maintenance.history import History
 from statestore.maintenance.snapshot import (
@@ -35,6 +39,7 @@ from statestore.maintenance.snapshot import (
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.hosts import column
 
 FEWEST_CASES = 25
 
@@ -303,3 +308,104 @@ def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_e
         shutil.rmtree(fresh)
     print(f"{len(cases)} cases")
     assert len(cases) >= FEWEST_CASES
+
+
+# -- checkpoints that Spark writes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def native(storage: Storage, tmp_path: Path) -> Checkpoint:
+    """Four versions of structure V2, in a checkpoint that is not ours, of a query that began before Spark 4.2."""
+    made = Checkpoint(storage, tmp_path / "job")
+    made.grow(4)
+    storage.delete([names.BINDING])
+    conf = {name: value for name, value in logs.STATE_CONF.items() if "mergeOperatorVersion" not in name}
+    storage.replace(names.offsets(3), logs.encode_offsets(logs.OffsetLog(0, 3, conf, ())))
+    return made
+
+
+def headers(taken: list[Taken], storage: Storage) -> set[str]:
+    paths = [one.action.store.snapshot(one.action.version) for one in taken]
+    return {read_snapshot(storage.read(path), path).metadata.header for path in paths}
+
+
+def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
+    native: Checkpoint, tmp_path: Path
+) -> None:
+    storage = native.storage
+    asked = planned(storage)
+    assert asked.take == ()
+    assert {action.reason for action in asked.leave} == {WhyNot.WHICH_SPARK}
+    told = plan(gather(storage), SnapshotPolicy(), take_all=True, spark=Spark.V4_0)
+    first = [one(storage, action, tmp_path) for action in told.take]
+    assert headers(first, storage) == {"v2"}
+    native.grow(1)
+    again = take(storage, tmp_path)
+    assert headers(again, storage) == {"v2"}, "as the snapshot that it grew from"
+
+
+def test_a_checksum_beside_a_changelog_tells_that_it_is_no_spark_4_0(native: Checkpoint, tmp_path: Path) -> None:
+    path = native.stores[0].changelog(native.versions[4][0])
+    native.storage.create(f"{path}.crc", b"{}")
+    assert headers(take(native.storage, tmp_path), native.storage) == {"v1"}
+
+
+def of_v1(storage: Storage, versions: int) -> list[StorePath]:
+    """A checkpoint of Spark's in structure V1 with one store, of which version N holds the keys 1 to N."""
+    storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+    info = operators.StoreInfo(names.DEFAULT_STORE, 0, 1)
+    storage.create(names.operator_metadata(0), operators.encode_operator(operators.OperatorMetadata(0, "agg", (info,))))
+    store = StorePath(0, 0)
+    for number in range(1, versions + 1):
+        storage.create(store.changelog(VersionId(number)), v1_changelog(number))
+        storage.create(names.offsets(number - 1), logs.encode_offsets(logs.OffsetLog(0, 0, logs.STATE_CONF, ())))
+        storage.create(names.commits(number - 1), logs.encode_commit(logs.CommitLog(0, None)))
+    return [store]
+
+
+def v1_changelog(number: int, value: bytes = b"value") -> bytes:
+    body = io.BytesIO()
+    writer = ChangelogWriter(body, Header(None))
+    writer.append(column([b"key %d" % number]), column([value]))
+    writer.finish()
+    return body.getvalue()
+
+
+def test_while_a_query_of_structure_v1_runs_its_two_newest_versions_are_left_alone(
+    storage: Storage, tmp_path: Path
+) -> None:
+    of_v1(storage, 6)
+    running, stopped = (plan(gather(storage, at_head=said), SnapshotPolicy(), take_all=True) for said in (False, True))
+    assert [action.version for action in running.take] == [VersionId(4)]
+    assert [action.version for action in stopped.take] == [VersionId(6)]
+    assert one(storage, running.take[0], tmp_path).keys == 4
+    again = plan(gather(storage), SnapshotPolicy(), take_all=True)
+    assert [action.reason for action in again.leave] == [WhyNot.NEAR_HEAD]
+    [late] = plan(gather(storage, at_head=True), SnapshotPolicy(), take_all=True).take
+    assert late.load.base == VersionId(4)
+    assert one(storage, late, tmp_path).keys == 6
+
+
+@pytest.mark.parametrize("when", ["before it is visible", "when it is visible"])
+def test_a_snapshot_of_a_changelog_that_was_replaced_meanwhile_is_not_left(
+    storage: Storage, tmp_path: Path, when: str
+) -> None:
+    [store] = of_v1(storage, 6)
+    [action] = plan(gather(storage), SnapshotPolicy(), take_all=True).take
+    made = store.snapshot(action.version)
+
+    class Zombie:
+        """An attempt that Spark believes dead writes its version once more."""
+
+        def create(self, path: str, data: bytes | Path) -> object:
+            created = storage.create(path, data)
+            if path == made if when == "when it is visible" else path.endswith(".sst"):
+                storage.replace(store.changelog(VersionId(3)), v1_changelog(3, b"of a zombie, and longer"))
+            return created
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(storage, name)
+
+    with pytest.raises(RefusedAsUnsafe, match=r"state/0/0/3\.changelog: was replaced while it was replayed"):
+        one(Zombie(), action, tmp_path)
+    assert storage.stat(made) is None

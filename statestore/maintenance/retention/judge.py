@@ -140,19 +140,19 @@ class Judge:
         return Verdict(entry.path, entry.size_bytes, rule)
 
     def _reusable(self, seen: Mapping[VersionId, SnapshotFacts]) -> set[str]:
-        """Tables that a Spark at work may name in its next snapshot, since it has named them in an earlier one.
+        """Tables that a Spark at work may name in its next snapshot, since it has named or loaded them before.
 
-        It remembers those of what it loaded or wrote last, and takes none of a snapshot for granted that is older than
-        what it retains; but those that it writes within a task it does not doubt (SPARK-55892).
+        It remembers those of what it loaded or wrote last. When it was started nobody knows: it may have loaded any
+        snapshot since the newest one that it wrote. From 4.2 on it doubts those of versions that it does not retain, but
+        not when it writes within a task (SPARK-55892).
         """
         if not self._spark_is_at_work or not seen:
             return set()
         newest = max(version.version for version in seen)
         retained = max(self._policy.versions, SPARKS_RETAINED_VERSIONS)
-        by_spark = [version for version, facts in seen.items() if not facts.is_ours]
-        chosen = {version for version in seen if version.version > newest - retained}
-        chosen |= {max(by_spark, key=lambda version: version.version)} if by_spark else set()
-        return _tables(seen[version] for version in chosen)
+        written = max((version.version for version, facts in seen.items() if not facts.is_ours), default=0)
+        oldest = min(written, newest - retained + 1)
+        return _tables(facts for version, facts in seen.items() if version.version >= oldest)
 
     def _table_rule(self, name: str, entry: Entry, named: set[str], unread: list[VersionId]) -> Rule:
         if name in named:
