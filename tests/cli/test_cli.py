@@ -132,7 +132,14 @@ def test_an_interruption_ends_it_cleanly_and_says_what_is_done(root: Path, tmp_p
     checkpoint.grow(1)
     command = [COMMAND, "snapshot", root, "--all", "--output", "json", "--workers", "2"]
     command += ["--scratch", tmp_path / "scratch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Who runs the tests in the background of a shell ignores it, and so do all children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         while not list(root.rglob("*.zip")):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
