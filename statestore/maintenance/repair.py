@@ -52,11 +52,13 @@ class PutAside:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path."""
+    """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
+    batch that the offset log knows, -1 for none."""
 
     heads: Heads | None
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
+    begun: int = -1
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class RepairPlan:
 
 
 def gather(storage: Storage) -> Gathered:
-    """The facts. One listing of `state/`, the newest commit, and one request for each snapshot of structure V2.
+    """The facts. Listings of `state/` and of the logs, the newest commit, and one request a snapshot of structure V2.
 
     Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
@@ -94,13 +96,22 @@ def gather(storage: Storage) -> Gathered:
             if version.id is not None and version.version <= head
         )
         at_once(look, list(of_v2))
-    return Gathered(heads, files, headers)
+    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
+    begun = max((batch for batch in batches if batch is not None), default=-1)
+    return Gathered(heads, files, headers, begun)
 
 
 def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
     """What is in the way of the Spark that is going to go on; None when nobody has said which one. Pure."""
     if gathered.heads is None:
         return RepairPlan(())
+    if gathered.begun > gathered.heads.batch + 1:
+        # Spark begins no batch before the one before it is committed: commits were lost, and what they name may live.
+        return RepairPlan(
+            (),
+            f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.heads.batch}: if they were "
+            f"lost, restore them; if the query was taken back, delete the offsets after batch {gathered.heads.batch}, too",
+        )
     aside = [PutAside(path) for path in sorted(_dead(gathered))]
     asks = None
     rewritten: list[Rewrite] = []

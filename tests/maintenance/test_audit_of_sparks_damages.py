@@ -309,7 +309,7 @@ def test_a_query_that_was_taken_back_in_v1_would_load_a_snapshot_of_what_was_giv
     finding = the_only_finding(audit)
     assert (finding.what, finding.severity, finding.file) == (What.DEAD_TIME_LINE, Severity.ERROR, "state/0/0/5.zip")
     assert "past version 5, a restart takes 5.zip for its own: wrong state" in finding.meaning
-    assert "versions after 3 to a place outside of the checkpoint" in finding.action
+    assert "statekeeper repair ROOT --apply --i-stopped-it" in finding.action
     v1.delete(f"state/0/0/{name}" for name in ("5.zip", "4.changelog", "5.changelog", "6.changelog"))
     assert audited(v1).findings == ()
 
@@ -431,7 +431,7 @@ def test_snapshots_of_spark_4_0_in_v2_are_named_since_later_releases_refuse_them
     assert (finding.what, finding.severity) == (What.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
     assert "Expected v1, but found v2" in finding.meaning
     assert "versions 3 to 6" in finding.meaning
-    assert finding.action == "go on with Spark 4.0: do not upgrade this query"
+    assert "statekeeper repair ROOT --for-spark 4.2" in finding.action
 
 
 @pytest.mark.parametrize("structure", ["V1", "V2"])

@@ -278,6 +278,13 @@ def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_
     assert repair.plan(repair.gather(Slow()), None) == RepairPlan(())
 
 
+def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_put_aside(checkpoint: Checkpoint) -> None:
+    checkpoint.storage.delete(names.commits(batch) for batch in (5, 6, 7))
+    plan = planned(checkpoint.storage, Spark.V4_2)
+    assert plan.actions == ()
+    assert "offsets/7 is there, and commits only up to batch 4: if they were lost, restore them" in (plan.asks or "")
+
+
 def test_a_query_that_commits_is_not_repaired(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from statestore.format import names
 from statestore.format.names import VersionId
+from statestore.format.sparks import Spark
 from statestore.maintenance.audit.facts import Facts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
 from statestore.maintenance.audit.judge_store import View, ranges
@@ -20,7 +21,6 @@ _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _RETAINED = 100
 """So many versions Spark's clean-up keeps, unless it is told otherwise (spark.sql.streaming.minBatchesToRetain)."""
 
-_SPARK_4_0 = "v2"
 """What Spark 4.0 writes above the metadata of snapshots in structure V2; all others write v1, and want it."""
 
 
@@ -190,8 +190,8 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         if len(dead) > 1
         else f"is of {numbers}, and {told}",
         meaning,
-        f"before the query is started: move all files of {store} of versions after {newest:,} to a place outside of the "
-        f"checkpoint; if the logs were lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
+        f"before the query is started: statekeeper repair ROOT --apply --i-stopped-it puts them aside; if the logs were "
+        f"lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
     )
 
 
@@ -204,7 +204,9 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
     old = [
         version
         for version, snapshot in one.chain.snapshots.items()
-        if version.version >= one.oldest and snapshot.metadata is not None and snapshot.metadata.header == _SPARK_4_0
+        if version.version >= one.oldest
+        and snapshot.metadata is not None
+        and snapshot.metadata.header == Spark.V4_0.header
     ]
     if not old:
         return
@@ -218,7 +220,7 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
         f"was written by Spark 4.0 in structure V2, as {len(old):,} of its snapshots were",
         "Spark 4.0 loads every version; Spark 4.1 and later refuse such a snapshot (Expected v1, but found v2)"
         + (f": they cannot load {ranges(hang)}" if hang else ""),
-        "go on with Spark 4.0: do not upgrade this query",
+        "go on with Spark 4.0, or upgrade by statekeeper repair ROOT --for-spark 4.2 --apply --i-stopped-it",
     )
 
 
