@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,7 +47,11 @@ class Running:
 
     def sessions(self) -> set[int]:
         """The sessions of all that it has started, its own included."""
-        return {self.process.pid} | {os.getsid(child) for child in _family(self.process.pid)}
+        found = {self.process.pid}
+        for child in _family(self.process.pid):
+            with suppress(ProcessLookupError):  # it has ended since
+                found.add(os.getsid(child))
+        return found
 
     def wait_for(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
         """What `look` finds, as soon as it finds something. An answer that does not come is none."""
