@@ -285,8 +285,10 @@ def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_s
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_beside_the_flights_job_tails_get_short_and_files_go_and_the_job_never_notices(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_beside_the_flights_job_tails_get_short_and_files_go_and_what_breaks_turns_red_until_it_is_mended(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "flights"
     with running(tmp_path, "pipelines.flights.job", "--folder", str(folder), home=folder / "dagster") as platform:
         platform.wait_for("the first run", lambda: platform.runs(statuses=["SUCCESS"]), 180)
@@ -303,6 +305,20 @@ def test_beside_the_flights_job_tails_get_short_and_files_go_and_the_job_never_n
         assert platform.runs(statuses=["FAILURE"]) == []
         for asset in ("snapshot", "lineage", "retention"):
             assert all(check["success"] for check in platform.checks(asset).values()), platform.checks(asset)
+
+        # The job has what is in it on its own disk, and goes on.
+        broken = max((folder / "state" / "state" / "0" / "0").glob("*.changelog"), key=version_of)
+        kept = broken.read_bytes()
+        broken.unlink()
+        platform.launch("flights")
+        assert broken.name in is_green(platform, "lineage_is_gapless", green=False)
+        broken.write_bytes(kept)
+        platform.launch("flights")
+        is_green(platform, "lineage_is_gapless", green=True)
+
+
+def version_of(path: Path) -> int:
+    return int(path.name.partition("_")[0])
 
 
 @pytest.mark.slow
