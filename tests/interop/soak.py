@@ -148,7 +148,7 @@ def main() -> int:
     ours = 0
     for structure in ("1", "2"):
         for name, confs in {"changelogs only": {}, "hybrid": HYBRID}.items():
-            with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+            with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
                 figures = soak(spark, log, Path(folder), {FORMAT: structure, **confs}, chosen.batches, chosen.restarts)
             ours += figures["of ours loaded by Spark"]
             print(f"V{structure}, {name}: {', '.join(f'{n:,} {what}' for what, n in figures.items())}", flush=True)
