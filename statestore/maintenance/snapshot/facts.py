@@ -1,0 +1,53 @@
+"""What a plan of snapshots is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_conf import OURS, StateConf
+from statestore.lineage import LoadPlan
+
+REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
+"""Until a snapshot of the checkpoint was made and measured."""
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """One store. `load` says how the version is loaded of which a snapshot may be made, None when it cannot be; `problem`
+    what is wrong with it, or with its snapshot. `files` and `size_bytes` are of all that lies in the store's folder."""
+
+    store: StorePath
+    head: VersionId
+    load: LoadPlan | None
+    tail_bytes: int
+    problem: str | None = None
+    snapshots: int = 0
+    files: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
+
+    `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
+    when the newest snapshots were made. `conf`: what the query's state is written by. `may_be_of_4_0`: nothing tells
+    whether Spark 4.0 runs the query, which reads snapshots of structure V2 with a header of its own.
+    """
+
+    batch: int | None
+    is_own: bool
+    stores: tuple[StoreFacts, ...]
+    replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
+    conf: StateConf = OURS
+    may_be_of_4_0: bool = False
+
+    @property
+    def replaces_versions(self) -> bool:
+        """Whether the query, while it runs, may still replace its newest versions: one of Spark's, in structure V1."""
+        return not self.is_own and any(fact.head.id is None for fact in self.stores)
+
+    def restore_seconds(self, fact: StoreFacts) -> float:
+        """How long a restart of the store waits for its tail, as far as one can tell beforehand."""
+        return fact.tail_bytes / self.replay_bytes_per_second

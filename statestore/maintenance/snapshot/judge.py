@@ -1,0 +1,65 @@
+"""Decides which stores get a snapshot, from gathered facts alone."""
+
+from __future__ import annotations
+
+from statestore.format.sparks import Spark
+from statestore.lineage import BaseKind
+from statestore.maintenance.snapshot.decisions import (
+    LeaveAlone,
+    SnapshotPlan,
+    SnapshotPolicy,
+    TakeSnapshot,
+    Why,
+    WhyNot,
+    base_name,
+)
+from statestore.maintenance.snapshot.facts import Gathered, StoreFacts
+
+
+def plan(
+    gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
+) -> SnapshotPlan:
+    """Which stores get a snapshot, the longest tail first. `spark`: which one goes on, where that is known. Pure."""
+    take: list[TakeSnapshot] = []
+    leave: list[LeaveAlone] = []
+    for fact in gathered.stores:
+        why = _why(gathered, fact, policy, take_all=take_all)
+        if isinstance(why, Why) and spark is None and _depends_on_spark(gathered, fact):
+            why = WhyNot.WHICH_SPARK
+        if isinstance(why, Why):
+            assert fact.load is not None
+            version = fact.load.replay[-1]
+            header = spark.header if spark is not None and version.id is not None else "v1"
+            take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf, header))
+        else:
+            leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
+    take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
+    return SnapshotPlan(gathered.batch, tuple(take), tuple(leave))
+
+
+def _depends_on_spark(gathered: Gathered, fact: StoreFacts) -> bool:
+    """Whether there is no snapshot of which the header can be taken."""
+    return gathered.may_be_of_4_0 and fact.load is not None and fact.load.base_kind is BaseKind.NOTHING
+
+
+def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
+    if fact.load is None:
+        return WhyNot.NOT_LOADABLE
+    if not fact.load.replay and fact.load.base != fact.head:
+        return WhyNot.DAMAGED if fact.problem else WhyNot.NEAR_HEAD
+    if not fact.load.replay:
+        return WhyNot.DAMAGED if fact.problem else WhyNot.AT_HEAD
+    if take_all:
+        return Why.ASKED
+    if len(fact.load.replay) >= policy.changelogs:
+        return Why.COUNT
+    is_long = gathered.restore_seconds(fact) >= policy.restore_seconds
+    return Why.RESTORE if is_long else WhyNot.SHORT_TAIL
+
+
+def _detail(fact: StoreFacts, why: WhyNot) -> str:
+    if why.is_finding:
+        return fact.problem or ""
+    if why is WhyNot.SHORT_TAIL and fact.load is not None:
+        return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {base_name(fact.load)}"
+    return ""

@@ -1,0 +1,106 @@
+"""Looks at the heads of all stores, and at what lies behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from statestore import catalog
+from statestore.chain import look_at_snapshot
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.state_conf import OURS
+from statestore.format.untrusted import BAD_VALUES
+from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
+from statestore.maintenance.history import newest_outcome
+from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathered, StoreFacts
+from statestore.storage import Entry, Storage, at_once
+
+_MEASURED_FROM_BYTES = 1024 * 1024
+"""A shorter tail says more about the requests than about the replay."""
+
+LIVE_MARGIN_VERSIONS = 2
+"""In structure V1 an attempt that Spark believes dead may still replace the newest changelogs of a running query."""
+
+
+def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
+    """The facts about all stores at the newest committed batch.
+
+    `at_head`: at that batch also in a checkpoint of Spark's in structure V1, which takes a query that is stopped; else a
+    little before it. Two listings of `state/`, one of `commits/` and one of the history, one request an operator, one of
+    the offset log of a checkpoint of Spark's, and one for each store: the head of its newest changelog, or the snapshot
+    at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    is_own = storage.stat(names.BINDING) is not None
+    heads = catalog.heads(storage)
+    if heads is None:
+        return Gathered(None, is_own, ())
+    conf = OURS if is_own else catalog.state_conf(storage, heads.batch)
+    files = catalog.files(storage)
+    found: dict[StorePath, StoreFacts] = {}
+
+    def look(store: StorePath) -> None:
+        of_store = files.get(store, catalog.StoreFiles())
+        entries = of_store.entries
+        head = heads.heads[store]
+        target = head if is_own or at_head or head.id is not None else _settled(head)
+        found[store] = replace(
+            _facts(storage, store, target, of_store),
+            head=head,
+            snapshots=len(of_store.snapshots),
+            files=len(entries),
+            size_bytes=sum(entry.size_bytes for entry in entries),
+        )
+
+    at_once(look, list(heads.heads))
+    rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
+    # From 4.1 on there are checksums beside changelogs; a snapshot of Spark's own tells it by its header.
+    has_checksums = any(names.is_sidecar(_name(entry)) for of_store in files.values() for entry in of_store.others)
+    is_v2 = any(head.id is not None for head in heads.heads.values())
+    may_be_of_4_0 = is_v2 and conf.began_before_4_2 and not has_checksums
+    stores = tuple(found[store] for store in sorted(found))
+    return Gathered(heads.batch, is_own, stores, rate, conf, may_be_of_4_0)
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.rpartition("/")[2]
+
+
+def _settled(head: VersionId) -> VersionId:
+    return VersionId(max(0, head.version - LIVE_MARGIN_VERSIONS))
+
+
+def _measured_rate(storage: Storage) -> float:
+    """From the record of the newest snapshots. It is a hint: one that cannot be read is none."""
+    try:
+        outcome = newest_outcome(storage, "snapshot")
+        long = [line for line in outcome if line.get("tail_bytes", 0) >= _MEASURED_FROM_BYTES]
+        seconds = sum(float(line["restore_seconds"]) for line in long)
+        size = sum(int(line["tail_bytes"]) for line in long)
+    except CorruptFile:
+        return REPLAY_BYTES_PER_SECOND
+    except BAD_VALUES:
+        return REPLAY_BYTES_PER_SECOND
+    return size / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
+
+
+def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
+    headers: dict[VersionId, Lineage] = {}
+    while True:
+        step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
+        match step:
+            case LoadPlan(base=base, replay=()):
+                damage = None if base == EMPTY else look_at_snapshot(storage, store, base, files).damage
+                return StoreFacts(store, head, step, 0, damage)
+            case LoadPlan():
+                gone = next((version for version in step.replay if version not in files.changelogs), None)
+                if gone is not None:
+                    return StoreFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
+                return StoreFacts(store, head, step, sum(files.changelogs[v].size_bytes for v in step.replay))
+            case NeedsHeader(version):
+                try:
+                    headers[version] = catalog.lineage(storage, store, version)
+                except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
+                    return StoreFacts(store, head, None, 0, str(error))
+            case NotLoadable(missing, reason):
+                return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")

@@ -1,0 +1,186 @@
+"""Makes the snapshots of a plan, on local disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from statestore.clock import Clock, Ids
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statestore.loaded import Restored
+from statestore.loader import Loader
+from statestore.maintenance.pool import WORKERS, in_pool
+from statestore.maintenance.snapshot.decisions import TakeSnapshot
+from statestore.maintenance.snapshot.publish import (
+    Published,
+    doomed_tables,
+    named,
+    publish,
+    require_still_unchanged,
+    require_tables,
+    require_unchanged,
+    sources_now,
+    upload,
+)
+from statestore.storage import Storage, at_once
+
+_FAMILY_BYTES = 2
+
+_SPARKS_BLOCK_BYTES = 4096
+"""Spark's own block size: what its readers of a snapshot are used to."""
+
+MEMORY_BYTES = 512 * 1024 * 1024
+"""What making snapshots may take, unless more or less is asked for."""
+
+_PROCESS_BYTES = 240 * 1024 * 1024
+"""What of that goes to the interpreter, the libraries and the engine; the rest is for changes that are being sorted."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage;
+    `restore_seconds` what fetching the base and replaying the tail took."""
+
+    action: TakeSnapshot
+    published: Published
+    keys: int
+    tables: int
+    new_tables: int
+    uploaded_bytes: int
+    replayed_keys: int
+    skipped_snapshots: tuple[str, ...]
+    restore_seconds: float
+    seconds: float
+
+
+def execute_all(
+    storage: Storage,
+    actions: Sequence[TakeSnapshot],
+    ended: Callable[[TakeSnapshot, Taken | StatekeeperError], None],
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> None:
+    """Make snapshots, `workers` at a time, which share `memory_bytes`. The rest is as with `execute`.
+
+    What becomes of failures and interruptions, and how `ended` is told: `pool.in_pool`.
+    """
+    at_a_time = max(1, min(workers, len(actions)))
+
+    def work(action: TakeSnapshot) -> Taken:
+        share = _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
+        return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
+
+    in_pool(work, actions, ended, workers=at_a_time)
+
+
+def execute(
+    storage: Storage,
+    action: TakeSnapshot,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Taken:
+    """Make one snapshot, below `scratch` on local disk, and publish it: tables first, zip last.
+
+    `memory_bytes` bounds what the process has then; the less, the more tables a long tail becomes.
+
+    *Guarantee*: nothing is overwritten, nothing is deleted but a snapshot of its own that turned out wrong, and a crash at
+    any request leaves a store that loads: tables without a zip are orphans. When another maintainer was first and its
+    snapshot is whole, that one stands.
+
+    Raises `VersionNotLoadable`; `RefusedAsUnsafe` when a changelog of structure V1 was replaced meanwhile; `CorruptFile`
+    when a damaged zip stands under the snapshot's name; `ObjectMissing` when its tables are deleted as soon as they are
+    sent; `LocalDiskFull`, `StorageError`.
+    """
+    started = clock.monotonic_seconds()
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
+        folder, captured = Path(name), Path(name) / "captured"
+        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
+        cache = LocalCopyFolder(folder / "store", limits, ids)
+        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=action.conf)
+        sources = sources_now(storage, action)
+        restored = loader.restore(action.version, folder / "database")
+        restore_seconds = clock.monotonic_seconds() - started
+        with restored.database as database:
+            if database.wants_merge():
+                database.merge_tables()
+            keys = _keys(action, restored)
+            database.capture(captured)
+        tables, fresh = named(captured, restored.base, doomed_tables(storage, action.store), ids)
+        at_once(lambda table: upload(storage, action.store, table, captured), fresh)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
+        snapshot = Snapshot(small, _metadata(action, restored.base, tables, keys))
+        body = encode_snapshot(snapshot)
+        require_unchanged(storage, action, sources)
+        published = publish(storage, action, body)
+        if published is Published.NEW:
+            require_tables(storage, action, tables, captured)
+            require_still_unchanged(storage, action, sources)
+    return Taken(
+        action,
+        published,
+        keys.own,
+        len(tables),
+        len(fresh),
+        sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
+        restored.metrics.replayed_keys,
+        restored.metrics.skipped_snapshots,
+        restore_seconds,
+        clock.monotonic_seconds() - started,
+    )
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """How many keys there are, and how many that Spark keeps for itself."""
+
+    own: int
+    internal: int = 0
+
+
+def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
+    base = restored.base
+    if base is not None and base.column_families and restored.metrics.skipped_snapshots:
+        # The one that is damaged may name families that the older one does not know, also such as have no key yet.
+        raise CorruptFile(
+            f"is damaged, and only it is sure to name all column families: {restored.metrics.skipped_snapshots[0]}",
+            path=action.store.snapshot(action.load.base),
+            hint="restore it from a backup",
+        )
+    if base is None or not base.column_families:
+        return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
+    # Each key begins with the number of its family, two bytes, little-endian.
+    names_of = {number.to_bytes(_FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
+    counts = {"own": 0, "internal": 0}
+    for number, count in restored.database.count_by_beginning(_FAMILY_BYTES).items():
+        if number not in names_of:
+            raise UnknownFormatVersion(
+                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, which "
+                f"the snapshot that it grew from does not name",
+                path=action.store.snapshot(action.load.base),
+                hint="restore the snapshot that Spark wrote when the family was added",
+            )
+        counts["internal" if base.internal_families.get(names_of[number], False) else "own"] += count
+    return _Keys(**counts)
+
+
+def _metadata(
+    action: TakeSnapshot, base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys
+) -> SnapshotMetadata:
+    """What the snapshot says of itself: all but tables and counts as its base does. Only snapshots name the families."""
+    if base is None:
+        return SnapshotMetadata(action.header, tables, keys.own, {})
+    return replace(base, tables=tables, key_count=keys.own, internal_key_count=keys.internal)

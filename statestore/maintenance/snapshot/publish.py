@@ -1,0 +1,132 @@
+"""Puts a snapshot into storage, where others write and delete at the same time: tables first, the zip last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+from statestore import catalog
+from statestore.chain import look_at_snapshot
+from statestore.clock import Ids
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.names import StorePath
+from statestore.format.snapshot import SnapshotMetadata, TableFile
+from statestore.maintenance import announcements
+from statestore.maintenance.snapshot.decisions import TakeSnapshot
+from statestore.storage import Entry, Storage, at_once
+
+
+class Published(Enum):
+    """How the making of a snapshot ended."""
+
+    NEW = "made"
+    THERE_ALREADY = "another maintainer was first"
+
+
+def sources_now(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | None]:
+    """The changelogs that are replayed, as they are now, where one may be replaced by another of the same name."""
+    paths = [action.store.changelog(version) for version in action.load.replay if version.id is None]
+    found: dict[str, Entry | None] = {}
+
+    def look(path: str) -> None:
+        found[path] = storage.stat(path)
+
+    at_once(look, paths)
+    return found
+
+
+def require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+    # Losing schedule, in structure V1: an attempt that Spark believes dead replaces the changelog of its version while
+    # it is replayed here, and what a restart would have replayed is not what the snapshot holds.
+    changed = [path for path, entry in sources_now(storage, action).items() if entry != before[path]]
+    if changed:
+        raise RefusedAsUnsafe(
+            "was replaced while it was replayed: there is no snapshot of it",
+            path=changed[0],
+            hint="run this again; in structure V2 it cannot happen",
+        )
+
+
+def require_still_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+    """The same once more, now that the snapshot is visible: it goes again when it is not right."""
+    try:
+        require_unchanged(storage, action, before)
+    except RefusedAsUnsafe:
+        storage.delete([action.store.snapshot(action.version)])
+        raise
+
+
+def doomed_tables(storage: Storage, store: StorePath) -> frozenset[str]:
+    """Names of the store's tables that a retention run is about to delete."""
+    folder = f"{store.folder}/{names.TABLES}"
+    return frozenset(p.removeprefix(folder) for p in announcements.doomed(storage) if p.startswith(folder))
+
+
+def named(
+    captured: Path, base: SnapshotMetadata | None, doomed: frozenset[str], ids: Ids
+) -> tuple[tuple[TableFile, ...], list[TableFile]]:
+    """The tables of a snapshot under their names in storage, and those of them that are not there yet.
+
+    A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table. One
+    that is about to be deleted is sent again under a name that nobody knows yet.
+    """
+    reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in doomed)
+    held = {(table.local_name, table.size_bytes): table for table in reusable}
+    suffix = ids.fresh()
+    tables: list[TableFile] = []
+    fresh: list[TableFile] = []
+    for path in sorted(captured.glob("*.sst")):
+        size = path.stat().st_size
+        table = held.get((path.name, size))
+        if table is None:
+            table = TableFile(path.name, f"{path.stem}-{suffix}.sst", size)
+            fresh.append(table)
+        tables.append(table)
+    return tuple(tables), fresh
+
+
+def upload(storage: Storage, store: StorePath, table: TableFile, captured: Path) -> None:
+    storage.create(store.table_file(table.dfs_name), captured / table.local_name)
+
+
+def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
+    path = action.store.snapshot(action.version)
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        damage = look_at_snapshot(storage, action.store, action.version, _files(storage, action.store)).damage
+        if damage is not None:
+            raise CorruptFile(
+                f"stands where the snapshot is to be, and is damaged: {damage}",
+                path=path,
+                hint="delete it and run this again",
+            ) from error
+        return Published.THERE_ALREADY
+    return Published.NEW
+
+
+def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
+    # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible. All
+    # tables still lie here, those of the base too: they are sent again, and from now on a zip names them. Should it
+    # sleep and delete one of them again, retention has rested nothing on this snapshot as long as the deleter can live.
+    gone = _gone(tables, _files(storage, action.store).tables)
+    if gone:
+        at_once(lambda table: upload(storage, action.store, table, captured), gone)
+        gone = _gone(tables, _files(storage, action.store).tables)
+    if gone:
+        raise ObjectMissing(
+            "was deleted, sent again, and deleted again, while a snapshot names it",
+            path=action.store.table_file(gone[0].dfs_name),
+            hint="stop what deletes files in this checkpoint, delete the snapshot and run this again",
+        )
+
+
+def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
+    """The store's tables, as they are now."""
+    return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles())
+
+
+def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:
+    return [table for table in tables if table.dfs_name not in there]
