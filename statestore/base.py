@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,17 @@ class Base:
 
 
 def open_base(
-    storage: Storage, store: StorePath, version: VersionId, path: Path, limits: EngineLimits, conf: StateConf
+    storage: Storage,
+    store: StorePath,
+    version: VersionId,
+    path: Path,
+    limits: EngineLimits,
+    conf: StateConf,
+    *,
+    at_hand: Mapping[str, Path] | None = None,
 ) -> Base:
-    """Fetch the snapshot of a version into the new directory `path`, and open it.
+    """Fetch the snapshot of a version into the new directory `path`, and open it. `at_hand`: tables that need not be
+    fetched, by their name in storage: files on the same disk.
 
     Raises `SnapshotUnusable`; `UnknownFormatVersion` for one that this release does not know; `StorageError`.
     """
@@ -41,8 +50,14 @@ def open_base(
                 (path / name).write_bytes(body)
 
         def fetch(table: TableFile) -> None:
-            source = store.table_file(table.dfs_name)
-            size = storage.download(source, path / table.local_name)
+            source, target = store.table_file(table.dfs_name), path / table.local_name
+            held = (at_hand or {}).get(table.dfs_name)
+            if held is not None:
+                with translated(path):
+                    target.hardlink_to(held)
+                size = target.stat().st_size
+            else:
+                size = storage.download(source, target)
             if size != table.size_bytes:
                 raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
 

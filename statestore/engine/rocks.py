@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -50,6 +51,7 @@ _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,21 @@ class Database:
                 step()
             entries.status()
         return count
+
+    def digest(self) -> str:
+        """A text that differs when keys or values do, however they lie in tables; by going over all of them."""
+        total = count = 0
+        with translated(self.path):
+            entries = self._rdict.iter()
+            entries.seek_to_first()
+            while entries.valid():
+                key = entries.key()
+                pair = len(key).to_bytes(4, "big") + key + entries.value()
+                total += int.from_bytes(blake2b(pair, digest_size=_DIGEST_BYTES).digest(), "big")
+                count += 1
+                entries.next()
+            entries.status()
+        return f"{count}:{total % 2 ** (8 * _DIGEST_BYTES):0{2 * _DIGEST_BYTES}x}"
 
     def count_by_beginning(self, size_bytes: int) -> Mapping[bytes, int]:
         """How many keys begin with each of the beginnings of that size, by going over all of them."""

@@ -44,7 +44,11 @@ class WhyNot(Enum):
 
 @dataclass(frozen=True)
 class TakeSnapshot:
-    """Make the snapshot of `load`'s target."""
+    """Make the snapshot of `load`'s target.
+
+    `name`: the version in another structure under whose name it is published, with `header`, whatever its base has; it is
+    read back and compared then.
+    """
 
     store: StorePath
     version: VersionId
@@ -53,6 +57,12 @@ class TakeSnapshot:
     reason: Why
     conf: StateConf = OURS
     header: str = "v1"
+    name: VersionId | None = None
+
+    @property
+    def path(self) -> str:
+        """Where the snapshot is published."""
+        return self.store.snapshot(self.name or self.version)
 
     @property
     def explained(self) -> str:

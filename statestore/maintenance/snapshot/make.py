@@ -21,6 +21,7 @@ from statestore.maintenance.snapshot.publish import (
     doomed_tables,
     named,
     publish,
+    require_same,
     require_still_unchanged,
     require_tables,
     require_unchanged,
@@ -44,7 +45,8 @@ _PROCESS_BYTES = 240 * 1024 * 1024
 @dataclass(frozen=True)
 class Taken:
     """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage;
-    `restore_seconds` what fetching the base and replaying the tail took."""
+    `restore_seconds` what fetching the base and replaying the tail took; `digest` of its keys and values, where it was
+    read back."""
 
     action: TakeSnapshot
     published: Published
@@ -56,6 +58,7 @@ class Taken:
     skipped_snapshots: tuple[str, ...]
     restore_seconds: float
     seconds: float
+    digest: str | None = None
 
 
 def execute_all(
@@ -118,6 +121,7 @@ def execute(
             if database.wants_merge():
                 database.merge_tables()
             keys = _keys(action, restored)
+            digest = database.digest() if action.name else None
             database.capture(captured)
         tables, fresh = named(captured, restored.base, doomed_tables(storage, action.store), ids)
         at_once(lambda table: upload(storage, action.store, table, captured), fresh)
@@ -129,6 +133,9 @@ def execute(
         if published is Published.NEW:
             require_tables(storage, action, tables, captured)
             require_still_unchanged(storage, action, sources)
+        if digest is not None:
+            at_hand = {table.dfs_name: captured / table.local_name for table in tables if table not in fresh}
+            require_same(storage, action, digest, folder / "back", limits, at_hand=at_hand)
     return Taken(
         action,
         published,
@@ -140,6 +147,7 @@ def execute(
         restored.metrics.skipped_snapshots,
         restore_seconds,
         clock.monotonic_seconds() - started,
+        digest,
     )
 
 
@@ -183,4 +191,5 @@ def _metadata(
     """What the snapshot says of itself: all but tables and counts as its base does. Only snapshots name the families."""
     if base is None:
         return SnapshotMetadata(action.header, tables, keys.own, {})
-    return replace(base, tables=tables, key_count=keys.own, internal_key_count=keys.internal)
+    header = action.header if action.name else base.header
+    return replace(base, header=header, tables=tables, key_count=keys.own, internal_key_count=keys.internal)

@@ -7,8 +7,10 @@ from enum import Enum
 from pathlib import Path
 
 from statestore import catalog
+from statestore.base import SnapshotUnusable, open_base
 from statestore.chain import look_at_snapshot
 from statestore.clock import Ids
+from statestore.engine.rocks import EngineLimits
 from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import StorePath
@@ -54,7 +56,7 @@ def require_still_unchanged(storage: Storage, action: TakeSnapshot, before: Mapp
     try:
         require_unchanged(storage, action, before)
     except RefusedAsUnsafe:
-        storage.delete([action.store.snapshot(action.version)])
+        storage.delete([action.path])
         raise
 
 
@@ -92,11 +94,11 @@ def upload(storage: Storage, store: StorePath, table: TableFile, captured: Path)
 
 
 def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
-    path = action.store.snapshot(action.version)
+    path, version = action.path, action.name or action.version
     try:
         storage.create(path, body)
     except AlreadyExists as error:
-        damage = look_at_snapshot(storage, action.store, action.version, _files(storage, action.store)).damage
+        damage = look_at_snapshot(storage, action.store, version, _files(storage, action.store)).damage
         if damage is not None:
             raise CorruptFile(
                 f"stands where the snapshot is to be, and is damaged: {damage}",
@@ -120,6 +122,34 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
             "was deleted, sent again, and deleted again, while a snapshot names it",
             path=action.store.table_file(gone[0].dfs_name),
             hint="stop what deletes files in this checkpoint, delete the snapshot and run this again",
+        )
+
+
+def require_same(
+    storage: Storage,
+    action: TakeSnapshot,
+    digest: str,
+    path: Path,
+    limits: EngineLimits,
+    *,
+    at_hand: Mapping[str, Path],
+) -> None:
+    """Read the snapshot back into the new directory `path`, and compare. `at_hand`: tables that were fetched before.
+
+    Raises `CorruptFile` when what is read is not what was to be written.
+    """
+    try:
+        name = action.name or action.version
+        base = open_base(storage, action.store, name, path, limits, action.conf, at_hand=at_hand)
+        with base.database as database:
+            found = database.digest()
+    except SnapshotUnusable as error:
+        found = str(error)
+    if found != digest:
+        raise CorruptFile(
+            f"does not hold what version {action.version} does: {found}, not {digest}",
+            path=action.path,
+            hint="delete it and run this again",
         )
 
 
