@@ -2,7 +2,7 @@
 
 metadata      {"id": "<uuid>"}
 offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources
-commits/N     v1, then {nextBatchWatermarkMs}
+commits/N     v1, then {nextBatchWatermarkMs}; in roots of our own with statekeeperDigests, in the form of the ids of v2
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
 """
 
@@ -25,6 +25,10 @@ CODEC = _STATE + "compression.codec"
 ENCODING = _STATE + "encodingFormat"
 """In the offset logs of queries that began with Spark 4.0 or later."""
 
+_IDS = "stateUniqueIds"
+_DIGESTS = "statekeeperDigests"
+"""Spark skips fields that it does not know."""
+
 STATE_CONF = {
     PROVIDER: ROCKSDB_PROVIDER,
     _STATE + "rocksdb.formatVersion": "5",
@@ -46,12 +50,18 @@ class OffsetLog:
     sources: tuple[str, ...]
 
 
+ByStore = dict[int, tuple[tuple[str, ...], ...]]
+"""Operator -> partition -> a text for each of its stores."""
+
+
 @dataclass(frozen=True)
 class CommitLog:
-    """One `commits/N`. `ids` is None in v1; in v2 operator -> partition -> the ids of its stores."""
+    """One `commits/N`. `ids` is None in v1. `digests`: in v1, what the committed versions are, as `statestore.digests` has
+    it; None where Spark wrote the commit, and in v2."""
 
     next_watermark_ms: int
-    ids: dict[int, tuple[tuple[str, ...], ...]] | None
+    ids: ByStore | None
+    digests: ByStore | None = None
 
 
 def encode_metadata(query_id: str) -> bytes:
@@ -93,10 +103,15 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
 def encode_commit(log: CommitLog) -> bytes:
     """The bytes of `commits/N`."""
     body: dict[str, Any] = {"nextBatchWatermarkMs": log.next_watermark_ms}
-    if log.ids is None:
-        return b"v1\n" + json.dumps(body, separators=(",", ":")).encode()
-    body["stateUniqueIds"] = {str(op): [list(p) for p in partitions] for op, partitions in sorted(log.ids.items())}
-    return b"v2\n" + json.dumps(body, separators=(",", ":")).encode()
+    if log.ids is not None:
+        body[_IDS] = _encoded(log.ids)
+    elif log.digests is not None:
+        body[_DIGESTS] = _encoded(log.digests)
+    return (b"v1\n" if log.ids is None else b"v2\n") + json.dumps(body, separators=(",", ":")).encode()
+
+
+def _encoded(by_store: ByStore) -> dict[str, list[list[str]]]:
+    return {str(op): [list(p) for p in partitions] for op, partitions in sorted(by_store.items())}
 
 
 def parse_commit(data: bytes, path: str) -> CommitLog:
@@ -105,15 +120,19 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
     body = json_object("\n".join(lines[1:]).encode(), path)
     try:
         watermark_ms = int(body.get("nextBatchWatermarkMs", 0))
-        if lines[0] == "v1":
-            return CommitLog(watermark_ms, None)
-        ids = {
-            int(op): tuple(tuple(checkpoint_id(i) for i in stores) for stores in partitions)
-            for op, partitions in body["stateUniqueIds"].items()
-        }
+        if lines[0] == "v2":
+            return CommitLog(watermark_ms, _parsed(body[_IDS]))
+        return CommitLog(watermark_ms, None, _parsed(body[_DIGESTS]) if _DIGESTS in body else None)
     except BAD_VALUES as error:
-        raise CorruptFile("stateUniqueIds is not what it should be", path=path) from error
-    return CommitLog(watermark_ms, ids)
+        field_name = _IDS if lines[0] == "v2" else _DIGESTS
+        raise CorruptFile(f"{field_name} is not what it should be", path=path) from error
+
+
+def _parsed(body: Any) -> ByStore:
+    return {
+        int(op): tuple(tuple(checkpoint_id(text) for text in stores) for stores in partitions)
+        for op, partitions in body.items()
+    }
 
 
 def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:

@@ -28,8 +28,8 @@ Batch N turns version N into version N+1; version 0 is empty and has no file (SP
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 
 QUERY_METADATA = "metadata"
 OFFSETS = "offsets"
@@ -61,12 +61,28 @@ _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
+class Structure(StrEnum):
+    """How a checkpoint names the files of a version: by its number alone, or by number and checkpoint id (SPARK-49374)."""
+
+    V1 = "v1"
+    V2 = "v2"
+
+
 @dataclass(frozen=True, order=True)
 class VersionId:
-    """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id."""
+    """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id.
+
+    `digest`: in structure V1, what the commit of a root of our own says that the version is; see `statestore.digests`. It
+    is in no file name, and two versions that differ by it alone are equal: ask `is_same`.
+    """
 
     version: int
     id: str | None = None
+    digest: str | None = field(default=None, compare=False)
+
+    def is_same(self, other: VersionId) -> bool:
+        """Whether both hold the same, also where files of one name may hold this or that."""
+        return self == other and self.digest == other.digest
 
     def __str__(self) -> str:
         return str(self.version) if self.id is None else f"{self.version}_{self.id}"
@@ -105,8 +121,21 @@ def snapshot(version: VersionId) -> str:
     return StoreFile(StoreFileKind.SNAPSHOT, version).name
 
 
+def cached_changelog(version: VersionId) -> str:
+    """The file name of a version's changelog on a host: there in structure V1, too, files of one number are told apart."""
+    return changelog(VersionId(version.version, version.id or version.digest))
+
+
+def parse_cached_changelog(name: str) -> tuple[int, str] | None:
+    """The number and the id, or digest, of a changelog on a host; None for another name."""
+    file = parse_store_file(name)
+    if file is None or file.kind is not StoreFileKind.CHANGELOG or file.version.id is None:
+        return None
+    return file.version.version, file.version.id
+
+
 def is_checkpoint_id(text: str) -> bool:
-    """Whether the text can be the id of a version in structure V2."""
+    """Whether the text can be the id of a version in structure V2, or its digest in structure V1."""
     return _CHECKPOINT_ID.fullmatch(text) is not None
 
 

@@ -24,13 +24,11 @@ COMMIT = CommitLog(0, {0: ((ID,), (ID,))})
 OFFSETS = OffsetLog(0, 1_767_225_600_000, {"spark.sql.shuffle.partitions": "2"}, ('{"logOffset":0}',))
 
 ids = st.uuids().map(str)
-commits = st.builds(
-    CommitLog,
-    st.integers(0, 2**62),
-    st.none()
-    | st.dictionaries(
-        st.integers(0, 9), st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=4).map(tuple)
-    ),
+by_store = st.dictionaries(
+    st.integers(0, 9), st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=4).map(tuple)
+)
+commits = st.builds(CommitLog, st.integers(0, 2**62), st.none() | by_store) | st.builds(
+    CommitLog, st.integers(0, 2**62), st.none(), by_store
 )
 lines = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), max_size=30)
 offsets = st.builds(
@@ -90,6 +88,12 @@ def test_a_later_version_is_refused_by_name(header: str) -> None:
 def test_a_commit_that_is_none_is_damage_and_its_ids_are_no_paths(body: str) -> None:
     with pytest.raises(CorruptFile, match="commits/3"):
         parse_commit(f"v2\n{body}".encode(), "commits/3")
+
+
+@pytest.mark.parametrize("body", ['{"statekeeperDigests":[]}', '{"statekeeperDigests":{"0":[["../outside"]]}}'])
+def test_digests_that_are_none_are_damage(body: str) -> None:
+    with pytest.raises(CorruptFile, match="commits/3: statekeeperDigests"):
+        parse_commit(f"v1\n{body}".encode(), "commits/3")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""Digests: what a chain of files tells apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore import digests
+from statestore.format.names import EMPTY, StorePath, VersionId, is_checkpoint_id
+
+STORE = StorePath(0, 3)
+
+
+def test_a_digest_tells_other_bytes_another_past_and_another_store(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.write_bytes(b"changes")
+    other.write_bytes(b"others!")
+    first = digests.following(STORE, EMPTY, mine)
+    assert first == VersionId(1)
+    assert is_checkpoint_id(str(first.digest))
+    assert first.is_same(digests.following(STORE, EMPTY, mine))
+    second = digests.following(STORE, first, mine)
+    alike = [
+        digests.following(STORE, EMPTY, other),
+        digests.following(StorePath(0, 4), EMPTY, mine),
+        VersionId(1),
+        VersionId(1, first.digest),
+    ]
+    assert second.version == 2
+    assert second.digest != first.digest
+    assert not any(first.is_same(one) for one in alike)
+    assert not second.is_same(digests.following(STORE, alike[0], mine))
