@@ -26,7 +26,8 @@ _HEADER_BYTES = 128 * 1024
 
 @dataclass
 class StoreFiles:
-    """The files of one store, as a listing shows them; `tables` by their name under `SSTs/`."""
+    """The files of one store, as a listing shows them; `tables`, and archived logs among them, by their name in `SSTs/` and
+    `logs/`."""
 
     changelogs: dict[VersionId, Entry] = field(default_factory=dict)
     snapshots: dict[VersionId, Entry] = field(default_factory=dict)
@@ -90,10 +91,11 @@ def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
         of_store = found[store]
         parsed = names.parse_store_file(name)
         if parsed is None:
-            if name.startswith(names.TABLES):
-                of_store.tables[name.removeprefix(names.TABLES)] = entry
-            else:
+            shared = names.parse_shared_file(name)
+            if shared is None:
                 of_store.others.append(entry)
+            else:
+                of_store.tables[shared] = entry
         elif parsed.kind is StoreFileKind.SNAPSHOT:
             of_store.snapshots[parsed.version] = entry
         else:

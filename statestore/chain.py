@@ -203,7 +203,7 @@ def look_at_snapshot(
     except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
         return SnapshotFacts(None, str(error))
     metadata = snapshot.metadata
-    for table in metadata.tables:
+    for table in metadata.named_files:
         held = files.tables.get(table.dfs_name)
         if held is None or held.size_bytes != table.size_bytes:
             there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"

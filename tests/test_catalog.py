@@ -91,6 +91,7 @@ def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
         f"state/0/0/3_{IDS[3]}.changelog",
         f"state/0/0/3_{IDS[3]}.zip",
         "state/0/0/SSTs/000008-6ad1c2f0-0000.sst",
+        "state/0/0/logs/000003-6ad1c2f0-0000.log",
         "state/0/0/4.changelog",
         "state/0/0/notes.txt",
         "state/0/0/_metadata/schema",
@@ -108,7 +109,7 @@ def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
     of_store = found[StorePath(0, 0)]
     assert set(of_store.changelogs) == {VersionId(3, IDS[3]), VersionId(4)}
     assert set(of_store.snapshots) == {VersionId(3, IDS[3])}
-    assert set(of_store.tables) == {"000008-6ad1c2f0-0000.sst"}
+    assert set(of_store.tables) == {"000008-6ad1c2f0-0000.sst", "000003-6ad1c2f0-0000.log"}
     assert [entry.path for entry in of_store.others] == ["state/0/0/notes.txt"]
     assert set(found[StorePath(1, 12, "left-keyToNumValues")].tables) == {"000009-6ad1c2f0-0000.sst"}
     assert catalog.snapshots(storage) == {store: frozenset(files.snapshots) for store, files in found.items()}

@@ -11,6 +11,7 @@
         <version>.zip           <version>_<id>.zip
         <changelog or zip>.crc                               its checksum, of Spark 4.1 and later
         SSTs/<local number>-<uuid>.sst
+        logs/<local number>-<uuid>.log                           archived write-ahead logs
     .<name>.crc                                on a local disk, beside any file: Hadoop's checksum of it
     _statekeeper/                              ours; Spark never looks there
         binding.json            which query the root belongs to
@@ -47,6 +48,9 @@ ASIDE = f"{CONTROL}/aside"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
+ARCHIVED_LOGS = "logs/"
+"""Where its archived write-ahead logs lie."""
+_LOG = ".log"
 SIDECAR = ".crc"
 """What stands behind the name of a file in the name of its checksum."""
 
@@ -211,8 +215,8 @@ class StorePath:
         return f"{self.folder}/{snapshot(version)}"
 
     def table_file(self, dfs_name: str) -> str:
-        """The path of an SST that a snapshot names."""
-        return f"{self.folder}/{TABLES}{dfs_name}"
+        """The path of an SST, or of an archived log, that a snapshot names."""
+        return f"{self.folder}/{ARCHIVED_LOGS if dfs_name.endswith(_LOG) else TABLES}{dfs_name}"
 
     def __str__(self) -> str:
         return self.folder
@@ -229,7 +233,7 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
         case _:
             return None
     store = DEFAULT_STORE
-    if len(inside) > 1 and f"{inside[0]}/" != TABLES:
+    if len(inside) > 1 and f"{inside[0]}/" not in (TABLES, ARCHIVED_LOGS):
         store, *inside = inside
     if not inside or "_metadata" in (store, inside[0]):
         return None
@@ -239,6 +243,13 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
 
 def _are_numbers(*texts: str) -> bool:
     return all(text.isascii() and text.isdecimal() for text in texts)
+
+
+def parse_shared_file(name: str) -> str | None:
+    """What snapshots call a table or an archived log, by its path inside its store's folder; None for other files."""
+    folder, slash, dfs_name = name.partition("/")
+    expected = ARCHIVED_LOGS if dfs_name.endswith(_LOG) else TABLES
+    return dfs_name if f"{folder}{slash}" == expected else None
 
 
 def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:

@@ -2,9 +2,14 @@
 
     <version>_<id>.zip      CURRENT, MANIFEST-*, OPTIONS-*, *.log (empty), metadata
     SSTs/<n>-<uuid>.sst     shared between snapshots, named by `metadata`
+    logs/<n>-<uuid>.log     the same, of archived write-ahead logs
 
 `metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip holds no lineage: bodies of
 V1 and V2 are the same, only the name differs.
+
+Archived write-ahead logs are in the format and in Spark's tests of it, not in what a query writes: RocksDB's `Checkpoint`,
+by which Spark captures a database, takes none along, and Spark switches the log off. No load reads them: RocksDB recovers
+from the logs of its own folder alone. But Spark wants each that a snapshot names to be there, in its size.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.untrusted import BAD_VALUES
@@ -24,11 +31,14 @@ MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
 
 _METADATA = "metadata"
+_TABLE_NAME, _LOG_NAME = "dfsSstFileName", "dfsLogFileName"
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 _NOT_OURS = (1980, 1, 2, 0, 0, 0)
 _SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
 _LOCAL_TABLE = re.compile(r"\d+\.sst")
 _DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
+_LOCAL_LOG = re.compile(r"\d+\.log")
+_DFS_LOG = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.log")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
 """What `zipfile` raises over bytes that are no zip; NotImplementedError is a RuntimeError."""
 
@@ -37,7 +47,8 @@ _HINT = "load an older version, or take a new snapshot"
 
 @dataclass(frozen=True)
 class TableFile:
-    """An SST of a snapshot: its name inside the local RocksDB, its name under `SSTs/`, and its size."""
+    """An SST of a snapshot, or an archived log: its name inside the local RocksDB, its name under `SSTs/` or `logs/`, and
+    its size."""
 
     local_name: str
     dfs_name: str
@@ -49,7 +60,8 @@ class SnapshotMetadata:
     """What a snapshot's `metadata` says. `key_count` -1 means that nobody counted.
 
     `column_families` is the mapping of names to ids, empty for a store without; it exists in snapshots only, as do
-    `internal_families` (name -> whether Spark keeps it for itself) and `largest_family_id`.
+    `internal_families` (name -> whether Spark keeps it for itself) and `largest_family_id`. `archived_logs` hold nothing
+    that the tables do not.
     """
 
     header: str
@@ -59,6 +71,12 @@ class SnapshotMetadata:
     internal_key_count: int = 0
     internal_families: dict[str, bool] = field(default_factory=dict)
     largest_family_id: int = 0
+    archived_logs: tuple[TableFile, ...] = ()
+
+    @property
+    def named_files(self) -> tuple[TableFile, ...]:
+        """All files beside the zip that Spark does not load it without."""
+        return self.tables + self.archived_logs
 
 
 @dataclass(frozen=True)
@@ -108,11 +126,11 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds an entry by its name, in any order."""
     metadata = snapshot.metadata
+    # Spark leaves out what a snapshot has none of.
+    logs = {"logFiles": _encode_files(metadata.archived_logs, _LOG_NAME)} if metadata.archived_logs else {}
     fields = {
-        "sstFiles": [
-            {"localFileName": t.local_name, "dfsSstFileName": t.dfs_name, "sizeBytes": t.size_bytes}
-            for t in metadata.tables
-        ],
+        "sstFiles": _encode_files(metadata.tables, _TABLE_NAME),
+        **logs,
         "numKeys": metadata.key_count,
         "numInternalKeys": metadata.internal_key_count,
         "columnFamilyMapping": metadata.column_families,
@@ -137,28 +155,38 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
         raise UnknownFormatVersion(f"snapshot metadata {header[:20]!r}: known are v1 and v2", path=path)
     try:
         fields = json.loads(rest)
-        if fields.get("logFiles"):
-            raise UnknownFormatVersion("a snapshot with archived WAL files", path=path, hint="nothing was changed")
-        tables = tuple(
-            TableFile(str(t["localFileName"]), str(t["dfsSstFileName"]), int(t["sizeBytes"]))
-            for t in fields["sstFiles"]
-        )
         metadata = SnapshotMetadata(
             header.decode(),
-            tables,
+            _parse_files(fields["sstFiles"], _TABLE_NAME),
             int(fields["numKeys"]),
             {str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
             int(fields.get("numInternalKeys", 0)),
             {str(name): bool(internal) for name, internal in fields.get("columnFamilyTypeMap", {}).items()},
             int(fields.get("maxColumnFamilyId", 0)),
+            _parse_files(fields.get("logFiles") or (), _LOG_NAME),
         )
     except BAD_VALUES as error:
         raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error
-    for table in tables:
-        if not (_LOCAL_TABLE.fullmatch(table.local_name) and _DFS_TABLE.fullmatch(table.dfs_name)):
-            raise CorruptFile(f"impossible table names {table.local_name!r}, {table.dfs_name!r}", path=path, hint=_HINT)
-        if table.size_bytes < 0:
-            raise CorruptFile(f"{table.dfs_name} has {table.size_bytes} bytes", path=path, hint=_HINT)
-    if len({table.local_name for table in tables}) < len(tables):
-        raise CorruptFile("two tables of one name", path=path, hint=_HINT)
+    _require_names(metadata.tables, _LOCAL_TABLE, _DFS_TABLE, path)
+    _require_names(metadata.archived_logs, _LOCAL_LOG, _DFS_LOG, path)
     return metadata
+
+
+def _encode_files(files: Iterable[TableFile], dfs_field: str) -> list[dict[str, str | int]]:
+    return [
+        {"localFileName": file.local_name, dfs_field: file.dfs_name, "sizeBytes": file.size_bytes} for file in files
+    ]
+
+
+def _parse_files(files: Iterable[Any], dfs_field: str) -> tuple[TableFile, ...]:
+    return tuple(TableFile(str(file["localFileName"]), str(file[dfs_field]), int(file["sizeBytes"])) for file in files)
+
+
+def _require_names(files: Sequence[TableFile], local: re.Pattern[str], dfs: re.Pattern[str], path: str) -> None:
+    for file in files:
+        if not (local.fullmatch(file.local_name) and dfs.fullmatch(file.dfs_name)):
+            raise CorruptFile(f"impossible table names {file.local_name!r}, {file.dfs_name!r}", path=path, hint=_HINT)
+        if file.size_bytes < 0:
+            raise CorruptFile(f"{file.dfs_name} has {file.size_bytes} bytes", path=path, hint=_HINT)
+    if len({file.local_name for file in files}) < len(files):
+        raise CorruptFile("two tables of one name", path=path, hint=_HINT)

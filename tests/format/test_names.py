@@ -28,6 +28,7 @@ def test_the_names_are_sparks() -> None:
     assert store.changelog(VersionId(17)) == "state/0/3/17.changelog"
     assert store.snapshot(VersionId(17)) == "state/0/3/17.zip"
     assert store.table_file(f"000008-{ID}.sst") == f"state/0/3/SSTs/000008-{ID}.sst"
+    assert store.table_file(f"000003-{ID}.log") == f"state/0/3/logs/000003-{ID}.log"
     assert StorePath(1, 0, "left-keyToNumValues").folder == "state/1/0/left-keyToNumValues"
 
 
@@ -106,6 +107,23 @@ def test_what_spark_4_2_does_over_a_name_is_known(
     assert names.stops_loads(name) == stops_loads
     assert names.stops_cleanup(name) == stops_cleanup
     assert names.counted_as(name) == counted_as
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("SSTs/8-a.sst", "8-a.sst"),
+        ("logs/3-a.log", "3-a.log"),
+        ("SSTs/3-a.log", None),
+        ("logs/8-a.sst", None),
+        ("logs/notes", None),
+        ("3-a.log", None),
+        ("8-a.sst", None),
+    ],
+)
+def test_tables_and_archived_logs_are_known_where_snapshots_look_for_them(name: str, shared: str | None) -> None:
+    assert names.parse_shared_file(name) == shared
+    assert shared is None or StorePath(0, 0).table_file(shared) == f"state/0/0/{name}"
 
 
 @pytest.mark.parametrize(

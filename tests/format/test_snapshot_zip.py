@@ -24,6 +24,7 @@ from statestore.format.snapshot import (
 from tests.format.damage import flips, prefixes, value_or_error
 
 TABLE: dict[str, Any] = {"localFileName": "000008.sst", "dfsSstFileName": "000008-6ad1c2f0-0000.sst", "sizeBytes": 1317}
+LOG: dict[str, Any] = {"localFileName": "000003.log", "dfsLogFileName": "000003-6ad1c2f0-0000.log", "sizeBytes": 17}
 SMALL_FILES = {
     "CURRENT": b"MANIFEST-000005\n",
     "MANIFEST-000005": b"edits" * 20,
@@ -104,9 +105,30 @@ def test_the_header_of_spark_4_0_is_read_and_an_unknown_one_refused_by_name() ->
             read(zipped({**SMALL_FILES, "metadata": metadata(fields(), header)}))
 
 
-def test_archived_logs_are_refused_by_name() -> None:
-    with pytest.raises(UnknownFormatVersion, match="WAL"):
-        read(whole(logFiles=[{"localLogFileName": "000003.log"}]))
+def test_archived_logs_are_named_beside_the_tables_and_written_again_as_they_were() -> None:
+    snapshot = read(whole(logFiles=[LOG]))
+    log = TableFile("000003.log", "000003-6ad1c2f0-0000.log", 17)
+    assert snapshot.metadata.archived_logs == (log,)
+    assert snapshot.metadata.named_files == (*snapshot.metadata.tables, log)
+    with zipfile.ZipFile(io.BytesIO(encode_snapshot(snapshot))) as archive:
+        said = json.loads(archive.read("metadata").decode().partition("\n")[2])
+    assert said == fields(logFiles=[LOG])
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        {"localFileName": "000008.sst"},
+        {"localFileName": "archive/000003.log"},
+        {"dfsLogFileName": "../logs/000003-6ad1.log"},
+        {"dfsLogFileName": "000003-6ad1.sst"},
+        {"dfsLogFileName": None},
+        {"sizeBytes": -1},
+    ],
+)
+def test_an_archived_log_that_leads_elsewhere_or_cannot_be_is_refused(log: dict[str, Any]) -> None:
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(whole(logFiles=[{**LOG, **log}]))
 
 
 def test_each_flipped_byte_is_found_or_harmless() -> None:

@@ -54,7 +54,7 @@ def of_snapshots(
         elif names.sidecar(path) in sidecars and (bad := _compared(storage, path, storage.read(path))) is not None:
             yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
         metadata = chain.snapshots[version].metadata
-        for table in metadata.tables if metadata else ():
+        for table in metadata.named_files if metadata else ():
             users.setdefault(chain.store.table_file(table.dfs_name), []).append(version)
     for path, versions in users.items():
         beside = names.hidden_checksum(path)

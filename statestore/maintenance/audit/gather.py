@@ -272,7 +272,7 @@ def _strangers(state: Sequence[Entry]) -> list[str]:
             known = any(part in ("_metadata", "_stateSchema") for part in entry.path.split("/"))
         else:
             name = place[1]
-            is_table = name.startswith(names.TABLES) and name.endswith(".sst")
+            is_table = (names.parse_shared_file(name) or "").endswith((".sst", ".log"))
             known = is_table or names.is_sidecar(name) or names.parse_store_file(name) is not None
         if not known:
             found.append(entry.path)

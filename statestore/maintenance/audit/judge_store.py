@@ -159,7 +159,7 @@ def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
     kept = [chain.snapshots[version].metadata for version in needed if version in chain.snapshots]
     # What an unreadable zip names is not known: nothing that it may need is called garbage.
     if None not in kept:
-        named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.tables}
+        named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.named_files}
         garbage += [entry for name, entry in chain.files.tables.items() if name not in named]
     return garbage
 

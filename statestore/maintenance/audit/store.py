@@ -170,7 +170,7 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
     bad: dict[VersionId, Bad] = {}
     for version, facts in chain.snapshots.items():
         path = chain.store.snapshot(version)
-        for table in facts.metadata.tables if facts.metadata else ():
+        for table in facts.metadata.named_files if facts.metadata else ():
             held = chain.files.tables.get(table.dfs_name)
             table_path = chain.store.table_file(table.dfs_name)
             if held is None:

@@ -120,7 +120,7 @@ def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDele
         if facts.metadata is None:
             yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
             return
-        named |= {store.table_file(table.dfs_name) for table in facts.metadata.tables}
+        named |= {store.table_file(table.dfs_name) for table in facts.metadata.named_files}
     spared = tuple(sorted(going & named))
     chosen = [verdict for verdict in deletions if verdict.path not in named]
     for _, alike in groupby(chosen, key=lambda verdict: deletion_order(verdict)[0]):

@@ -200,7 +200,7 @@ class Judge:
 
 def _tables(snapshots: Iterable[SnapshotFacts]) -> set[str]:
     """The names of the tables of those that can be read."""
-    return {table.dfs_name for facts in snapshots if facts.metadata is not None for table in facts.metadata.tables}
+    return {table.dfs_name for facts in snapshots if facts.metadata is not None for table in facts.metadata.named_files}
 
 
 def _log_order(verdict: Verdict) -> tuple[int, str]:

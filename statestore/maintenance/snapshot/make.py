@@ -192,4 +192,5 @@ def _metadata(
     if base is None:
         return SnapshotMetadata(action.header, tables, keys.own, {})
     header = action.header if action.name else base.header
-    return replace(base, header=header, tables=tables, key_count=keys.own, internal_key_count=keys.internal)
+    counts = {"key_count": keys.own, "internal_key_count": keys.internal}
+    return replace(base, header=header, tables=tables, archived_logs=(), **counts)

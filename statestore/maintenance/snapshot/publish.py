@@ -98,7 +98,9 @@ def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
     try:
         storage.create(path, body)
     except AlreadyExists as error:
-        damage = look_at_snapshot(storage, action.store, version, _files(storage, action.store)).damage
+        # One of Spark's may name archived logs, too.
+        there = catalog.files(storage, action.store.folder).get(action.store, catalog.StoreFiles())
+        damage = look_at_snapshot(storage, action.store, version, there).damage
         if damage is not None:
             raise CorruptFile(
                 f"stands where the snapshot is to be, and is damaged: {damage}",

@@ -1,0 +1,126 @@
+"""Snapshots that name archived write-ahead logs: part of Spark's format, though no query of Spark's can write one.
+
+RocksDB's `Checkpoint`, by which Spark captures a database, takes no archived log along, and Spark switches the log off. So
+one is put beside what Spark captured, and Spark's own `RocksDBFileManager` writes the snapshot of it, as Spark's tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import read_snapshot
+from statestore.maintenance import audit
+from statestore.maintenance.audit import What
+from statestore.storage import open_storage
+from tests.interop.dumped import dumped
+from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
+from tests.interop.test_twins import statekeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+STATE = "org.apache.spark.sql.execution.streaming.state"
+LOG = b"what Spark copies, and RocksDB does not look at"
+
+
+def archive_a_log(spark: SparkSession, store: Path, version: int, scratch: Path) -> None:
+    """Have Spark write the snapshot of that version again, with an archived log beside the database."""
+    path = store / f"{version}.zip"
+    metadata = read_snapshot(path.read_bytes(), path.name).metadata
+    captured = scratch / "captured"
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(captured)
+    (captured / "metadata").unlink()
+    for table in metadata.tables:
+        shutil.copyfile(store / "SSTs" / table.dfs_name, captured / table.local_name)
+    (captured / "archive").mkdir()
+    (captured / "archive" / "000003.log").write_bytes(LOG)
+    for name in (path.name, f".{path.name}.crc"):
+        (store / name).unlink()
+
+    jvm = spark._jvm
+    of_state = getattr(jvm, STATE)
+    nothing = jvm.scala.Option.empty()
+    conf = of_state.StateStoreConf(spark._jsparkSession.sessionState().conf(), jvm.PythonUtils.toScalaMap({}))
+    temp = jvm.java.io.File(str(scratch / "temp"))
+    manager = of_state.RocksDBFileManager(
+        str(store), temp, spark._jsparkSession.sessionState().newHadoopConf(), "lz4", "", conf, False, nothing
+    )
+    here = jvm.java.io.File(str(captured))
+    named = of_state.RocksDBFileMapping().createSnapshotFileMapping(manager, here, version)._2()
+    manager.saveCheckpointToDfs(here, version, metadata.key_count, 0, named, nothing, nothing, nothing, True)
+
+
+@pytest.fixture(scope="module")
+def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NativeQuery:
+    """Three versions with a snapshot each; those of the newest name an archived log. Then it goes on with changelogs."""
+    folder = tmp_path_factory.mktemp("archived")
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1", CHANGELOGS: "false"})
+    query.run(3)
+    query.saved("before")
+    for partition in range(2):
+        scratch = folder / str(partition)
+        scratch.mkdir()
+        archive_a_log(spark, query.checkpoint / "state/0" / str(partition), 3, scratch)
+    query.confs[CHANGELOGS] = "true"
+    query.saved("archived")
+    return query
+
+
+def test_spark_writes_and_loads_what_names_an_archived_log(query: NativeQuery) -> None:
+    query.restored("archived")
+    snapshot = query.checkpoint / "state/0/0/3.zip"
+    [log] = read_snapshot(snapshot.read_bytes(), "3.zip").metadata.archived_logs
+    assert (query.checkpoint / "state/0/0/logs" / log.dfs_name).read_bytes() == LOG
+    with zipfile.ZipFile(snapshot) as archive:
+        assert "logFiles" in json.loads(archive.read("metadata").decode().partition("\n")[2])
+    here = state(query)
+    query.restored("before")
+    assert state(query) == here
+    assert sum(map(len, here.values())) > 0
+
+
+def test_it_is_audited_dumped_snapshotted_and_cleaned_and_spark_goes_on(query: NativeQuery, tmp_path: Path) -> None:
+    query.restored("archived")
+    query.run(2)
+    storage = open_storage(str(query.checkpoint))
+    assert audit.judge(audit.gather(storage, scratch=tmp_path)).findings == ()
+    assert dumped(query.checkpoint, "--version", 3)
+    at_head = ["--at-head", "--i-stopped-it", "--mode", "snapshots", "--scratch", str(tmp_path)]
+    statekeeper("snapshot", str(query.checkpoint), *at_head)
+    path = StorePath(0, 0).snapshot(VersionId(5))
+    ours = read_snapshot(storage.read(path), path)
+    assert ours.metadata.archived_logs == ()
+    assert audit.judge(audit.gather(storage, scratch=tmp_path)).findings == ()
+    cleaning = ["gc", str(query.checkpoint), "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"]
+    statekeeper(*cleaning)
+    logs = sorted(query.checkpoint.glob("state/0/*/logs/*.log"))
+    assert len(logs) == 2, "a Spark that is at work may name them again"
+    statekeeper(*cleaning, "--i-stopped-it", "--orphans")
+    assert sorted(query.checkpoint.glob("state/0/*/logs/*.log")) == []
+    assert audit.judge(audit.gather(storage, scratch=tmp_path)).findings == ()
+    query.run(1)
+    outputs, end = query.outputs, state(query)
+
+    query.restored("before")
+    query.run(3)
+    assert query.outputs == outputs
+    assert state(query) == end
+
+
+def test_a_snapshot_whose_archived_log_is_gone_loads_in_spark_no_more_and_the_audit_says_so(query: NativeQuery) -> None:
+    query.restored("archived")
+    [log] = (query.checkpoint / "state/0/0/logs").glob("0*.log")
+    log.unlink()
+    found = audit.judge(audit.gather(open_storage(str(query.checkpoint))))
+    assert [(one.what, one.file) for one in found.findings] == [
+        (What.TABLE_MISSING, f"state/0/0/logs/{log.name}"),
+    ]
+    with pytest.raises(Exception, match="does not exist"):
+        state(query)
