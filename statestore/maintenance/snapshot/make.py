@@ -192,5 +192,5 @@ def _metadata(
     if base is None:
         return SnapshotMetadata(action.header, tables, keys.own, {})
     header = action.header if action.name else base.header
-    counts = {"key_count": keys.own, "internal_key_count": keys.internal}
-    return replace(base, header=header, tables=tables, archived_logs=(), **counts)
+    counted = replace(base, key_count=keys.own, internal_key_count=keys.internal)
+    return replace(counted, header=header, tables=tables, archived_logs=())
