@@ -34,7 +34,7 @@ from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
 @click.command()
 @root_argument
 @click.option("--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is put aside first.")
-@click.option("--undo", metavar="RUN", help="Put back what that run has put aside.")
+@click.option("--undo", metavar="RUN", help="Put back what that run has put aside, all or nothing.")
 @for_spark_option
 @stopped_option
 @output_option
@@ -47,6 +47,7 @@ def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, sto
     """
     clock, storage, run = SystemClock(), root.storage, RandomIds().fresh()
     if undo is not None:
+        _require_allowed(root)
         require_stopped(storage, said=stopped, clock=clock)
         back = list(runs.undo_repair(storage, undo, run=run, holder=holder(), clock=clock))
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
@@ -54,12 +55,7 @@ def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, sto
     planned = rescues.plan(rescues.gather(storage), spark)
     done: list[Rewrite | PutAside] = []
     if apply and planned.actions:
-        if root.policies.mode not in (None, Mode.FULL):
-            raise RefusedAsUnsafe(
-                f"mode {root.policies.mode.value} is configured: nothing may be changed",
-                path=storage.url,
-                hint='set mode = "full" for it in statekeeper.toml',
-            )
+        _require_allowed(root)
         require_stopped(storage, said=stopped, clock=clock)
         # What was planned before may have been of a query that was at work.
         planned = rescues.plan(rescues.gather(storage), spark)
@@ -69,6 +65,16 @@ def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, sto
             TALK.print(f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it")
     output.show(_object(planned, run, done), lambda console: _print(console, planned, done))
     sys.exit(FINDINGS if planned.asks or len(done) < len(planned.actions) else 0)
+
+
+def _require_allowed(root: Opened) -> None:
+    mode = root.policies.mode
+    if mode not in (None, Mode.FULL):
+        raise RefusedAsUnsafe(
+            f"mode {mode.value} is configured: nothing may be changed",
+            path=root.storage.url,
+            hint='set mode = "full" for it in statekeeper.toml',
+        )
 
 
 def _object(planned: RepairPlan, run: str, done: Sequence[Rewrite | PutAside]) -> dict[str, Any]:

@@ -22,6 +22,7 @@
         history/<time>-<verb>-<run>.<part>.jsonl
         retained.json           what the last retention pass found
         aside/<run>/<path>      what a repair has taken away or changed, as it was
+        aside/<run>.json        where the query stood then
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -62,6 +63,7 @@ _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
+_ASIDE = re.compile(rf"{ASIDE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
@@ -336,6 +338,17 @@ def parse_lease(name: str) -> int | None:
 def aside(run: str, path: str) -> str:
     """Where a repair keeps what was at a path."""
     return f"{ASIDE}/{run}/{path}"
+
+
+def aside_standing(run: str) -> str:
+    """Where a repair keeps where the query stood."""
+    return f"{ASIDE}/{run}.json"
+
+
+def parse_aside(path: str) -> tuple[str, str] | None:
+    """The run that put a file aside and the path that it had, "" for where the query stood; None for another path."""
+    match = _ASIDE.fullmatch(path)
+    return (match["run"], match["path"] or "") if match else None
 
 
 def deleting(run: str) -> str:

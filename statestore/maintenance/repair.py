@@ -1,9 +1,8 @@
 """Rescues of checkpoints from which Spark does not start, or would start wrongly: planned, applied, and taken back.
 
     gather(storage)  ->  Gathered  ->  plan(gathered, spark)  ->  RepairPlan  ->  execute(storage, plan, run)
-                                                                                  undo(storage, run)
 
-What is changed or taken away is put aside first, below `_statekeeper/aside/<run>/`, under the path that it had. Two
+What is changed or taken away is put aside first (`aside`), under the path that it had; `undo` puts it back. Two
 rescues need nothing of the kind: a query that died at the lineage ceiling, and one whose presumed snapshot is gone, go on
 from a snapshot at their head.
 
@@ -18,11 +17,13 @@ from enum import Enum
 
 from statestore import catalog
 from statestore.catalog import Heads, StoreFiles
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
+from statestore.maintenance import aside
+from statestore.maintenance.aside import Standing
 from statestore.storage import Storage, at_once, read_or_none
 
 
@@ -53,9 +54,10 @@ class PutAside:
 @dataclass(frozen=True)
 class Gathered:
     """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
-    batch that the offset log knows, -1 for none."""
+    batch that the offset log knows, -1 for none. `heads` and `standing`: None before the first commit."""
 
     heads: Heads | None
+    standing: Standing | None
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
     begun: int = -1
@@ -63,10 +65,12 @@ class Gathered:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What is to be done, in order. `asks`: what a person has to say before it can be told what else is."""
+    """What is to be done, in order. `asks`: what a person has to say before it can be told what else is. `standing`: where
+    the query stands for which this is planned; None when nothing is to be done."""
 
     actions: tuple[Rewrite | PutAside, ...]
     asks: str | None = None
+    standing: Standing | None = None
 
 
 def gather(storage: Storage) -> Gathered:
@@ -98,7 +102,8 @@ def gather(storage: Storage) -> Gathered:
         at_once(look, list(of_v2))
     batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
     begun = max((batch for batch in batches if batch is not None), default=-1)
-    return Gathered(heads, files, headers, begun)
+    standing = None if heads is None else Standing.of(storage, heads)
+    return Gathered(heads, standing, files, headers, begun)
 
 
 def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
@@ -112,7 +117,7 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
             f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.heads.batch}: if they were "
             f"lost, restore them; if the query was taken back, delete the offsets after batch {gathered.heads.batch}, too",
         )
-    aside = [PutAside(path) for path in sorted(_dead(gathered))]
+    dead = [PutAside(path) for path in sorted(_dead(gathered))]
     asks = None
     rewritten: list[Rewrite] = []
     if spark is not None:
@@ -120,7 +125,8 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
         rewritten = [Rewrite(path, spark.header) for path in wrong]
     elif "v2" in gathered.headers.values():
         asks = "there are snapshots as Spark 4.0 writes them, which later ones refuse: --for-spark says which goes on"
-    return RepairPlan((*aside, *rewritten), asks)
+    actions: tuple[Rewrite | PutAside, ...] = (*dead, *rewritten)
+    return RepairPlan(actions, asks, gathered.standing if actions else None)
 
 
 def _dead(gathered: Gathered) -> Iterator[str]:
@@ -152,6 +158,8 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewr
     *Guarantee*: each file is put aside before it is touched, so that a crash at any request loses nothing: what is left is
     in the next plan, and `undo` takes back what was done. Raises `CorruptFile`, `ObjectMissing`, `StorageError`.
     """
+    if planned.standing is not None:
+        aside.begin(storage, run, planned.standing)
     for action in planned.actions:
         body = storage.read(action.path)
         storage.create(names.aside(run, action.path), body)
@@ -167,41 +175,3 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewr
         else:
             storage.delete([action.path])
         yield action
-
-
-def undo(storage: Storage, run: str) -> Iterator[str]:
-    """Put back what a run has put aside, and tell after each file which it was. Raises `StorageError`; `RefusedAsUnsafe`
-    when the run is not known, or when something else has been written since where a file was taken away."""
-    folder = names.aside(run, "")
-    aside = [entry.path for entry in storage.list(folder.rstrip("/"))]
-    if not aside:
-        raise RefusedAsUnsafe(f"nothing is put aside by run {run}", path=storage.url, hint="`--undo` takes a run's id")
-    for path in aside:
-        original = path.removeprefix(folder)
-        body = storage.read(path)
-        if _is_rewritten(storage, original, body):
-            storage.replace(original, body)
-        else:
-            _create_again(storage, original, body)
-        storage.delete([path])
-        yield original
-
-
-def _is_rewritten(storage: Storage, path: str, before: bytes) -> bool:
-    """Whether what stands there now is the same snapshot with another header."""
-    now = read_or_none(storage, path)
-    if now is None or now == before or not path.endswith(".zip"):
-        return False
-    old, new = read_snapshot(before, path), read_snapshot(now, path)
-    return replace(new.metadata, header=old.metadata.header) == old.metadata and new.files == old.files
-
-
-def _create_again(storage: Storage, path: str, body: bytes) -> None:
-    try:
-        storage.create(path, body)
-    except AlreadyExists as error:
-        raise RefusedAsUnsafe(
-            "was written again since it was put aside: what was put aside stays there",
-            path=path,
-            hint="the query has gone on; to go back all the same, delete the file and run this again",
-        ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
-from statestore.maintenance import lease, records, retention, snapshot
+from statestore.maintenance import lease, records, retention, snapshot, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance.history import History
 from statestore.maintenance.pool import WORKERS
@@ -100,12 +100,12 @@ def repair(
 
 
 def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: Clock) -> Iterator[str]:
-    """Take a repair back, and say after each file which it was. Raises as `repairs.undo`, and `RootHeld`."""
+    """Take a repair back, and say after each file which it was. Raises as `undo`'s functions, and `RootHeld`."""
     with (
         lease.held(storage, "repair", run=run, holder=holder, clock=clock) as held,
         recorded(storage, "repair", run, [{"undo": undone}], clock) as done,
     ):
-        for path in repairs.undo(storage, undone):
+        for path in undo.execute(storage, undone, undo.plan(undo.gather(storage, undone))):
             done.append({"put_back": path})
             held.beat()
             held.require()

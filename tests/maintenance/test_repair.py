@@ -17,9 +17,10 @@ from statestore.errors import RefusedAsUnsafe, StorageError
 from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance import lease, quiet, repair, runs, snapshot
+from statestore.maintenance import lease, quiet, repair, retention, runs, snapshot, undo
 from statestore.maintenance.repair import RepairPlan, Spark
-from statestore.storage import Storage, open_storage
+from statestore.maintenance.retention import Rule
+from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.storage.clocks import SleeplessClock
@@ -61,7 +62,7 @@ def as_spark_4_0(storage: Storage) -> list[str]:
 
 def contents(storage: Storage) -> Contents:
     """Of every file but those about the runs themselves."""
-    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.ASIDE}/")
+    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.ASIDE}/", names.RETAINED)
     return {e.path: storage.read(e.path) for e in storage.list("") if not e.path.startswith(of_runs)}
 
 
@@ -77,8 +78,13 @@ def apply(storage: Storage, plan: RepairPlan, *, clock: SystemClock | SleeplessC
     return run
 
 
-def undo(storage: Storage, run: str) -> list[str]:
+def take_back(storage: Storage, run: str) -> list[str]:
     return list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=SystemClock()))
+
+
+def put_back(storage: Storage, run: str) -> list[str]:
+    """As `take_back`, and no record of it."""
+    return list(undo.execute(storage, run, undo.plan(undo.gather(storage, run))))
 
 
 def test_a_checkpoint_that_nothing_is_wrong_with_has_nothing_to_repair(checkpoint: Checkpoint) -> None:
@@ -111,7 +117,7 @@ def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back
     assert planned(storage) == RepairPlan(())
     del checkpoint.versions[5:], checkpoint.states[5:]
     checkpoint.assert_right(tmp_path / "host")
-    assert set(undo(storage, run)) == expected
+    assert set(take_back(storage, run)) == expected
     assert contents(storage) == before
     assert not storage.list(names.ASIDE)
 
@@ -152,7 +158,7 @@ def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
         assert (new.files, replace(new.metadata, header="v2")) == (old.files, old.metadata)
     assert storage.stat(f"{zips[0]}.crc") is None
     checkpoint.assert_right(tmp_path / "host")
-    undo(storage, run)
+    take_back(storage, run)
     assert contents(storage) == before
 
 
@@ -163,14 +169,165 @@ def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: 
     path = checkpoint.stores[0].changelog(checkpoint.versions[8][0])
     storage.create(path, b"of the new time line")
     with pytest.raises(RefusedAsUnsafe, match="was written again since it was put aside"):
-        undo(storage, run)
+        take_back(storage, run)
     assert storage.read(path) == b"of the new time line"
     assert storage.stat(names.aside(run, path)) is not None
 
 
 def test_a_run_that_nobody_knows_cannot_be_taken_back(checkpoint: Checkpoint) -> None:
     with pytest.raises(RefusedAsUnsafe, match="nothing is put aside by run"):
-        undo(checkpoint.storage, RandomIds().fresh())
+        take_back(checkpoint.storage, RandomIds().fresh())
+
+
+def aggressively_collected(storage: Storage, *, days: float = 0, stopped: bool = True) -> retention.RetentionPlan:
+    """What a run that looks at everything found, and has deleted: by a clock that is so many days ahead, without grace."""
+    clock = SleeplessClock(SystemClock().now_seconds() + days * 86_400)
+    policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
+    gathered = retention.gather(storage, policy, clock=clock, everything=True)
+    plan = retention.plan(gathered, policy, stopped=stopped)
+    for _ in runs.delete(storage, gathered, plan, holder="a test", clock=clock, ids=RandomIds()):
+        pass
+    return plan
+
+
+def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_after_it(
+    checkpoint: Checkpoint,
+) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    before = contents(storage)
+    run = apply(storage, planned(storage))
+    tables = {path for path in before if path.endswith(".sst")}
+    lonely = [store.table_file(f"000999-{RandomIds().fresh()}.sst") for store in checkpoint.stores]
+    for path in lonely:
+        storage.create(path, b"of an upload that died")
+    plan = aggressively_collected(storage)
+    assert {v.path for v in plan.verdicts if v.rule is Rule.UNNAMED} == set(lonely), "it takes what nobody names"
+    kept = {v.path for v in plan.verdicts if v.rule is Rule.ASIDE}
+    assert kept & tables, "these are named by what was put aside alone"
+    assert kept - tables == {entry.path for entry in storage.list(names.ASIDE)}
+    take_back(storage, run)
+    now = contents(storage)
+    assert now == {path: body for path, body in before.items() if path in now}
+    gone = before.keys() - now.keys()
+    assert all(names.parse_store_path(path)[1].version.version < 4 for path in gone), "what is below the base"
+
+
+def test_what_was_put_aside_after_retention_was_planned_keeps_its_tables(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    before = contents(storage)
+    zips = {store.snapshot(v[n]) for n, store in enumerate(checkpoint.stores) for v in checkpoint.versions[8:]}
+    # As if what is planned had not seen the zips: they are taken away by hand, and are there again when it is executed.
+    storage.delete(zips)
+    policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
+    gathered = retention.gather(storage, policy, clock=SystemClock(), everything=True)
+    plan = retention.plan(gathered, policy, stopped=True)
+    assert any(verdict.rule is Rule.UNNAMED for verdict in plan.verdicts)
+    for path in zips:
+        storage.create(path, before[path])
+    run = apply(storage, planned(storage))
+    list(runs.delete(storage, gathered, plan, holder="a test", clock=SystemClock(), ids=RandomIds()))
+    assert zips <= set(take_back(storage, run))
+
+
+def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tables(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    aside_then = {entry.path for entry in storage.list(names.ASIDE)}
+    assert not {v.path for v in aggressively_collected(storage, days=29).deletions} & aside_then
+    plan = aggressively_collected(storage, days=31)
+    assert {v.path for v in plan.verdicts if v.rule is Rule.OLD_ASIDE} == aside_then
+    assert next(v.path for v in plan.deletions if v.rule is Rule.OLD_ASIDE) == names.aside_standing(run)
+    assert storage.list(names.ASIDE) == []
+    assert any(v.path.endswith(".sst") and v.rule is Rule.ASIDE for v in plan.verdicts)
+    plan = aggressively_collected(storage, days=31)
+    assert any(v.path.endswith(".sst") and v.rule is Rule.UNNAMED for v in plan.verdicts)
+    with pytest.raises(RefusedAsUnsafe, match="nothing is put aside by run"):
+        take_back(storage, run)
+
+
+def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    before = contents(storage)
+    storage.delete([names.aside_standing(run)])
+    with pytest.raises(RefusedAsUnsafe, match="where the query stood at the repair is not known"):
+        take_back(storage, run)
+    assert contents(storage) == before
+
+
+def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goes(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    store = checkpoint.stores[0]
+    path = store.snapshot(checkpoint.versions[8][0])
+    storage.replace(path, b"no zip")
+    run = apply(storage, planned(storage))
+    plan = aggressively_collected(storage)
+    assert not [v for v in plan.deletions if v.path.startswith(f"{store.folder}/SSTs/")]
+    assert f"which tables {names.aside(run, path)} names is not known: none goes" in plan.findings[-1]
+    take_back(storage, run)
+    assert storage.read(path) == b"no zip"
+
+
+def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    store = checkpoint.stores[1]
+    path = store.snapshot(checkpoint.versions[8][1])
+    table = read_snapshot(storage.read(path), path).metadata.tables[0].dfs_name
+    run = apply(storage, planned(storage))
+    storage.delete([store.table_file(table)])
+    before = contents(storage)
+    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: cannot be put back whole: its table .*{table} is gone"):
+        take_back(storage, run)
+    assert contents(storage) == before
+
+
+def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    commits = {batch: storage.read(names.commits(batch)) for batch in (3, 4)}
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    before = contents(storage)
+    storage.create(names.commits(4), commits[4])
+    with pytest.raises(RefusedAsUnsafe, match=r"made after batch 3, and now the newest batch is 4"):
+        take_back(storage, run)
+    storage.delete([names.commits(4)])
+    storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))
+    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3, or its commit is another one"):
+        take_back(storage, run)
+    storage.replace(names.commits(3), commits[3])
+    assert contents(storage) == before
+    assert take_back(storage, run)
+
+
+def test_whatever_request_of_taking_a_repair_back_fails_running_it_again_finishes_it(
+    eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    roots = copies(eight_versions, tmp_path)
+    undisturbed = next(roots)
+    before = contents(undisturbed)
+    run = apply(undisturbed, planned(undisturbed, Spark.V4_2))
+    rehearsal = FaultyStorage(undisturbed)
+    put_back(rehearsal, run)
+    cases = crash_matrix([request for request in rehearsal.trace if request.kind not in (Kind.READ, Kind.LIST)])
+    for request, fault in cases:
+        storage = next(roots)
+        run = apply(storage, planned(storage, Spark.V4_2))
+        faulty = FaultyStorage(storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            put_back(faulty, run)
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+        if storage.list(names.ASIDE):
+            put_back(storage, run)
+        assert contents(storage) == before, (request, fault)
+        assert not storage.list(names.ASIDE)
+    record_property("crash_matrix_cases", len(cases))
+    assert len(cases) >= 20
 
 
 def copies(checkpoint: Checkpoint, folder: Path) -> Iterator[Storage]:
@@ -205,9 +362,10 @@ def test_whatever_request_of_a_repair_fails_running_it_again_ends_well_and_all_o
         clock = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
         apply(storage, planned(storage, Spark.V4_2), clock=clock)
         assert contents(storage) == expected, (request, fault)
-        for run in sorted({e.path.split("/")[2] for e in storage.list(names.ASIDE)}):
-            list(repair.undo(storage, run))
+        for run in sorted({names.parse_aside(e.path)[0] for e in storage.list(names.ASIDE)}):
+            put_back(storage, run)
         assert contents(storage) == before, (request, fault)
+        assert not storage.list(names.ASIDE)
     record_property("crash_matrix_cases", len(cases))
     assert len(cases) >= 40
 

@@ -12,8 +12,9 @@ from statestore.catalog import StoreFiles
 from statestore.chain import look_at_snapshot
 from statestore.clock import Clock
 from statestore.errors import LeaseLost, RefusedAsUnsafe
+from statestore.format import names
 from statestore.format.names import StorePath
-from statestore.maintenance import announcements
+from statestore.maintenance import announcements, aside
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import Gathered
@@ -63,9 +64,10 @@ def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLe
         may_delete()
         announcements.announce(storage, run, tables)
     try:
+        kept_aside = _kept_aside(storage, planned) if tables else frozenset()
         for store in planned.stores:
             if store.deletions:
-                yield from _execute_store(storage, store, may_delete)
+                yield from _execute_store(storage, store, kept_aside, may_delete)
         logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
         for part in _delete(storage, logs, may_delete):
             yield Deleted(None, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
@@ -94,14 +96,26 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
         unfinished = (
             base is None
             or chain.store in changed
-            or any(verdict.rule in (Rule.YOUNG, Rule.HELD) for verdict in verdicts.files)
+            or any(verdict.rule in (Rule.YOUNG, Rule.HELD, Rule.ASIDE) for verdict in verdicts.files)
         )
         newer = tuple(v.version for v in chain.snapshots if base is not None and v.version > base.version)
         waiting[chain.store] = (last_pass.ALWAYS,) if unfinished else newer
     last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 
-def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Iterator[Deleted]:
+def _kept_aside(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
+    """The tables of all snapshots that repairs have put aside, maybe since this was planned."""
+    stores = [store.store for store in planned.stores]
+    found: set[str] = set()
+    for store, snapshots in aside.snapshots(storage, storage.list(names.ASIDE), stores).items():
+        for metadata in snapshots.values():
+            found |= {store.table_file(table.dfs_name) for table in metadata.named_files} if metadata else set()
+    return frozenset(found)
+
+
+def _execute_store(
+    storage: Storage, planned: StoreVerdicts, kept_aside: frozenset[str], may_delete: MayDelete
+) -> Iterator[Deleted]:
     store, deletions = planned.store, planned.deletions
     files = catalog.files(storage, store.folder).get(store, StoreFiles())
     if planned.base is not None and planned.base.version > 0:
@@ -112,7 +126,7 @@ def _execute_store(storage: Storage, planned: StoreVerdicts, may_delete: MayDele
     going = {verdict.path for verdict in deletions}
     # The tables of snapshots that the plan does not speak of: those that were published since, those beyond its bound.
     known = {verdict.path for verdict in planned.files}
-    named: set[str] = set()
+    named = set(kept_aside)
     for version in files.snapshots:
         if store.snapshot(version) in known:
             continue

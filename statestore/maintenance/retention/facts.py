@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statestore.catalog import CommitLog
 from statestore.chain import Chain, SnapshotFacts
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.aside import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.storage import Entry
 
@@ -26,11 +27,13 @@ class LogFiles:
     history: tuple[Entry, ...] = ()
     announcements: tuple[Entry, ...] = ()
     leftovers: tuple[Entry, ...] = ()
+    aside: tuple[Entry, ...] = ()
 
     @property
     def newest_seconds(self) -> float:
         """When the newest of them was written: it is at least that late by the store's clock."""
-        entries = (*self.offsets, *self.commits, *self.pending, *self.history, *self.announcements, *self.leftovers)
+        of_query = (*self.offsets, *self.commits, *self.pending)
+        entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.aside)
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
 
 
@@ -39,7 +42,8 @@ class Gathered:
     """The facts. `log` is None before the first commit. `strays`: snapshots that are not on a store's chain and may
     stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch.
 
-    `since`: the last pass, when only the stores that are due since then were looked at.
+    `since`: the last pass, when only the stores that are due since then were looked at. `aside`: the snapshots of these
+    stores that repairs have put aside.
     """
 
     is_own: bool
@@ -50,6 +54,7 @@ class Gathered:
     wanted_floor: int
     now_seconds: float
     since: LastPass | None = None
+    aside: Snapshots = field(default_factory=dict)
 
 
 def loadable(chain: Chain) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statestore.chain import Chain, SnapshotFacts
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import SnapshotMetadata
 from statestore.maintenance import announcements
 from statestore.maintenance.retention.facts import Gathered, batch_of, common_floor, is_young, loadable
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
@@ -88,12 +89,22 @@ class Judge:
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
             if not rule.deletes:
                 kept[version] = seen.get(version)
-        unread = [version for version, facts in kept.items() if facts is None or facts.metadata is None]
-        named = _tables(facts for facts in kept.values() if facts is not None)
+        put_aside = self.gathered.aside.get(chain.store, {})
+        unread = [
+            *(chain.store.snapshot(version) for version, facts in kept.items() if facts is None or not facts.metadata),
+            *(path for path, metadata in put_aside.items() if metadata is None),
+        ]
+        named = _tables(facts.metadata for facts in kept.values() if facts is not None)
+        named_aside = _tables(put_aside.values()) - named
         reusable = self._reusable(seen) - named
-        ever_named = _tables(seen.values())
+        ever_named = _tables(facts.metadata for facts in seen.values())
         for name, entry in chain.files.tables.items():
-            rule = Rule.REUSABLE if name in reusable else self._table_rule(name, entry, named, unread)
+            if name in reusable:
+                rule = Rule.REUSABLE
+            elif name in named_aside:
+                rule = Rule.ASIDE
+            else:
+                rule = self._table_rule(name, entry, named, held=bool(unread))
             if rule is Rule.UNNAMED and self._spark_is_at_work and name not in ever_named:
                 rule = Rule.UPLOADED
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
@@ -103,7 +114,7 @@ class Judge:
                 f"no version up to {self.gathered.wanted_floor} is known to load in every store: nothing of it goes"
             )
         elif unread:
-            problem = f"which tables {chain.store.snapshot(unread[0])} names is not known: none goes"
+            problem = f"which tables {unread[0]} names is not known: none goes"
         return StoreVerdicts(chain.store, base, tuple(sorted(verdicts, key=lambda v: v.path)), problem)
 
     def version_rule(
@@ -152,12 +163,12 @@ class Judge:
         retained = max(self._policy.versions, SPARKS_RETAINED_VERSIONS)
         written = max((version.version for version, facts in seen.items() if not facts.is_ours), default=0)
         oldest = min(written, newest - retained + 1)
-        return _tables(facts for version, facts in seen.items() if version.version >= oldest)
+        return _tables(facts.metadata for version, facts in seen.items() if version.version >= oldest)
 
-    def _table_rule(self, name: str, entry: Entry, named: set[str], unread: list[VersionId]) -> Rule:
+    def _table_rule(self, name: str, entry: Entry, named: set[str], *, held: bool) -> Rule:
         if name in named:
             return Rule.RESTORES
-        if unread:
+        if held:
             return Rule.HELD
         return Rule.YOUNG if self.is_young(entry) else Rule.UNNAMED
 
@@ -178,7 +189,23 @@ class Judge:
         verdicts += [self._record(e, stands, Rule.OLD_RECORD, now) for e in files.announcements]
         # The longest upload that is still under way is no older than an announcement may stand.
         verdicts += [self._record(e, stands, Rule.LEFTOVER, now) for e in files.leftovers]
+        verdicts += self._aside()
         return tuple(sorted(verdicts, key=_log_order))
+
+    def _aside(self) -> Iterator[Verdict]:
+        """All that one run put aside goes at once, where the query stood first: a half of it is never put back.
+
+        What its snapshots name goes in the pass after that.
+        """
+        by_run: dict[str | None, list[Entry]] = {}
+        for entry in self.gathered.logs.aside:
+            aside = names.parse_aside(entry.path)
+            by_run.setdefault(aside[0] if aside else None, []).append(entry)
+        for run, entries in by_run.items():
+            young = any(is_young(e, self._policy.aside_seconds, self.gathered.now_seconds) for e in entries)
+            rule = Rule.UNKNOWN if run is None else Rule.ASIDE if young else Rule.OLD_ASIDE
+            for entry in entries:
+                yield Verdict(entry.path, entry.size_bytes, rule)
 
     def _log_verdict(self, entry: Entry, batch: int | None) -> Verdict:
         if batch is None:
@@ -198,9 +225,9 @@ class Judge:
         return is_young(entry, self._policy.grace_seconds, self.gathered.now_seconds)
 
 
-def _tables(snapshots: Iterable[SnapshotFacts]) -> set[str]:
+def _tables(snapshots: Iterable[SnapshotMetadata | None]) -> set[str]:
     """The names of the tables of those that can be read."""
-    return {table.dfs_name for facts in snapshots if facts.metadata is not None for table in facts.metadata.named_files}
+    return {table.dfs_name for metadata in snapshots if metadata is not None for table in metadata.named_files}
 
 
 def _log_order(verdict: Verdict) -> tuple[int, str]:

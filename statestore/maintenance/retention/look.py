@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statestore import catalog
 from statestore.catalog import CommitLog, StoreFiles
@@ -12,7 +12,7 @@ from statestore.clock import Clock
 from statestore.errors import CorruptFile
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements
+from statestore.maintenance import announcements, aside
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
     Gathered,
@@ -33,8 +33,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
 
     Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
     one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
-    commit. And a listing of each log. Raises `NotACheckpoint`, `CorruptFile` for a commit log that cannot be read
-    (nothing may be deleted then), `StorageError`.
+    commit. And a listing of each log, and of what repairs have put aside. Raises `NotACheckpoint`, `CorruptFile` for a
+    commit log that cannot be read (nothing may be deleted then), `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # The log before the files: what is committed in between is newer than this head, and stays.
@@ -53,13 +53,25 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             log = CommitLog({heads.batch: heads.heads})
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
-                return Gathered(is_own, log, chains, strays, logs, wanted, now, last)
+                return _with_aside(storage, Gathered(is_own, log, chains, strays, logs, wanted, now, last))
     full = catalog.commit_log(storage)
     assert full is not None
     found = catalog.files(storage)
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
-    return Gathered(is_own, full, chains, strays, logs, wanted, now)
+    return _with_aside(storage, Gathered(is_own, full, chains, strays, logs, wanted, now))
+
+
+def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
+    """The same with what repairs have put aside. Call it after the files were listed.
+
+    Losing schedule of the other order: what is put aside is listed; a repair puts a snapshot aside; the files are listed,
+    and nothing names its tables. Of an undo at that moment the second look before the deletions knows.
+    """
+    entries = tuple(storage.list(names.ASIDE))
+    stores = [chain.store for chain in gathered.chains]
+    logs = replace(gathered.logs, aside=entries)
+    return replace(gathered, logs=logs, aside=aside.snapshots(storage, entries, stores))
 
 
 def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:

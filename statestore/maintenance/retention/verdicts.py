@@ -14,12 +14,14 @@ from statestore.format.names import StorePath, VersionId
 class RetentionPolicy:
     """What stays: the newest `versions` versions, and everything younger than `grace_seconds`; both hold.
 
-    `history_seconds`: how long records of maintenance stay. At most `most_files` files are deleted in a run.
+    `history_seconds`: how long records of maintenance stay; `aside_seconds`: how long a repair can be taken back. At most
+    `most_files` files are deleted in a run.
     """
 
     versions: int = 100
     grace_seconds: float = 3600.0
     history_seconds: float = 30 * 86_400.0
+    aside_seconds: float = 30 * 86_400.0
     most_files: int = 100_000
 
 
@@ -32,6 +34,7 @@ class Rule(Enum):
     LOG = "belongs to a retained batch"
     REUSABLE = "Spark may name it again in its next snapshot"
     UPLOADED = "a table that no snapshot names: Spark may be about to"
+    ASIDE = "put aside by a repair, or named by a snapshot that was: repair --undo needs it"
     SPARKS_LOG = "a log that Spark purges itself"
     HELD = "its store cannot be judged: see the findings"
     UNKNOWN = "no file that is known"
@@ -40,6 +43,7 @@ class Rule(Enum):
     UNNAMED = "a table that no kept snapshot names"
     OLD_LOG = "belongs to a batch below the floor"
     OLD_RECORD = "an old record of maintenance"
+    OLD_ASIDE = "put aside by a repair longer ago than retention.aside"
     LEFTOVER = "an unfinished file of a dead process"
 
     @property
@@ -48,7 +52,17 @@ class Rule(Enum):
         return self in _DELETES
 
 
-_DELETES = frozenset({Rule.SUPERSEDED, Rule.DEAD_BRANCH, Rule.UNNAMED, Rule.OLD_LOG, Rule.OLD_RECORD, Rule.LEFTOVER})
+_DELETES = frozenset(
+    {
+        Rule.SUPERSEDED,
+        Rule.DEAD_BRANCH,
+        Rule.UNNAMED,
+        Rule.OLD_LOG,
+        Rule.OLD_RECORD,
+        Rule.OLD_ASIDE,
+        Rule.LEFTOVER,
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""What repairs have put aside: kept as it was, to be put back.
+
+    _statekeeper/aside/<run>.json      where the query stood: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
+    _statekeeper/aside/<run>/<path>    a file as it was
+
+A snapshot that lies here still names tables in its store's folder. Retention keeps them for as long as it lies here, and
+takes what was put aside longer ago than its policy says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from statestore.catalog import Heads
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.names import StoreFileKind, StorePath
+from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.format.untrusted import BAD_VALUES
+from statestore.storage import Entry, Storage, at_once, read_or_none
+
+Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
+"""Snapshots that were put aside, by store and by the path where they lie now; None for one that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a query stands: its newest batch, and a digest of the commit that says so."""
+
+    batch: int
+    commit: str
+
+    @classmethod
+    def of(cls, storage: Storage, heads: Heads) -> Standing:
+        """Raises `ObjectMissing`, `StorageError`."""
+        return cls(heads.batch, hashlib.sha256(storage.read(names.commits(heads.batch))).hexdigest())
+
+
+def begin(storage: Storage, run: str, standing: Standing) -> None:
+    """Remember where the query stands, before anything is put aside. Raises `StorageError`."""
+    storage.create(names.aside_standing(run), json.dumps(asdict(standing)).encode())
+
+
+def standing(storage: Storage, run: str) -> Standing | None:
+    """Where the query stood when a run put files aside; None when it is not known. Raises `CorruptFile`, `StorageError`."""
+    path = names.aside_standing(run)
+    data = read_or_none(storage, path)
+    if data is None:
+        return None
+    try:
+        body = json.loads(data)
+        return Standing(int(body["batch"]), str(body["commit"]))
+    except BAD_VALUES as error:
+        hint = "copy the files below it to where they were by hand, if the query has not gone on"
+        raise CorruptFile("is not the JSON that it should be", path=path, hint=hint) from error
+
+
+def snapshots(storage: Storage, entries: Iterable[Entry], stores: Collection[StorePath]) -> Snapshots:
+    """The snapshots of these stores among what was put aside. One request each. Raises `StorageError`."""
+    found: dict[StorePath, dict[str, SnapshotMetadata | None]] = {}
+    to_read: list[tuple[StorePath, str]] = []
+    for entry in entries:
+        aside = names.parse_aside(entry.path)
+        place = names.parse_store_path(aside[1]) if aside else None
+        if place is not None and place[1].kind is StoreFileKind.SNAPSHOT and place[0] in stores:
+            to_read.append((place[0], entry.path))
+            found[place[0]] = {}
+
+    def read(at: tuple[StorePath, str]) -> None:
+        store, path = at
+        try:
+            found[store][path] = read_snapshot(storage.read(path), path).metadata
+        except ObjectMissing:
+            return  # put back meanwhile: the snapshot is among its store's again
+        except (CorruptFile, UnknownFormatVersion):
+            found[store][path] = None
+
+    at_once(read, to_read)
+    return found

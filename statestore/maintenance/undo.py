@@ -1,0 +1,181 @@
+"""Taking a repair back: what it has put aside goes where it was, all of it or nothing.
+
+    gather(storage, run)  ->  Gathered  ->  plan(gathered)  ->  list of PutBack  ->  execute(storage, run, plan)
+
+Only while the query stands where it stood then. The losing schedule otherwise, in structure V1: a snapshot of batches that
+were taken back is put aside; the query goes on past their numbers; the snapshot is put back, and a restart takes it for
+its own. And only whole: a snapshot whose tables are gone is no way back.
+
+It is for a query that is stopped: who calls has to make sure of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from statestore import catalog
+from statestore.errors import AlreadyExists, CorruptFile, RefusedAsUnsafe, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.names import StoreFileKind
+from statestore.format.snapshot import read_snapshot
+from statestore.maintenance import aside
+from statestore.maintenance.aside import Standing
+from statestore.storage import Entry, Storage, at_once, read_or_none
+
+
+class There(Enum):
+    """What stands now where a file was that a repair has put aside."""
+
+    NOTHING = "nothing"
+    SAME = "the same bytes"
+    REWRITTEN = "the same snapshot with the header that the repair gave it"
+    OTHER = "something that was written since"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file that was put aside. `lacks`: a table that it names and that is not there in its size, for a snapshot."""
+
+    path: str
+    there: There
+    lacks: str | None = None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The facts. `stood`: where the query stood at the repair; `stands`: where it does now."""
+
+    run: str
+    url: str
+    stood: Standing | None
+    stands: Standing | None
+    kept: tuple[Kept, ...]
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """Put a file where it was; `replaces`: in place of what the repair wrote there."""
+
+    path: str
+    replaces: bool
+
+
+def gather(storage: Storage, run: str) -> Gathered:
+    """The facts. Listings of `state/`, of the commit log and of what was put aside; for each file of it two requests.
+
+    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    heads = catalog.heads(storage)
+    stands = None if heads is None else Standing.of(storage, heads)
+    files = catalog.files(storage)
+    tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
+    found: dict[str, Kept] = {}
+
+    def look(entry: Entry) -> None:
+        path = _original(run, entry)
+        body = storage.read(entry.path)
+        found[path] = Kept(path, _there(storage, path, body), _lacks(path, body, tables))
+
+    at_once(look, storage.list(names.aside(run, "").rstrip("/")))
+    return Gathered(
+        run, storage.url, aside.standing(storage, run), stands, tuple(found[path] for path in sorted(found))
+    )
+
+
+def plan(gathered: Gathered) -> tuple[PutBack, ...]:
+    """What goes back where. Pure. Raises `RefusedAsUnsafe` when something speaks against any of it, with the file."""
+    if not gathered.kept and gathered.stood is None:
+        raise RefusedAsUnsafe(
+            f"nothing is put aside by run {gathered.run}", path=gathered.url, hint="`--undo` takes a run's id"
+        )
+    if gathered.stood is None:
+        raise RefusedAsUnsafe(
+            "where the query stood at the repair is not known",
+            path=names.aside_standing(gathered.run),
+            hint="retention was taking what was put aside, as it was old: it is too late",
+        )
+    if gathered.stood != gathered.stands:
+        now = "no batch is committed" if gathered.stands is None else f"the newest batch is {gathered.stands.batch}"
+        raise RefusedAsUnsafe(
+            f"the repair was made after batch {gathered.stood.batch}, and now {now}, or its commit is another one: what "
+            "was put aside is not of this time line",
+            path=names.commits(gathered.stood.batch),
+            hint=f"if commits were restored since, take those after batch {gathered.stood.batch} away, run this, and put "
+            "them back; if the query has gone on, leave what was put aside where it is",
+        )
+    for one in gathered.kept:
+        if one.there is There.OTHER:
+            raise RefusedAsUnsafe(
+                "was written again since it was put aside: what was put aside stays there",
+                path=one.path,
+                hint="the query has gone on; to go back all the same, delete the file and run this again",
+            )
+        if one.lacks is not None:
+            raise RefusedAsUnsafe(
+                f"cannot be put back whole: its table {one.lacks} is gone",
+                path=one.path,
+                hint=f"restore the table from a backup, or delete {names.aside(gathered.run, one.path)} to do without it",
+            )
+    return tuple(PutBack(one.path, one.there is There.REWRITTEN) for one in gathered.kept)
+
+
+def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[str]:
+    """Put them back, and tell after each file which it was.
+
+    *Guarantee*: what was put aside goes only after it stands where it was, so that a crash at any request loses nothing and
+    running it again finishes it. Raises `RefusedAsUnsafe` when something was written there meanwhile, `StorageError`.
+    """
+    for action in planned:
+        kept = names.aside(run, action.path)
+        body = storage.read(kept)
+        if action.replaces:
+            storage.replace(action.path, body)
+        else:
+            _create(storage, action.path, body)
+        storage.delete([kept])
+        yield action.path
+    storage.delete([names.aside_standing(run)])
+
+
+def _original(run: str, entry: Entry) -> str:
+    return entry.path.removeprefix(names.aside(run, ""))
+
+
+def _there(storage: Storage, path: str, before: bytes) -> There:
+    now = read_or_none(storage, path)
+    if now is None:
+        return There.NOTHING
+    if now == before:
+        return There.SAME
+    try:
+        old, new = read_snapshot(before, path), read_snapshot(now, path)
+    except (CorruptFile, UnknownFormatVersion):
+        return There.OTHER
+    same = replace(new.metadata, header=old.metadata.header) == old.metadata and new.files == old.files
+    return There.REWRITTEN if same else There.OTHER
+
+
+def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
+    """A table that the snapshot names and that is not there; None for other files, and for one that cannot be read."""
+    place = names.parse_store_path(path)
+    if place is None or place[1].kind is not StoreFileKind.SNAPSHOT:
+        return None
+    try:
+        metadata = read_snapshot(body, path).metadata
+    except (CorruptFile, UnknownFormatVersion):
+        return None
+    named = {place[0].table_file(table.dfs_name): table.size_bytes for table in metadata.named_files}
+    return next((table for table, size_bytes in named.items() if tables.get(table) != size_bytes), None)
+
+
+def _create(storage: Storage, path: str, body: bytes) -> None:
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        raise RefusedAsUnsafe(
+            "was written while it was put back: the query runs",
+            path=path,
+            hint="stop the query, see that its application is gone, and run this again",
+        ) from error
