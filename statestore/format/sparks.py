@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+RETAINED_VERSIONS = 100
+"""So many versions Spark's clean-up keeps, unless it is told otherwise (spark.sql.streaming.minBatchesToRetain): the
+checkpoint does not tell."""
+
 
 class Spark(Enum):
     """A release of Spark that knows structure V2."""

@@ -19,10 +19,10 @@ from statestore import catalog
 from statestore.catalog import Heads, StoreFiles
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import StorePath
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
-from statestore.maintenance import aside
+from statestore.maintenance import aside, time_line
 from statestore.maintenance.aside import Standing
 from statestore.storage import Storage, at_once, read_or_none
 
@@ -32,6 +32,7 @@ class Why(Enum):
 
     HEADER = "the header of its metadata is not the one that this Spark reads"
     DEAD_TIME_LINE = "of batches that were taken back: the query would come upon it when it gets there again"
+    UNCOMMITTED = "of a batch that was begun and not committed: in structure V1 a start takes a snapshot by its number"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PutAside:
     """Take a file out of Spark's way."""
 
     path: str
-    why: Why = Why.DEAD_TIME_LINE
+    why: Why
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
             f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.heads.batch}: if they were "
             f"lost, restore them; if the query was taken back, delete the offsets after batch {gathered.heads.batch}, too",
         )
-    dead = [PutAside(path) for path in sorted(_dead(gathered))]
+    away = sorted(_in_the_way(gathered, gathered.heads), key=lambda action: action.path)
     asks = None
     rewritten: list[Rewrite] = []
     if spark is not None:
@@ -125,31 +126,28 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
         rewritten = [Rewrite(path, spark.header) for path in wrong]
     elif "v2" in gathered.headers.values():
         asks = "there are snapshots as Spark 4.0 writes them, which later ones refuse: --for-spark says which goes on"
-    actions: tuple[Rewrite | PutAside, ...] = (*dead, *rewritten)
+    actions: tuple[Rewrite | PutAside, ...] = (*away, *rewritten)
     return RepairPlan(actions, asks, gathered.standing if actions else None)
 
 
-def _dead(gathered: Gathered) -> Iterator[str]:
-    """Files of versions that no commit names, and that an attempt which died cannot have left either: Spark begins no
-    batch before the one before it is committed."""
-    heads = gathered.heads
-    assert heads is not None
+def _in_the_way(gathered: Gathered, heads: Heads) -> Iterator[PutAside]:
+    """Changelogs and snapshots that a start may come upon."""
+    newest = time_line.newest_known(committed=[heads.batch], begun=[gathered.begun])
     for store, files in gathered.files.items():
         head = heads.heads.get(store)
         if head is None:
             continue
-        paths = [store.changelog(v) for v in files.changelogs if v.version > head.version + 1]
-        paths += [store.snapshot(v) for v in files.snapshots if v.version > _newest_harmless(head)]
+        dead = time_line.given_up(files, newest)
         sidecars = {entry.path for entry in files.others}
-        for path in paths:
-            yield path
-            if f"{path}{names.SIDECAR}" in sidecars:
-                yield f"{path}{names.SIDECAR}"
-
-
-def _newest_harmless(head: VersionId) -> int:
-    # In structure V1 a load takes the newest snapshot by its number, also one of an attempt that never committed.
-    return head.version if head.id is None else head.version + 1
+        found = [(store.changelog(version), Why.DEAD_TIME_LINE) for version in dead.changelogs]
+        found += [(store.snapshot(version), Why.DEAD_TIME_LINE) for version in dead.snapshots]
+        if head.id is None:
+            uncommitted = [v for v in files.snapshots if head.version < v.version <= newest]
+            found += [(store.snapshot(version), Why.UNCOMMITTED) for version in uncommitted]
+        for path, why in found:
+            yield PutAside(path, why)
+            if names.sidecar(path) in sidecars:
+                yield PutAside(names.sidecar(path), why)
 
 
 def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewrite | PutAside]:

@@ -26,7 +26,9 @@ from statestore.format.checksum import checksum
 from statestore.format.logs import CODEC, PROVIDER, STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
+from statestore.maintenance import repair
 from statestore.maintenance.audit import Audit, AuditPolicy, Finding, Severity, What, gather, judge
+from statestore.maintenance.repair import Why
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
@@ -333,6 +335,28 @@ def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoin
     assert worst.severity is Severity.ERROR
     assert "still needed, here all below version 120" in worst.meaning
     v2.assert_right(tmp_path / "host", 3)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
+    v1: Storage, v2: Checkpoint, begun: bool
+) -> None:
+    for storage in (v1, v2.storage):
+        for batch in (3, 4, 5):
+            storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
+        told = [finding for finding in audited(storage).findings if finding.what is What.DEAD_TIME_LINE]
+        plan = repair.plan(repair.gather(storage), None)
+        assert {action.why for action in plan.actions} == {Why.DEAD_TIME_LINE}
+        assert told
+        assert {finding.file for finding in told} <= {action.path for action in plan.actions}
+        assert all("is of versions up to 6" in finding.problem for finding in told)
+        first = 5 if begun else 4
+        assert all(f"nothing after version {first - 1}" in finding.problem for finding in told)
+        places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
+        assert {place[1].version.version for place in places if place} == set(range(first, 7))
+        list(repair.execute(storage, plan, run=SOME_ID))
+        assert not [finding for finding in audited(storage).findings if finding.what is What.DEAD_TIME_LINE]
+        assert repair.plan(repair.gather(storage), None).actions == ()
 
 
 def test_offsets_that_are_further_than_the_commits_are_the_only_finding_as_long_as_they_lie_there(v1: Storage) -> None:

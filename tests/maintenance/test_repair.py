@@ -18,7 +18,7 @@ from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance import lease, quiet, repair, retention, runs, snapshot, undo
-from statestore.maintenance.repair import RepairPlan, Spark
+from statestore.maintenance.repair import PutAside, RepairPlan, Spark, Why
 from statestore.maintenance.retention import Rule
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -102,16 +102,15 @@ def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back
     expected = {
         path
         for partition, store in enumerate(checkpoint.stores)
-        for number in (6, 7, 8)
+        for number in (5, 6, 7, 8)
         for path in (
             store.changelog(checkpoint.versions[number][partition]),
             store.snapshot(checkpoint.versions[number][partition]),
         )
         if path in before
     }
-    # Version 5 may be of an attempt that died before it was committed: Spark leaves such files, and writes them again.
     assert {action.path for action in plan.actions} == expected
-    assert len(expected) == 2 * (3 + 1)
+    assert len(expected) == 2 * (4 + 1)
     run = apply(storage, plan)
     assert contents(storage) == {path: body for path, body in before.items() if path not in expected}
     assert planned(storage) == RepairPlan(())
@@ -129,13 +128,26 @@ def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load
     [store] = checkpoint.stores
     for number in range(1, 4):
         storage.create(names.commits(number - 1), b'v1\n{"nextBatchWatermarkMs":0}')
+    storage.create(names.offsets(3), b"of the batch that makes version 4")
     for number in (3, 4, 5):
         storage.create(store.changelog(VersionId(number)), b"changes")
         storage.create(store.snapshot(VersionId(number)), b"a zip")
     plan = planned(storage)
-    assert [action.path for action in plan.actions] == sorted(
-        [store.snapshot(VersionId(4)), store.changelog(VersionId(5)), store.snapshot(VersionId(5))]
+    assert plan.actions == (
+        PutAside(store.snapshot(VersionId(4)), Why.UNCOMMITTED),
+        PutAside(store.changelog(VersionId(5)), Why.DEAD_TIME_LINE),
+        PutAside(store.snapshot(VersionId(5)), Why.DEAD_TIME_LINE),
     )
+
+
+def test_what_a_batch_that_was_begun_has_written_is_in_nobodys_way(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    offsets = storage.read(names.offsets(4))
+    rewind(storage, 3)
+    of_five = {store.changelog(checkpoint.versions[5][n]) for n, store in enumerate(checkpoint.stores)}
+    assert of_five <= {action.path for action in planned(storage).actions}
+    storage.create(names.offsets(4), offsets)
+    assert not of_five & {action.path for action in planned(storage).actions}
 
 
 def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(

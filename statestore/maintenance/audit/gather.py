@@ -17,6 +17,7 @@ from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
+from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import (
     Bad,
     Facts,
@@ -106,13 +107,13 @@ def _conf(log: LogFacts, *, is_own: bool) -> tuple[StateConf, str | None]:
 def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, StoreFiles]) -> int:
     """The newest version that a batch may be making. Two listings more where there are files of later ones: the query may
     be at work."""
-    known = max((*log.commits, *log.offsets), default=-1) + 1
+    known = time_line.newest_known(committed=log.commits, begun=log.offsets)
     there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
     if max(there, default=0) <= known:
         return known
     commits = _batches(storage.list(names.COMMITS), names.commits, [])
     offsets = _batches(storage.list(names.OFFSETS), names.offsets, [])
-    return max((*commits, *offsets), default=-1) + 1
+    return time_line.newest_known(committed=commits, begun=offsets)
 
 
 def _names_families(metadata_path: str) -> bool:

@@ -7,21 +7,18 @@ query goes on with). What Spark does over each was seen on Spark 4.2, for other 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from statestore.format import names
 from statestore.format.names import VersionId
-from statestore.format.sparks import Spark
+from statestore.format.sparks import RETAINED_VERSIONS, Spark
+from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import Facts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
 from statestore.maintenance.audit.judge_store import View, ranges
 
 _MOVE = "move it to a place outside of the checkpoint"
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-_RETAINED = 100
-"""So many versions Spark's clean-up keeps, unless it is told otherwise (spark.sql.streaming.minBatchesToRetain)."""
-
-"""What Spark 4.0 writes above the metadata of snapshots in structure V2; all others write v1, and want it."""
 
 
 def is_v1(facts: Facts) -> bool:
@@ -152,8 +149,8 @@ def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
 def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
     """Files of versions that no batch can have begun: the query was taken back."""
     files, newest = one.chain.files, facts.logs.newest_version
-    zips = _ordered(v for v in files.snapshots if v.version > newest)
-    dead = _ordered({*zips, *(v for v in files.changelogs if v.version > newest)})
+    found = time_line.given_up(files, newest)
+    zips, dead = found.snapshots, found.versions
     if not dead:
         return
     head = one.chain.head
@@ -171,7 +168,9 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         )
     elif zips:
         # Of the snapshots that are old enough, counted from the newest number, it keeps the newest, and deletes below it.
-        kept = max((v.version for v in files.snapshots if v.version <= zips[-1].version - _RETAINED + 1), default=0)
+        kept = max(
+            (v.version for v in files.snapshots if v.version <= zips[-1].version - RETAINED_VERSIONS + 1), default=0
+        )
         meaning = (
             "the query was taken back, and these files are of what was given up; no load takes them, but Spark's clean-up "
             "counts from the newest number: it deletes snapshots and changelogs that are still needed"
@@ -193,11 +192,6 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         f"before the query is started: statekeeper repair ROOT --apply --i-stopped-it puts them aside; if the logs were "
         f"lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
     )
-
-
-def _ordered(versions: Iterable[VersionId]) -> list[VersionId]:
-    """By number; of one number there may be several, with ids and without."""
-    return sorted(versions, key=lambda version: (version.version, version.id or ""))
 
 
 def _of_spark_4_0(one: View) -> Iterator[Finding]:

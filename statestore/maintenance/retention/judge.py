@@ -9,13 +9,11 @@ from statestore.chain import Chain, SnapshotFacts
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
+from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
 from statestore.maintenance.retention.facts import Gathered, batch_of, common_floor, is_young, loadable
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
 from statestore.storage import Entry
-
-SPARKS_RETAINED_VERSIONS = 100
-"""`spark.sql.streaming.minBatchesToRetain` unless configured; the checkpoint does not tell."""
 
 
 def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
@@ -160,7 +158,7 @@ class Judge:
         if not self._spark_is_at_work or not seen:
             return set()
         newest = max(version.version for version in seen)
-        retained = max(self._policy.versions, SPARKS_RETAINED_VERSIONS)
+        retained = max(self._policy.versions, RETAINED_VERSIONS)
         written = max((version.version for version, facts in seen.items() if not facts.is_ours), default=0)
         oldest = min(written, newest - retained + 1)
         return _tables(facts.metadata for version, facts in seen.items() if version.version >= oldest)

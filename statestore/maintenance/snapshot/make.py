@@ -11,6 +11,7 @@ from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.format.family_rows import FAMILY_BYTES
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statestore.loaded import Restored
 from statestore.loader import Loader
@@ -29,8 +30,6 @@ from statestore.maintenance.snapshot.publish import (
     upload,
 )
 from statestore.storage import Storage, at_once
-
-_FAMILY_BYTES = 2
 
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's own block size: what its readers of a snapshot are used to."""
@@ -171,9 +170,9 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     if base is None or not base.column_families:
         return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
     # Each key begins with the number of its family, two bytes, little-endian.
-    names_of = {number.to_bytes(_FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
+    names_of = {number.to_bytes(FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
     counts = {"own": 0, "internal": 0}
-    for number, count in restored.database.count_by_beginning(_FAMILY_BYTES).items():
+    for number, count in restored.database.count_by_beginning(FAMILY_BYTES).items():
         if number not in names_of:
             raise UnknownFormatVersion(
                 f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, which "
