@@ -32,6 +32,7 @@ from statestore.maintenance.repair import Why
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
+from tests.maintenance.test_families_in_snapshots import changelog as typed_changelog
 from tests.maintenance.test_snapshot import take
 from tests.snapshots import publish_snapshot
 
@@ -60,9 +61,9 @@ def describe(storage: Storage, partitions: int = 1, path: str = names.operator_m
     storage.create(path, operators.encode_operator(operators.OperatorMetadata(0, "agg", (info,))))
 
 
-def changelog(number: int, lineage: tuple[VersionId, ...] | None = None, *, is_typed: bool = False) -> bytes:
+def changelog(number: int, lineage: tuple[VersionId, ...] | None = None) -> bytes:
     body = io.BytesIO()
-    writer = ChangelogWriter(body, Header(lineage, is_typed))
+    writer = ChangelogWriter(body, Header(lineage))
     writer.append(column([b"key %d" % number]), column([b"value %d" % number]))
     writer.finish()
     return body.getvalue()
@@ -466,7 +467,8 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
     for number in range(1, 4):
         is_v2 = structure == "V2"
         version = VersionId(number, f"{number:08x}-0000-4000-8000-000000000000" if is_v2 else None)
-        storage.create(STORE.changelog(version), changelog(number, tuple(versions) if is_v2 else None, is_typed=True))
+        body = typed_changelog(number, versions if is_v2 else None, b"\0\0")
+        storage.create(STORE.changelog(version), body)
         commit(storage, number - 1, [str(version.id)] if is_v2 else None)
         versions.append(version)
     publish_snapshot(storage, STORE, versions[0], {b"key": b"value"}, tmp_path)

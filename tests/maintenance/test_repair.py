@@ -174,6 +174,16 @@ def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
     assert contents(storage) == before
 
 
+def test_a_snapshot_of_sparks_stays_recognised_as_its_own_when_its_header_is_mended(checkpoint: Checkpoint) -> None:
+    """What Spark has written it may name again: retention must not take such a snapshot for one of ours."""
+    storage = checkpoint.storage
+    ours, *sparks = as_spark_4_0(storage)
+    for path in sparks:
+        storage.replace(path, encode_snapshot(replace(read_snapshot(storage.read(path), path), is_ours=False)))
+    apply(storage, planned(storage, Spark.V4_2))
+    assert [path for path in (ours, *sparks) if read_snapshot(storage.read(path), path).is_ours] == [ours]
+
+
 def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)

@@ -1,0 +1,127 @@
+"""Snapshots of stores with column families, whose names only snapshots know. Made without Spark, as Spark leaves them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format import logs, names, operators
+from statestore.format.changelog import Kind, lineage_json
+from statestore.format.compression import BlockWriter
+from statestore.format.java_io import utf
+from statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import encode_snapshot, read_snapshot
+from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
+from statestore.storage import Storage, open_storage
+from tests.snapshots import publish_snapshot
+
+STORE = StorePath(0, 0)
+DEFAULT, VALUES = b"\0\0", b"\1\0"
+"""How the keys of two families begin."""
+IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(7)]
+
+
+def version(number: int) -> VersionId:
+    return VersionId(number, IDS[number])
+
+
+def changelog(number: int, lineage: Sequence[VersionId] | None, family: bytes) -> bytes:
+    """As Spark writes it for stores with column families, and nobody else does."""
+    body, key, value = io.BytesIO(), family + b"key %d" % number, b"value"
+    writer = BlockWriter(body)
+    writer.write(utf("v2") if lineage is None else utf("v4") + utf(lineage_json(tuple(lineage))))
+    writer.write(bytes([Kind.PUT]) + len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)
+    writer.write(b"\0")
+    writer.finish()
+    return body.getvalue()
+
+
+def publish(
+    storage: Storage, number: int, keys: list[bytes], families: dict[str, int], scratch: Path, *, merges: bool = True
+) -> dict[str, str]:
+    """A snapshot as Spark writes it for an operator with column families."""
+    paths = publish_snapshot(storage, STORE, version(number), dict.fromkeys(keys, b"value"), scratch)
+    found = read_snapshot(storage.read(paths["zip"]), paths["zip"])
+    operator = b"merge_operator={id=StringAppendOperator;delimiter=,;}"
+    files = {
+        name: body.replace(b"merge_operator=nullptr", operator) if merges and name.startswith("OPTIONS") else body
+        for name, body in found.files.items()
+    }
+    assert not merges or any(operator in body for body in files.values())
+    metadata = replace(found.metadata, column_families=families, largest_family_id=max(families.values()))
+    storage.replace(paths["zip"], encode_snapshot(replace(found, files=files, metadata=metadata)))
+    return paths
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Storage:
+    """Six versions; the fifth is the first with keys of the second family."""
+    storage = open_storage(str(tmp_path / "root"))
+    storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+    described = operators.OperatorMetadata(0, "tws", (operators.StoreInfo(names.DEFAULT_STORE, 0, 1),))
+    storage.create(names.operator_metadata(0), operators.encode_operator(described))
+    for number in range(1, 7):
+        lineage = [version(before) for before in range(1 if number <= 3 else 3, number)]
+        family = VALUES if number >= 5 else DEFAULT
+        storage.create(STORE.changelog(version(number)), changelog(number, lineage, family))
+        storage.create(
+            names.offsets(number - 1), logs.encode_offsets(OffsetLog(0, 0, dict(STATE_CONF), ('"a source"',)))
+        )
+        ids = {0: ((IDS[number],),)}
+        storage.create(names.commits(number - 1), logs.encode_commit(CommitLog(0, ids)))
+    return storage
+
+
+def taken(storage: Storage, scratch: Path) -> Taken:
+    [action] = plan(gather(storage), SnapshotPolicy(), take_all=True).take
+    return execute(storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds())
+
+
+def test_the_families_are_those_of_the_newest_base(root: Storage, tmp_path: Path) -> None:
+    publish(root, 3, [DEFAULT + b"key %d" % n for n in (1, 2, 3)], {"default": 0}, tmp_path)
+    newest = {"default": 0, "values": 1, "timers": 2}
+    keys = [*(DEFAULT + b"key %d" % n for n in (1, 2, 3, 4)), VALUES + b"key 5"]
+    publish(root, 5, keys, newest, tmp_path)
+    assert taken(root, tmp_path).skipped_snapshots == ()
+    path = STORE.snapshot(version(6))
+    made = read_snapshot(root.read(path), path).metadata
+    assert (made.column_families, made.largest_family_id, made.key_count) == (newest, 2, 6)
+
+
+def test_where_the_newest_base_is_damaged_an_older_one_may_not_know_all_families_and_nothing_is_made(
+    root: Storage, tmp_path: Path
+) -> None:
+    """The older one names all families that have keys: that the newer one names `timers` nobody would know."""
+    publish(root, 3, [DEFAULT + b"key %d" % n for n in (1, 2, 3)], {"default": 0, "values": 1}, tmp_path)
+    keys = [*(DEFAULT + b"key %d" % n for n in (1, 2, 3, 4)), VALUES + b"key 5"]
+    paths = publish(root, 5, keys, {"default": 0, "values": 1, "timers": 2}, tmp_path)
+    root.replace(next(path for name, path in paths.items() if name != "zip"), b"damaged")
+    before = {entry.path for entry in root.list(names.STATE)}
+    with pytest.raises(CorruptFile, match="only it is sure to name all column families") as refused:
+        taken(root, tmp_path)
+    assert refused.value.path == STORE.snapshot(version(5))
+    assert {entry.path for entry in root.list(names.STATE)} == before
+
+
+def test_a_base_that_does_not_name_the_family_of_a_key_is_none(root: Storage, tmp_path: Path) -> None:
+    publish(root, 3, [DEFAULT + b"key %d" % n for n in (1, 2, 3)], {"default": 0}, tmp_path)
+    with pytest.raises(UnknownFormatVersion, match=r"has keys of column family 1, which the snapshot .* does not name"):
+        taken(root, tmp_path)
+    assert root.stat(STORE.snapshot(version(6))) is None
+
+
+def test_a_base_whose_options_name_no_merge_operator_is_refused_and_not_merged_some_other_way(
+    root: Storage, tmp_path: Path
+) -> None:
+    keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
+    publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path, merges=False)
+    with pytest.raises(UnknownFormatVersion, match="names no StringAppend as its merge operator"):
+        taken(root, tmp_path)
+    assert root.stat(STORE.snapshot(version(6))) is None
