@@ -23,6 +23,7 @@ _LOGS = frozenset(
         What.COMMIT_UNKNOWN_ID,
         What.COMMIT_AT_ODDS,
         What.COMMITS_MIXED,
+        What.HALF_SWITCHED,
         What.FORMAT_FLIPPED,
         What.OFFSETS_MISSING,
         What.OFFSETS_UNREADABLE,

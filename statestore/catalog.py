@@ -103,6 +103,13 @@ def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
     return dict(found)
 
 
+def have_sidecars(files: Mapping[StorePath, StoreFiles]) -> bool:
+    """Whether there are checksums beside files: Spark 4.1 or a later one wrote them."""
+    return any(
+        names.is_sidecar(entry.path.rpartition("/")[2]) for of_store in files.values() for entry in of_store.others
+    )
+
+
 def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
     """The versions of each store that have a snapshot. One listing of `state/`: it costs what is there."""
     return {store: frozenset(of_store.snapshots) for store, of_store in files(storage).items() if of_store.snapshots}

@@ -15,6 +15,7 @@ from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
 from statestore.cli.repair import repair
 from statestore.cli.snapshot import snapshot
+from statestore.cli.switch import switch
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,5 +29,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, dump, diff, snapshot, gc, repair, lease):
+for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, lease):
     main.add_command(verb)

@@ -135,6 +135,13 @@ def _parsed(body: Any) -> ByStore:
     }
 
 
+def is_plain_commit(data: bytes, path: str) -> bool:
+    """Whether `parse_commit` sees all that is in `commits/N`, so that it can be written anew. Raises as that does."""
+    parse_commit(data, path)
+    body = json_object(data.partition(b"\n")[2], path)
+    return body.keys() <= {"nextBatchWatermarkMs", "stateUniqueIds"}
+
+
 def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")

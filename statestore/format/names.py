@@ -21,8 +21,9 @@
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
         retained.json           what the last retention pass found
-        aside/<run>/<path>      what a repair has taken away or changed, as it was
+        aside/<run>/<path>      what a repair or a switchover has taken away or changed, as it was
         aside/<run>.json        where the query stood then
+        switchover/<number>/begun.json, ended.json, made-<operator>-<partition>-<store>.json
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -46,6 +47,7 @@ DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
 RETAINED = f"{CONTROL}/retained.json"
 ASIDE = f"{CONTROL}/aside"
+SWITCHOVERS = f"{CONTROL}/switchover"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Where a store's tables lie, below its folder."""
@@ -64,6 +66,7 @@ _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
 _ASIDE = re.compile(rf"{ASIDE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
+_SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)\.json")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
@@ -349,6 +352,17 @@ def parse_aside(path: str) -> tuple[str, str] | None:
     """The run that put a file aside and the path that it had, "" for where the query stood; None for another path."""
     match = _ASIDE.fullmatch(path)
     return (match["run"], match["path"] or "") if match else None
+
+
+def switchover(number: int, part: str) -> str:
+    """The path of a part of a switchover's journal; the one with the highest number counts."""
+    return f"{SWITCHOVERS}/{number:08}/{part}.json"
+
+
+def parse_switchover(path: str) -> tuple[int, str] | None:
+    """Number and part of a journal's path; None for another path."""
+    match = _SWITCHOVER.fullmatch(path)
+    return (int(match["number"]), match["part"]) if match else None
 
 
 def deleting(run: str) -> str:

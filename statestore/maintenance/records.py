@@ -8,6 +8,7 @@ from statestore.errors import StatekeeperError
 from statestore.maintenance.repair import PutAside, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+from statestore.maintenance.switchover import Progress, SwitchPlan
 
 Record = dict[str, Any]
 
@@ -75,6 +76,42 @@ def of_deleted(step: Deleted) -> Record:
         "spared": list(step.spared),
         "detail": step.detail,
     }
+
+
+def of_switch_plan(plan: SwitchPlan) -> Record:
+    """What a switchover does with each store, and what else, or why it does not."""
+    return {
+        "to": plan.to.value,
+        "batch": plan.batch,
+        "is_there": plan.is_there,
+        "half_done": plan.half_done.begun.number if plan.half_done else None,
+        "refusals": list(plan.refusals),
+        "stores": [
+            {
+                "store": str(step.store),
+                "head": str(step.head),
+                "source": step.source.name.lower(),
+                "explained": step.explained,
+                "read_bytes": step.read_bytes,
+                "write_bytes": step.write_bytes,
+            }
+            for step in plan.stores
+        ],
+        "aside": [*plan.first, *plan.last],
+        "read_bytes": plan.read_bytes,
+        "write_bytes": plan.write_bytes,
+        "local_bytes": plan.local_bytes,
+        "seconds": round(plan.seconds, 1),
+        "stays": {"files": plan.stays_files, "bytes": plan.stays_bytes},
+        "header": plan.header,
+        "conf": plan.to.conf,
+    }
+
+
+def of_progress(progress: Progress) -> Record:
+    """How far a switchover is."""
+    store = None if progress.store is None else str(progress.store)
+    return {"phase": progress.phase.name.lower(), "done": progress.done, "of": progress.of, "store": store}
 
 
 def of_repair(action: Rewrite | PutAside) -> Record:

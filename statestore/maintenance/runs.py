@@ -8,14 +8,16 @@ from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
-from statestore.maintenance import lease, records, retention, snapshot, undo
+from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
+from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.history import History
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
 from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
 from statestore.maintenance.retention import Deleted, Gathered, RetentionPlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
+from statestore.maintenance.switchover import Begun, Machine, Progress, Standing, SwitchPlan, Told
 from statestore.storage import Storage
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
@@ -110,6 +112,43 @@ def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: 
             held.beat()
             held.require()
             yield path
+
+
+def switch(
+    storage: Storage,
+    planned: SwitchPlan,
+    told: Told,
+    *,
+    run: str,
+    holder: str,
+    machine: Machine,
+    policy: AuditPolicy | None = None,
+) -> Begun:
+    """Carry a switchover out. Raises as `switchover.carry_out`, and `RootHeld`."""
+    with (
+        lease.held(storage, "switch", run=run, holder=holder, clock=machine.clock) as held,
+        recorded(storage, "switch", run, [records.of_switch_plan(planned)], machine.clock) as done,
+    ):
+
+        def record(progress: Progress) -> None:
+            done.append(records.of_progress(progress))
+            held.beat()
+            told(progress)
+
+        return switchover.carry_out(
+            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
+        )
+
+
+def abort_switch(storage: Storage, standing: Standing, told: Told, *, run: str, holder: str, clock: Clock) -> None:
+    """Take a switchover back that is half done. Raises as `switchover.take_back`, and `RootHeld`."""
+    with (
+        lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
+        recorded(storage, "switch", run, [{"abort": standing.begun.number}], clock) as done,
+    ):
+        held.require()
+        switchover.take_back(storage, standing, told)
+        done.append({"aborted": standing.begun.number})
 
 
 def delete(

@@ -225,8 +225,6 @@ class NativeQuery:
         for batch in range(self.batches, self.batches + batches):
             for side in ("left", "right"):
                 path = self.folder / side / f"{batch:05}.parquet"
-                if path.exists():
-                    continue  # a twin came by here
                 pq.write_table(rows(batch, side), path, coerce_timestamps="us")
                 # Spark takes files in the order of their times.
                 os.utime(path, (batch, batch))
@@ -262,6 +260,11 @@ class NativeQuery:
         shutil.copytree(self.folder / name, self.checkpoint)
         self.batches, outputs = self._saved[name]
         self.outputs = dict(outputs)
+        # A run takes all the input that there is, and a twin may have gone farther.
+        for side in ("left", "right"):
+            for path in (self.folder / side).glob("*.parquet"):
+                if int(path.stem) >= self.batches:
+                    path.unlink()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
 from statestore.lineage import Lineage
 from statestore.storage import RequestCounts
+from statestore.switch_journal import Standing
 
 T = TypeVar("T")
 
@@ -77,6 +78,8 @@ class RootFacts:
 
     `seen`: how many partitions of an operator the commit log and the files know.
     `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
+    `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
+    begun and has not ended.
     """
 
     query: str | Bad
@@ -86,6 +89,8 @@ class RootFacts:
     schemas: Mapping[int, tuple[str, str] | Bad]
     seen: Mapping[int, int]
     strangers: tuple[str, ...]
+    switched: int | None = None
+    half_switched: Standing | Bad | None = None
 
 
 class Keeper(Enum):

@@ -28,6 +28,7 @@ class What(Enum):
     COMMIT_UNKNOWN_ID = "a commit names an id that no file has"
     COMMIT_AT_ODDS = "a commit and the operators' metadata disagree"
     COMMITS_MIXED = "commits of both structures without a switchover between them"
+    HALF_SWITCHED = "a switchover between the structures is half done"
     FORMAT_FLIPPED = "the query was started with the other structure"
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "offsets cannot be read"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from statestore import catalog
+from statestore import catalog, switch_journal
 from statestore.binding import Binding, OlderSchemas, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.rocks import translated
@@ -31,6 +31,7 @@ from statestore.maintenance.audit.facts import (
 )
 from statestore.maintenance.audit.store import Way, look_at_store
 from statestore.storage import Entry, Storage, at_once, is_hidden
+from statestore.switch_journal import Standing
 
 _NEWEST_OFFSETS = 2
 """Of the batch that was committed last, and of the one that may be running."""
@@ -232,7 +233,17 @@ def _root(
         },
         seen,
         tuple(sorted([*strangers, *_strangers(state)])),
+        *_switchovers(storage, control),
     )
+
+
+def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, Standing | Bad | None]:
+    """The version with which the newest begins, and whether it is half done."""
+    paths = [entry.path for entry in control]
+    half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.standing(storage, paths))
+    if isinstance(half_done, Bad):
+        return None, half_done
+    return switch_journal.newest_switched(storage, paths), half_done
 
 
 def _is_older_than_descriptions(log: LogFacts) -> bool:

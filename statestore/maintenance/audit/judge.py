@@ -28,7 +28,9 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
     """The audit of a checkpoint. Pure."""
     policy = policy or AuditPolicy()
     stores = [store for store in facts.stores if isinstance(store, StoreFacts)]
-    views = [view(store, policy, is_own=facts.root.binding is not None) for store in stores]
+    views = [
+        view(store, policy, is_own=facts.root.binding is not None, switched=facts.root.switched) for store in stores
+    ]
     restart = _restart(facts, views)
     findings = [*of_logs(facts, restart), *of_root(facts), *judge_spark.of_names(facts)]
     findings += judge_spark.of_logs(facts, views, restart)

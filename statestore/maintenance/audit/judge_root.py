@@ -117,6 +117,31 @@ def of_root(facts: Facts) -> Iterator[Finding]:
         yield _described(root.binding, "the job does not start: nothing says which query the state belongs to")
     yield from _of_operators(facts, binding)
     yield from _of_schemas(facts)
+    yield from _of_switchover(facts)
+
+
+def _of_switchover(facts: Facts) -> Iterator[Finding]:
+    half_done = facts.root.half_switched
+    if half_done is None:
+        return
+    if isinstance(half_done, Bad):
+        yield _finding(
+            What.HALF_SWITCHED,
+            half_done.path,
+            half_done.why,
+            "whether a switchover between the structures is half done is not known",
+            _RESTORE,
+        )
+        return
+    begun = half_done.begun
+    yield _finding(
+        What.HALF_SWITCHED,
+        names.switchover(begun.number, "begun"),
+        f"is the journal of a switchover to {begun.to.value} at batch {begun.batch}, which has not ended",
+        "a query that is started now is refused, or goes on in one of the two structures",
+        f"before the query is started: statekeeper switch ROOT --to {begun.to.value} --apply --i-stopped-it finishes it, "
+        f"statekeeper switch ROOT --abort --i-stopped-it takes it back",
+    )
 
 
 def _of_operators(facts: Facts, binding: Binding | None) -> Iterator[Finding]:

@@ -78,17 +78,18 @@ def of_logs(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[F
 
 
 def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
-    """One change of structure is a switchover, if every store has a snapshot of the first version after it."""
+    """A change of structure is a switchover, if every store has a snapshot from then on. Only the newest counts: what was
+    before it is gone back to by the way that leads back."""
     commits = facts.logs.readable
-    changes = [
+    changes = (
         (before, after)
         for before, after in itertools.pairwise(sorted(commits))
         if (commits[before].ids is None) != (commits[after].ids is None)
-    ]
-    for number, (before, after) in enumerate(changes):
-        first = [one.facts.committed.get(after + 1) for one in views]
-        if number == 0 and all(v in one.chain.snapshots for v, one in zip(first, views, strict=True)):
-            continue
+    )
+    before, after = max(changes, default=(None, 0))
+    if before is None:
+        return
+    if not all(any(v.version > after for v in one.chain.snapshots) for one in views):
         now, then = ("V1", "V2") if commits[after].ids is None else ("V2", "V1")
         yield _finding(
             What.COMMITS_MIXED,

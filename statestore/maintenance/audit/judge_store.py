@@ -87,16 +87,17 @@ class View:
         return replace(self.chain, snapshots=whole)
 
 
-def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool) -> View:
-    """A store, seen from its oldest retained version."""
-    return View(facts, _oldest(facts, policy), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES, is_own)
+def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None) -> View:
+    """A store, seen from its oldest retained version; none is older than the one with which a switchover began: what was
+    before it is gone back to by the way that leads back."""
+    return View(facts, _oldest(facts, policy, switched), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES, is_own)
 
 
-def _oldest(facts: StoreFacts, policy: AuditPolicy) -> int:
+def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int:
     """Retention deletes from the old end on: what is gone there, up to a whole snapshot, is its work. Where it was
     interrupted, changelogs without a base are left: as long as they are old enough, the next gc deletes them."""
     chain, files = facts.chain, facts.chain.files
-    first_committed = max(chain.versions[0].version, min(facts.committed))
+    first_committed = max(chain.versions[0].version, min(facts.committed), switched or 0)
     if all(version in chain.bases for version in chain.versions):
         return first_committed
     gone = itertools.takewhile(

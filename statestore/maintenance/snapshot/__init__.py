@@ -17,7 +17,7 @@ from statestore.maintenance.snapshot.decisions import (
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathered, StoreFacts
 from statestore.maintenance.snapshot.judge import plan
 from statestore.maintenance.snapshot.look import gather
-from statestore.maintenance.snapshot.make import MEMORY_BYTES, Taken, execute, execute_all
+from statestore.maintenance.snapshot.make import MEMORY_BYTES, Taken, execute, execute_all, share_of
 from statestore.maintenance.snapshot.publish import Published
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "execute_all",
     "gather",
     "plan",
+    "share_of",
 ]

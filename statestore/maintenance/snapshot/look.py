@@ -14,7 +14,7 @@ from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathered, StoreFacts
-from statestore.storage import Entry, Storage, at_once
+from statestore.storage import Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
 """A shorter tail says more about the requests than about the replay."""
@@ -55,15 +55,10 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     at_once(look, list(heads.heads))
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
     # From 4.1 on there are checksums beside changelogs; a snapshot of Spark's own tells it by its header.
-    has_checksums = any(names.is_sidecar(_name(entry)) for of_store in files.values() for entry in of_store.others)
     is_v2 = any(head.id is not None for head in heads.heads.values())
-    may_be_of_4_0 = is_v2 and conf.began_before_4_2 and not has_checksums
+    may_be_of_4_0 = is_v2 and conf.began_before_4_2 and not catalog.have_sidecars(files)
     stores = tuple(found[store] for store in sorted(found))
     return Gathered(heads.batch, is_own, stores, rate, conf, may_be_of_4_0)
-
-
-def _name(entry: Entry) -> str:
-    return entry.path.rpartition("/")[2]
 
 
 def _settled(head: VersionId) -> VersionId:

@@ -45,7 +45,7 @@ _PROCESS_BYTES = 240 * 1024 * 1024
 class Taken:
     """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage;
     `restore_seconds` what fetching the base and replaying the tail took; `digest` of its keys and values, where it was
-    read back."""
+    read back; `sent_tables` by their names in storage."""
 
     action: TakeSnapshot
     published: Published
@@ -58,6 +58,7 @@ class Taken:
     restore_seconds: float
     seconds: float
     digest: str | None = None
+    sent_tables: tuple[str, ...] = ()
 
 
 def execute_all(
@@ -78,10 +79,15 @@ def execute_all(
     at_a_time = max(1, min(workers, len(actions)))
 
     def work(action: TakeSnapshot) -> Taken:
-        share = _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
+        share = share_of(memory_bytes, at_a_time)
         return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
 
     in_pool(work, actions, ended, workers=at_a_time)
+
+
+def share_of(memory_bytes: int, at_a_time: int) -> int:
+    """What each of so many may take, of what all together may; each counts what the process takes anyway."""
+    return _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
 
 
 def execute(
@@ -147,6 +153,7 @@ def execute(
         restore_seconds,
         clock.monotonic_seconds() - started,
         digest,
+        tuple(table.dfs_name for table in fresh),
     )
 
 

@@ -1,0 +1,95 @@
+"""Looks at a checkpoint that is to be switched."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from statestore import catalog
+from statestore import switch_journal as journal
+from statestore.chain import look_at_snapshot
+from statestore.format import logs, names
+from statestore.format.names import EMPTY, StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance import audit, snapshot
+from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.switchover.plans import Gathered, StoreFacts
+from statestore.storage import Storage, at_once
+
+
+def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> Gathered:
+    """The facts, an audit among them unless a switchover is half done. `scratch` is where it is to work.
+
+    Requests: those of an audit and of `snapshot.gather`, one for each snapshot that a load starts from, and a few for the
+    logs. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    half_done = journal.standing(storage)
+    of_snapshots = snapshot.gather(storage, at_head=True)
+    if of_snapshots.batch is None:
+        return Gathered(of_snapshots.is_own, half_done=half_done)
+    batch = of_snapshots.batch
+    order = catalog.heads_at(storage, batch).heads
+    files = catalog.files(storage)
+    by_store = {fact.store: fact for fact in of_snapshots.stores}
+    measured: dict[StorePath, StoreFacts] = {}
+
+    def measure(store: StorePath) -> None:
+        measured[store] = _measured(storage, by_store[store], files.get(store, catalog.StoreFiles()))
+
+    at_once(measure, list(order))
+    path = names.commits(batch)
+    commit = storage.read(path)
+    log = logs.parse_commit(commit, path)
+    begun = _newest_offsets(storage)
+    return Gathered(
+        of_snapshots.is_own,
+        batch,
+        Structure.V1 if log.ids is None else Structure.V2,
+        tuple(measured[store] for store in order),
+        files,
+        commit.decode(),
+        logs.is_plain_commit(commit, path),
+        begun,
+        _repartitions(storage, batch, begun),
+        of_snapshots.conf,
+        not of_snapshots.is_own and of_snapshots.conf.began_before_4_2 and not catalog.have_sidecars(files),
+        None if half_done else audit.judge(audit.gather(storage), policy),
+        half_done,
+        _free_bytes(scratch),
+        of_snapshots.replay_bytes_per_second,
+    )
+
+
+def _measured(storage: Storage, fact: snapshot.StoreFacts, files: catalog.StoreFiles) -> StoreFacts:
+    """With the size of what the load starts from."""
+    if fact.load is None or fact.load.base == EMPTY:
+        return StoreFacts(fact.store, fact.head, fact.load, 0, fact.tail_bytes, fact.problem)
+    base = look_at_snapshot(storage, fact.store, fact.load.base, files)
+    zip_bytes = files.snapshots[fact.load.base].size_bytes
+    table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
+    problem = fact.problem or base.damage
+    return StoreFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
+
+
+def _newest_offsets(storage: Storage) -> int:
+    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
+    return max((batch for batch in batches if batch is not None), default=-1)
+
+
+def _repartitions(storage: Storage, batch: int, begun: int) -> bool:
+    """Spark's offline repartition (4.2) begins with an offset log that names the new number of partitions."""
+    if begun != batch + 1:
+        return False
+    partitions = [
+        logs.parse_offsets(storage.read(names.offsets(number)), names.offsets(number)).conf.get(logs.SHUFFLE_PARTITIONS)
+        for number in (batch, begun)
+    ]
+    return partitions[0] != partitions[1]
+
+
+def _free_bytes(scratch: Path) -> int:
+    """Of the disk on which the folder is, or will be."""
+    place = scratch.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
