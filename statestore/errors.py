@@ -18,6 +18,7 @@
     ├── RootHeld                          11  root_held               another maintainer is at it: wait, or break its lease
     ├── LeaseLost                         11  lease_lost              another maintainer took over: run it again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       do what it says first
+    ├── HalfSwitched                      13  half_switched           finish the switchover, or take it back
     ├── RefusedBatch                      13  refused_batch           state and query do not belong together
     │   ├── ForeignRoot                   13  foreign_root
     │   ├── RootLost                      13  root_lost
@@ -177,6 +178,13 @@ class RefusedAsUnsafe(StatekeeperError):
     """What was asked for could lose state as things stand. Nothing was changed."""
 
     code = "refused_as_unsafe"
+    exit_code = 13
+
+
+class HalfSwitched(StatekeeperError):
+    """A switchover between the structures V1 and V2 was interrupted. Nothing else may be done before it has ended."""
+
+    code = "half_switched"
     exit_code = 13
 
 

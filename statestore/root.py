@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from statestore import catalog
+from statestore import catalog, switch_journal
 from statestore.binding import Binding, Bound, bind, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
@@ -68,7 +68,9 @@ class StateRoot:
 
     @classmethod
     def open(cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> StateRoot:
-        """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`."""
+        """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`, and
+        `HalfSwitched`."""
+        switch_journal.require_none(storage)
         root = cls(storage, bind(storage, wanted, batch=batch, ids=ids))
         root._write_descriptions()
         return root

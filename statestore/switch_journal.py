@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from statestore.errors import AlreadyExists, CorruptFile, RootHeld, UnknownFormatVersion
+from statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
 from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id
 from statestore.storage import Storage
 
 _FORMAT = 1
@@ -86,6 +86,19 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> Standing |
     return Standing(begun, made, "cleared" in parts)
 
 
+def require_none(storage: Storage) -> None:
+    """Raises `HalfSwitched` when a switchover is half done, and as `standing`."""
+    found = standing(storage)
+    if found is not None:
+        begun = found.begun
+        raise HalfSwitched(
+            f"a switchover to structure {begun.to.value} is half done",
+            path=names.switchover(begun.number, "begun"),
+            hint=f"statekeeper switch ROOT --to {begun.to.value} --apply finishes it, statekeeper switch ROOT --abort "
+            f"takes it back",
+        )
+
+
 def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
     """The version with which the newest switchover begins that was not taken back; None when there is none. `paths`: a
     listing in which the journals are; two requests for each that is looked at. Raises as `standing`."""
@@ -119,6 +132,7 @@ def begin(storage: Storage, begun: Begun) -> None:
                 "partition": store.partition,
                 "store": store.store,
                 "snapshot": names.snapshot(version),
+                "digest": version.digest,
                 "reused": store in begun.reused,
             }
             for store, version in begun.stores.items()
@@ -183,7 +197,8 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             file = parse_store_file(str(one["snapshot"]))
             if file is None:
                 raise CorruptFile(f"names a snapshot {one['snapshot']!r}", path=path)
-            stores[store] = file.version
+            digest = one["digest"]
+            stores[store] = file.version if digest is None else replace(file.version, digest=checkpoint_id(digest))
             if one["reused"]:
                 reused.add(store)
         return Begun(

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from statestore import switch_journal
 from statestore.clock import Clock, Ids
 from statestore.errors import StatekeeperError
 from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.history import History
+from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
 from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
@@ -47,6 +49,17 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Record], cloc
     history.outcome(done)
 
 
+@contextmanager
+def _at_work(
+    storage: Storage, verb: str, run: str, plan: Iterable[Record], holder: str, clock: Clock
+) -> Iterator[tuple[HeldLease, list[Record]]]:
+    """A run of a verb that is for whole checkpoints alone. Raises `HalfSwitched` for another, `RootHeld`."""
+    with lease.held(storage, verb, run=run, holder=holder, clock=clock) as held:
+        switch_journal.require_none(storage)
+        with recorded(storage, verb, run, plan, clock) as done:
+            yield held, done
+
+
 def take_snapshots(
     storage: Storage,
     actions: Sequence[TakeSnapshot],
@@ -64,10 +77,7 @@ def take_snapshots(
     Raises `RootHeld`, `StorageError` for the lease or the record.
     """
     run, plan = ids.fresh(), [records.of_action(action) for action in actions]
-    with (
-        lease.held(storage, "snapshot", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "snapshot", run, plan, clock) as done,
-    ):
+    with _at_work(storage, "snapshot", run, plan, holder, clock) as (held, done):
 
         def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
             done.append(records.of_outcome(action, outcome))
@@ -90,10 +100,7 @@ def repair(
     storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock
 ) -> Iterator[Rewrite | PutAside]:
     """Do what a repair plans, and say after each file what was done. Raises as `repairs.execute`, and `RootHeld`."""
-    with (
-        lease.held(storage, "repair", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "repair", run, map(records.of_repair, planned.actions), clock) as done,
-    ):
+    with _at_work(storage, "repair", run, map(records.of_repair, planned.actions), holder, clock) as (held, done):
         for action in repairs.execute(storage, planned, run=run):
             done.append(records.of_repair(action))
             held.beat()
@@ -103,10 +110,7 @@ def repair(
 
 def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: Clock) -> Iterator[str]:
     """Take a repair back, and say after each file which it was. Raises as `undo`'s functions, and `RootHeld`."""
-    with (
-        lease.held(storage, "repair", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "repair", run, [{"undo": undone}], clock) as done,
-    ):
+    with _at_work(storage, "repair", run, [{"undo": undone}], holder, clock) as (held, done):
         for path in undo.execute(storage, undone, undo.plan(undo.gather(storage, undone))):
             done.append({"put_back": path})
             held.beat()
@@ -160,10 +164,7 @@ def delete(
     """
     run = ids.fresh()
     steps: list[Deleted] = []
-    with (
-        lease.held(storage, "gc", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "gc", run, records.of_retention_plan(planned), clock) as done,
-    ):
+    with _at_work(storage, "gc", run, records.of_retention_plan(planned), holder, clock) as (held, done):
         for step in retention.execute(storage, planned, run=run, lease=held, clock=clock):
             steps.append(step)
             done.append(records.of_deleted(step))

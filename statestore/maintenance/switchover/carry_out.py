@@ -158,10 +158,7 @@ def take_back(storage: Storage, standing: Standing, told: Told) -> None:
 
 def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
     assert planned.batch is not None
-    stores = {
-        step.store: VersionId(step.head.version, ids.fresh() if planned.to is Structure.V2 else None)
-        for step in planned.stores
-    }
+    stores = {step.store: _renamed(step.head, planned, ids) for step in planned.stores}
     begun = Begun(
         journal.next_number(storage),
         run,
@@ -174,6 +171,13 @@ def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
     )
     journal.begin(storage, begun)
     return begun
+
+
+def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
+    """What the head is called in the other structure. In V1 our own jobs go by a digest, whose chain begins anew."""
+    if planned.to is Structure.V2:
+        return VersionId(head.version, ids.fresh())
+    return VersionId(head.version, digest=ids.fresh() if planned.is_own else None)
 
 
 def _make_snapshots(storage: Storage, begun: Begun, planned: SwitchPlan, told: Told, machine: Machine) -> None:
@@ -286,17 +290,21 @@ def _require_newest(storage: Storage, begun: Begun) -> None:
 
 def _new_commit(begun: Begun) -> bytes:
     old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
-    if begun.to is Structure.V1:
-        return logs.encode_commit(replace(old, ids=None))
-    ids: dict[int, dict[int, list[str]]] = {}
-    for store, version in begun.stores.items():
-        assert version.id is not None
-        ids.setdefault(store.operator, {}).setdefault(store.partition, []).append(version.id)
-    by_operator = {
+    if begun.to is Structure.V2:
+        return logs.encode_commit(replace(old, ids=_by_operator(begun, lambda name: name.id), digests=None))
+    return logs.encode_commit(replace(old, ids=None, digests=_by_operator(begun, lambda name: name.digest) or None))
+
+
+def _by_operator(begun: Begun, of: Callable[[VersionId], str | None]) -> logs.ByStore:
+    """The ids, or the digests, as a commit has them."""
+    found: dict[int, dict[int, list[str]]] = {}
+    for store, name in begun.stores.items():
+        if (text := of(name)) is not None:
+            found.setdefault(store.operator, {}).setdefault(store.partition, []).append(text)
+    return {
         operator: tuple(tuple(partitions[number]) for number in sorted(partitions))
-        for operator, partitions in ids.items()
+        for operator, partitions in found.items()
     }
-    return logs.encode_commit(replace(old, ids=by_operator))
 
 
 def _put_aside(storage: Storage, run: str, path: str) -> None:

@@ -41,6 +41,7 @@ def plan(gathered: Gathered, to: Structure, spark: Spark | None = None, *, worke
         is_there,
         half_done,
         gathered.conf,
+        gathered.is_own,
         *_staying(gathered, to),
         _local_bytes(steps, workers),
         sum(step.tail_bytes for step in steps) / gathered.replay_bytes_per_second,

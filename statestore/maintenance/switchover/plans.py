@@ -108,6 +108,7 @@ class SwitchPlan:
     is_there: bool = False
     half_done: Standing | None = None
     conf: StateConf = OURS
+    is_own: bool = False
     stays_files: int = 0
     stays_bytes: int = 0
     local_bytes: int = 0
