@@ -209,7 +209,7 @@ def _committed(storage: Storage, batch: int, known: _Operators) -> dict[StorePat
     path = names.commits(batch)
     ids = logs.parse_commit(storage.read(path), path).ids
     found: dict[StorePath, VersionId] = {}
-    for operator in _operators(storage, None if ids is None else ids.keys(), known):
+    for operator in _operators(storage, batch, None if ids is None else ids.keys(), known):
         for place, info in enumerate(operator.stores):
             for partition in range(info.partitions):
                 store = StorePath(operator.operator, partition, info.name)
@@ -242,7 +242,7 @@ def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
 
 
 def _operators(
-    storage: Storage, numbers: Collection[int] | None, known: _Operators
+    storage: Storage, batch: int, numbers: Collection[int] | None, known: _Operators
 ) -> list[operators.OperatorMetadata]:
     """The metadata of these operators; of all that there are for a commit that names none, which takes a listing."""
     if numbers is None:
@@ -250,7 +250,9 @@ def _operators(
             paths = [entry.path for entry in storage.list(names.STATE)]
             described = newest_metadata(paths)
             known.update({number: _parsed(storage, path) for number, path in described.items()})
-            known.update({one.operator: one for one in undescribed(paths) if one.operator not in described})
+            bare = {store for store in _stores(paths) if store.operator not in described}
+            if bare:
+                known.update({one.operator: one for one in undescribed(bare, _shuffle_partitions(storage, batch))})
         numbers = known.keys()
     for number in numbers:
         if number not in known:
@@ -282,16 +284,34 @@ def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
     return {operator: path for operator, (_, path) in found.items()}
 
 
-def undescribed(paths: Iterable[str]) -> list[operators.OperatorMetadata]:
-    """Operators as the files below `state/` show them: what Spark before 4.0 leaves, which describes none."""
-    stores = {place[0] for path in paths if (place := names.parse_place(path)) and names.parse_store_file(place[1])}
+def undescribed(stores: Iterable[StorePath], partitions: int | None) -> list[operators.OperatorMetadata]:
+    """Operators as the stores that have files show them: what Spark before 4.0 leaves, which describes none. `partitions`:
+    see `width`."""
+    there = list(stores)
     found = []
-    for number in sorted({store.operator for store in stores}):
-        kinds = sorted({store.store for store in stores if store.operator == number})
-        partitions = max(store.partition for store in stores if store.operator == number) + 1
-        infos = tuple(operators.StoreInfo(kind, 0, partitions) for kind in kinds)
+    for number in sorted({store.operator for store in there}):
+        kinds = sorted({store.store for store in there if store.operator == number})
+        seen = {store.partition for store in there if store.operator == number}
+        infos = tuple(operators.StoreInfo(kind, 0, width(seen, partitions)) for kind in kinds)
         found.append(operators.OperatorMetadata(number, "", infos))
     return found
+
+
+def width(seen: Collection[int], partitions: int | None) -> int:
+    """How many partitions an operator has of which these have folders: one, or as many as its query has (`partitions`, None
+    when that is not known). Of a partition whose folder is gone nothing else in a checkpoint of structure V1 would tell."""
+    newest = max(seen, default=-1)
+    return newest + 1 if newest < 1 or partitions is None else partitions
+
+
+def _stores(paths: Iterable[str]) -> set[StorePath]:
+    return {place[0] for path in paths if (place := names.parse_store_path(path))}
+
+
+def _shuffle_partitions(storage: Storage, batch: int) -> int | None:
+    path = names.offsets(batch)
+    data = read_or_none(storage, path)
+    return None if data is None else conf.shuffle_partitions(logs.parse_offsets(data, path), path)
 
 
 def _id_of(ids: Mapping[int, tuple[tuple[str, ...], ...]], store: StorePath, place: int, path: str) -> str:

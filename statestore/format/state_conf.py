@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.errors import UnknownFormatVersion
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER, OffsetLog
+from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER, SHUFFLE_PARTITIONS, OffsetLog
 
 _MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
@@ -29,6 +29,23 @@ class StateConf:
     row_checksums: bool = False
     encoding: str = UNSAFE_ROW
     began_before_4_2: bool = False
+
+
+MOST_PARTITIONS = 1_000_000
+"""More of one operator there are not: a damaged number is not to become a loop of billions."""
+
+
+def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
+    """How many partitions a query's stateful operators have, those that have not just one; None where the log does not say.
+
+    The query keeps to what it began with. Raises `CorruptFile` for what is no such number.
+    """
+    text = log.conf.get(SHUFFLE_PARTITIONS)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= MOST_PARTITIONS):
+        raise CorruptFile(f"{SHUFFLE_PARTITIONS} is {text[:40]!r}", path=path, hint="restore the file from a backup")
+    return int(text)
 
 
 OURS = StateConf()

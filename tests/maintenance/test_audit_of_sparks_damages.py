@@ -19,16 +19,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statestore.errors import UnknownFormatVersion
+from statestore import catalog
+from statestore.clock import SystemClock
+from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names, operators
 from statestore.format.changelog import ChangelogWriter, Header
 from statestore.format.checksum import checksum
 from statestore.format.logs import CODEC, PROVIDER, STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
-from statestore.maintenance import repair
+from statestore.maintenance import repair, retention
 from statestore.maintenance.audit import Audit, AuditPolicy, Finding, Severity, What, gather, judge
 from statestore.maintenance.repair import Why
+from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
@@ -605,6 +608,55 @@ def test_a_query_with_another_state_store_is_refused_by_name_before_its_files_ar
     ):
         gather(v1)
     assert names.STATE not in listed
+
+
+@pytest.mark.parametrize("described", [True, False], ids=["described", "as Spark 3.5 leaves it"])
+@pytest.mark.parametrize("gone", [1, 3], ids=["in the middle", "the last"])
+def test_a_partition_of_structure_v1_whose_folder_is_gone_is_told(tmp_path: Path, described: bool, gone: int) -> None:
+    """Its commits name no store, so that only the metadata, or the offset log, can know that there was one."""
+    storage = open_storage(str(tmp_path / "root"))
+    describe(storage, partitions=4)
+    conf = {**STATE_CONF, logs.SHUFFLE_PARTITIONS: "4"}
+    if not described:
+        storage.delete([names.operator_metadata(0)])
+        del conf[logs.ENCODING]
+    for number in (1, 2, 3):
+        for partition in range(4):
+            storage.create(StorePath(0, partition).changelog(VersionId(number)), changelog(number))
+        commit(storage, number - 1, None, conf)
+    assert audited(storage).findings == ()
+    storage.delete(StorePath(0, gone).changelog(VersionId(number)) for number in (1, 2, 3))
+    finding = the_only_finding(audited(storage))
+    assert (finding.store, finding.severity) == (StorePath(0, gone), Severity.ERROR)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert set(heads.heads) == {StorePath(0, partition) for partition in range(4)}
+    assert not retention.plan(
+        retention.gather(storage, RetentionPolicy(1, 0), clock=SystemClock()), RetentionPolicy(1, 0)
+    ).deletions
+
+
+def test_an_operator_with_one_partition_has_no_others_whatever_the_query_has(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "root"))
+    storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+    conf = {**STATE_CONF, logs.SHUFFLE_PARTITIONS: "200"}
+    del conf[logs.ENCODING]
+    for number in (1, 2):
+        storage.create(STORE.changelog(VersionId(number)), changelog(number))
+        commit(storage, number - 1, None, conf)
+    assert audited(storage).findings == ()
+    assert [one.store for one in audited(storage).stores] == [STORE]
+
+
+@pytest.mark.parametrize("number", ["many", "-1", "0", "9" * 30])
+def test_a_number_of_partitions_that_is_none_is_refused_and_no_loop_of_billions(v1: Storage, number: str) -> None:
+    v1.delete([names.operator_metadata(0)])
+    v1.create(StorePath(0, 1).changelog(VersionId(1)), changelog(1))
+    v1.replace(
+        names.offsets(5), logs.encode_offsets(OffsetLog(0, 0, {**STATE_CONF, logs.SHUFFLE_PARTITIONS: number}, ()))
+    )
+    with pytest.raises(CorruptFile, match=r"offsets/5: spark\.sql\.shuffle\.partitions is "):
+        catalog.heads(v1)
 
 
 def test_a_checkpoint_of_spark_3_5_which_describes_no_operator_is_clean(v1: Storage, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class RootFacts:
     """What the root says of itself. `binding` is None on a checkpoint of Spark's own; `metadata_paths` and `schemas` are
     by operator.
 
-    `seen`: how many partitions of an operator the commit log and the files know.
+    `seen`: how many partitions of an operator the logs and the files know.
     `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
     `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
     begun and has not ended.

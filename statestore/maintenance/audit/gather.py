@@ -16,7 +16,7 @@ from statestore.errors import UnknownFormatVersion
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.format.state_conf import OURS, StateConf, state_conf
+from statestore.format.state_conf import OURS, StateConf, shuffle_partitions, state_conf
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import (
     Bad,
@@ -208,11 +208,13 @@ def _root(
     if None in ids:
         # A commit of structure V1 names no store: which there are, the folders tell.
         numbers |= {store.operator for store in files}
+    # Of a partition whose folder is gone only the commits of structure V2, and the offset log, know.
+    shuffled = _shuffle_partitions(log)
     seen = {
         operator: max(
             len({store.partition for store in files if store.operator == operator}),
             *(len((of_commit or {}).get(operator, ())) for of_commit in ids),
-            0,
+            shuffled or 0,
         )
         for operator in numbers
     }
@@ -220,7 +222,8 @@ def _root(
     if described or _is_own(control) or not _is_older_than_descriptions(log):
         metadata = {number: _operator(storage, path) for number, path in metadata_paths.items()}
     else:
-        metadata = {one.operator: one for one in catalog.undescribed(paths)}
+        with_files = [store for store, of_store in files.items() if of_store.changelogs or of_store.snapshots]
+        metadata = {one.operator: one for one in catalog.undescribed(with_files, shuffled)}
     return RootFacts(
         attempt(names.QUERY_METADATA, lambda: _query(storage)),
         _binding(storage, control),
@@ -244,6 +247,16 @@ def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None
     if isinstance(half_done, Bad):
         return None, half_done
     return switch_journal.newest_switched(storage, paths), half_done
+
+
+def _shuffle_partitions(log: LogFacts) -> int | None:
+    """By the newest offset log that can be read."""
+    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
+    if not readable:
+        return None
+    newest = max(readable)
+    found = attempt(names.offsets(newest), lambda: shuffle_partitions(readable[newest], names.offsets(newest)))
+    return None if isinstance(found, Bad) else found
 
 
 def _is_older_than_descriptions(log: LogFacts) -> bool:
@@ -304,7 +317,10 @@ def _described(
         kinds = {store.store for store in files if store.operator == operator}
         widths = {len(stores) for commit in log.readable.values() for stores in (commit.ids or {}).get(operator, ())}
         if len(kinds) == 1 and widths <= {1}:
-            described[operator] = (StoreInfo(kinds.pop(), 0, root.seen[operator]),)
+            named = max((len((commit.ids or {}).get(operator, ())) for commit in log.readable.values()), default=0)
+            folders = {store.partition for store in files if store.operator == operator}
+            partitions = named or catalog.width(folders, _shuffle_partitions(log))
+            described[operator] = (StoreInfo(kinds.pop(), 0, partitions),)
     return described
 
 
