@@ -73,7 +73,9 @@ def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     if heads is None:
         return None
-    described_by = max(heads.batch, 0)
+    # Every batch repeats the confs: those of old ones may have been purged, version 0 has none.
+    newest = catalog.newest_batch(storage)
+    described_by = heads.batch if newest is None else newest
     conf = OURS if is_own else catalog.state_conf(storage, described_by)
     if conf.encoding != UNSAFE_ROW:
         raise UnknownFormatVersion(

@@ -24,7 +24,8 @@ class _Left:
 
 
 class OrderedWindow:
-    """Records of successive changelogs, until they take `memory_bytes`; then they are written to the database.
+    """Records of successive changelogs, until they take `memory_bytes`; then they are written to the database. So are the
+    keys of a deleted range, however many it has.
 
     The database must be one that nobody reads yet: a window is written before the next one is read.
     """
@@ -68,6 +69,10 @@ class OrderedWindow:
                 self._left[key] = _Left(None)
         for key in self._database.keys_between(begin, end):
             self._left[key] = _Left(None)
+            self._bytes += len(key) + _RECORD_BYTES
+            if self._bytes >= self._memory_bytes:
+                # The range goes on over what the database held when it began: what was just written is in it no more.
+                self.write()
 
     def _resolved(self) -> Iterator[tuple[bytes, bytes | None]]:
         ordered = sorted(self._left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +102,31 @@ def test_a_deleted_range_takes_what_was_there_and_what_came_before_it_and_not_it
         (Kind.MERGE, b"c", b"y"),
     ]
     assert left(folder, records, b"", 1 << 20) == {b"a": b"1", b"c": b"y", b"d": b"4"}
+
+
+def test_a_deleted_range_of_any_length_takes_no_more_memory_than_a_window(folder: Path) -> None:
+    path = folder / f"db-{len(list(folder.iterdir()))}"
+    records = 10_000
+    with Database.create(path, EngineLimits()) as database:
+        database.apply([[(b"%06d" % number, b"x") for number in range(records)]], None)
+        windows: list[int] = []
+        apply = database.apply
+
+        def watched(window: Iterable[Iterable[tuple[bytes, bytes | None]]], holds: None) -> int:
+            windows.append(apply(window, holds))
+            return windows[-1]
+
+        database.apply = watched
+        window = OrderedWindow(database, b"", memory_bytes=206 * 1000)
+        for piece in changes([(Kind.PUT, b"000500x", b"1"), (Kind.DELETE_RANGE, b"000100", b"009900")]):
+            window.add(piece)
+        for piece in changes([(Kind.PUT, b"000200", b"2")]):
+            window.add(piece)
+        window.write()
+        assert sum(windows) == window.written_keys == 9800 + 2
+        assert max(windows) <= 1002
+        expected = {b"%06d" % number: b"x" for number in (*range(100), *range(9900, records))}
+        assert held(database) == expected | {b"000200": b"2"}
 
 
 _keys = st.sampled_from([b"a", b"b", b"bb", b"c", b"d", b"e"])

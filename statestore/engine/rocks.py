@@ -231,17 +231,16 @@ class Database:
             entries.status()
         return counts
 
-    def keys_between(self, begin: bytes, end: bytes) -> list[bytes]:
-        """The keys from `begin` on, up to `end`, exclusive."""
-        found: list[bytes] = []
+    def keys_between(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        """The keys from `begin` on, up to `end`, exclusive, as they were when the first one was asked for."""
         with translated(self.path):
             entries = self._rdict.iter()
             entries.seek(begin)
-            while entries.valid() and (key := entries.key()) < end:
-                found.append(key)
-                entries.next()
+        while entries.valid() and (key := entries.key()) < end:
+            yield key
+            entries.next()
+        with translated(self.path):
             entries.status()
-        return found
 
     def capture(self, path: Path) -> None:
         """Hold on to the files of what it is now, in a new directory; tables are linked, not copied (FLIP-428)."""

@@ -16,23 +16,26 @@ QUIET_SECONDS = 5.0
 
 
 def require_stopped(storage: Storage, *, said: bool, clock: Clock, seconds: float = QUIET_SECONDS) -> None:
-    """Raises `RefusedAsUnsafe` unless somebody `said` so and no batch is begun or committed while this looks."""
+    """Raises `RefusedAsUnsafe` unless somebody `said` so and nothing of the query's is written, replaced or deleted while
+    this looks: logs, files of stores, also such as are unfinished. Two listings of each.
+    """
     if not said:
         raise RefusedAsUnsafe(
             "this is safe only while the query is stopped, and an idle one looks the same",
             path=storage.url,
             hint="stop the query, see that its application is gone, and add --i-stopped-it",
         )
-    before = _logs(storage)
+    before = _files(storage)
     clock.sleep(seconds)
-    changed = sorted(_logs(storage) ^ before, key=lambda entry: entry.path)
+    changed = sorted(_files(storage) ^ before, key=lambda entry: entry.path)
     if changed:
         raise RefusedAsUnsafe(
-            f"changed within {seconds:g} s: the query runs",
-            path=changed[-1].path,
+            f"changed within {seconds:g} s: the query runs, or somebody maintains it",
+            path=changed[0].path,
             hint="stop the query, see that its application is gone, and run this again",
         )
 
 
-def _logs(storage: Storage) -> set[Entry]:
-    return {*storage.list(names.OFFSETS), *storage.list(names.COMMITS)}
+def _files(storage: Storage) -> set[Entry]:
+    folders = (names.COMMITS, names.OFFSETS, names.STATE)
+    return {entry for folder in folders for entry in storage.list(folder, hidden=True)}

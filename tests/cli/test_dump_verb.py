@@ -146,6 +146,16 @@ def test_what_is_not_there_is_a_mistake_in_the_call(
     assert told in " ".join(result.output.split())
 
 
+def test_version_0_of_a_query_of_sparks_is_empty_also_when_its_first_logs_are_long_gone(
+    root: Path, checkpoint: Checkpoint
+) -> None:
+    storage = checkpoint.storage
+    storage.delete([names.BINDING, *(f"{log}/{batch}" for log in (names.COMMITS, names.OFFSETS) for batch in (0, 1))])
+    assert said("dump", root, "--version", 0) == {"batch": -1, "version": 0, "rows": [], "shown": 0, "all": True}
+    told = said("diff", root, "--from", 0)
+    assert (told["from"], told["totals"]) == ({"batch": -1, "version": 0}, {"added": 4, "removed": 0, "changed": 0})
+
+
 def test_a_version_that_is_not_committed_is_named_with_those_that_are(root: Path, checkpoint: Checkpoint) -> None:
     result = run("dump", root, "--version", 9)
     assert result.exit_code == 1

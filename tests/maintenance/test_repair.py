@@ -465,12 +465,42 @@ def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_put_aside(ch
     assert "offsets/7 is there, and commits only up to batch 4: if they were lost, restore them" in (plan.asks or "")
 
 
-def test_a_query_that_commits_is_not_repaired(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "offsets/8",
+        "commits/7",
+        "state/0/1/9.changelog",
+        "state/0/1/.9.changelog.1f.tmp",
+        "state/0/0/SSTs/000009-1f.sst",
+    ],
+)
+def test_a_query_that_begins_or_commits_a_batch_or_writes_its_state_is_not_repaired(
+    checkpoint: Checkpoint, path: str
+) -> None:
     storage = checkpoint.storage
 
-    class Commits(SystemClock):
+    class Works(SystemClock):
         def sleep(self, seconds: float) -> None:
-            storage.create(names.offsets(8), b"of the next batch")
+            storage.replace(path, b"of the next batch")
 
-    with pytest.raises(RefusedAsUnsafe, match=r"offsets/8: changed within 5 s: the query runs"):
-        quiet.require_stopped(storage, said=True, clock=Commits())
+    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query runs"):
+        quiet.require_stopped(storage, said=True, clock=Works())
+
+
+def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    old = checkpoint.stores[0].changelog(checkpoint.versions[1][0])
+
+    class Works(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            storage.delete([old])
+
+    with pytest.raises(RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query runs"):
+        quiet.require_stopped(storage, said=True, clock=Works())
+
+
+def test_a_query_of_which_nothing_changes_is_taken_for_stopped_when_a_person_says_so(checkpoint: Checkpoint) -> None:
+    quiet.require_stopped(checkpoint.storage, said=True, clock=SleeplessClock(0.0))
+    with pytest.raises(RefusedAsUnsafe, match="an idle one looks the same"):
+        quiet.require_stopped(checkpoint.storage, said=False, clock=SleeplessClock(0.0))
