@@ -20,6 +20,7 @@ class Health:
     longest_tail         changelogs between base and head, of the store that has most
     restore_seconds      what a restart would wait for all tails, one after the other, as the newest snapshots measured it
     files, bytes         of all stores; `reclaimable_`: of these, what the next retention runs delete
+    orphan_files         of all files, those that no committed version can reach, `orphan_bytes`: see `StoreAudit`
     reclaimed_bytes      what the newest retention run deleted
     least_commits_left   to the ceiling of the lineage, of the store that is nearest; None where there is none
     errors, warnings     findings of the audit; `worst` is the first of them
@@ -35,12 +36,19 @@ class Health:
     bytes: int
     reclaimable_files: int
     reclaimable_bytes: int
+    orphan_files: int
+    orphan_bytes: int
     reclaimed_bytes: int
     least_commits_left: int | None
     errors: int
     warnings: int
     worst: Finding | None
     requests: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether its audit had no finding."""
+        return self.worst is None
 
 
 def look(storage: Storage, policies: Policies) -> Health:
@@ -59,6 +67,8 @@ def look(storage: Storage, policies: Policies) -> Health:
         bytes=sum(store.bytes for store in audit.stores),
         reclaimable_files=sum(store.garbage_files for store in audit.stores),
         reclaimable_bytes=sum(store.garbage_bytes for store in audit.stores),
+        orphan_files=sum(store.orphan_files for store in audit.stores),
+        orphan_bytes=sum(store.orphan_bytes for store in audit.stores),
         reclaimed_bytes=sum(int(line.get("bytes", 0)) for line in reclaimed),
         least_commits_left=min((s.commits_left for s in audit.stores if s.commits_left is not None), default=None),
         errors=audit.count(Severity.ERROR),

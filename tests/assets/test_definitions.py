@@ -34,12 +34,37 @@ def test_each_sensor_and_schedule_is_on_without_a_click(definitions: dg.Definiti
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 
 
-def test_each_check_says_what_red_means(definitions: dg.Definitions) -> None:
-    specs = list(definitions.resolve_asset_graph().asset_check_keys)
-    assert len(specs) == 6
-    for key in specs:
-        spec = definitions.resolve_asset_graph().get_check_spec(key)
-        assert "Red" in (spec.description or "") or "red" in (spec.description or ""), key
+CHECKS = [
+    "tail_is_short",
+    "lineage_is_gapless",
+    "commit_log_matches_files",
+    "far_from_lineage_ceiling",
+    "retention_floor_is_kept",
+    "every_query_is_in_order",
+]
+
+
+def test_there_are_these_checks_and_no_others(definitions: dg.Definitions) -> None:
+    assert {key.name for key in definitions.resolve_asset_graph().asset_check_keys} == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_states_what_is_true_when_it_is_green_what_red_means_and_what_to_do_then(
+    definitions: dg.Definitions, name: str
+) -> None:
+    graph = definitions.resolve_asset_graph()
+    (key,) = [key for key in graph.asset_check_keys if key.name == name]
+    spec = graph.get_check_spec(key)
+    statement, _, red = (spec.description or "").partition(" Red: ")
+    assert statement.endswith("."), "a statement"
+    meaning, _, what_to_do = red.partition(". ")
+    assert len(meaning) > 20
+    assert len(what_to_do) > 40
+    page = (REPOSITORY / "docs" / "checks" / f"{name}.md").read_text()
+    titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    assert titles[:3] == ["What is looked at", "Red means", "What to do"]
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| `{key.asset_key.to_user_string()}` |")]
+    assert row.endswith("| yes |" if spec.blocking else "| no |"), "of its page"
 
 
 def test_the_job_is_in_the_order_in_which_nothing_is_deleted_unproven(definitions: dg.Definitions) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from assets.fleet_health import Looked, last_clean, of_fleet
 from assets.partitions import STORE_SET
 from resources import is_dead
 from resources.worker import HOST_TAG
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.maintenance import health, lease
+from statestore.maintenance.audit import Finding, Severity, What
 from statestore.maintenance.config import Policies
+from statestore.maintenance.health import Health
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
 from tests.s3_server import S3Server
@@ -224,6 +227,38 @@ def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     assert broken in (red.description or "")
 
 
+def test_fleet_health_tells_how_long_ago_the_audit_of_a_query_was_last_clean(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    job = definitions.resolve_job_def("refresh_fleet_health")
+    green = shown(job.execute_in_process(instance=instance), "fleet_health")
+    assert (green["oldest_clean_audit_seconds"], green["queries_never_clean"]) == (0, 0)
+    broken = flights.stores[0].changelog(flights.versions[9][0])
+    body = flights.storage.read(broken)
+    flights.storage.delete([broken])
+    red = shown(job.execute_in_process(instance=instance), "fleet_health")
+    assert red["clean_audits"] == green["clean_audits"], "as it was when it was clean"
+    flights.storage.create(broken, body)
+    mended = shown(job.execute_in_process(instance=instance), "fleet_health")
+    assert mended["clean_audits"]["flights"] > green["clean_audits"]["flights"]
+
+
+def test_the_age_of_a_clean_audit_outlives_a_query_that_cannot_be_looked_at_and_ends_with_one_that_is_gone() -> None:
+    before = {"ill": 100.0, "unseen": 200.0, "gone": 300.0}
+    looked = Looked({"ill": _health(clean=False), "new": _health(clean=True)}, {"unseen": "access denied"})
+    clean = last_clean(looked, before, 500.0)
+    assert clean == {"ill": 100.0, "unseen": 200.0, "new": 500.0}
+    figures = of_fleet(looked, clean, 500.0)
+    assert (figures["oldest_clean_audit_seconds"], figures["queries_never_clean"]) == (400, 0)
+    never = of_fleet(looked, {}, 500.0)
+    assert ("oldest_clean_audit_seconds" in never, never["queries_never_clean"]) == (False, 3)
+
+
+def _health(*, clean: bool) -> Health:
+    worst = None if clean else Finding(Severity.ERROR, What.CHANGELOG_MISSING, None, "a file", "p", "m", "a")
+    return Health(1, 1, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, None, int(not clean), 0, worst, 0)
+
+
 def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
@@ -234,6 +269,18 @@ def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
     assert not is_dead(instance, run.run_id, run.tags), "this process lives"
     assert is_dead(instance, "another", run.tags), "nobody holds its lock"
     assert not is_dead(instance, "another", {HOST_TAG: "another machine"}), "of which nothing can be said here"
+
+
+@pytest.mark.parametrize("asset", ["streaming_query", "commit_log", "state_store"])
+def test_what_others_make_can_be_read_without_the_docs_and_is_found_by_group_kind_and_owner(
+    definitions: dg.Definitions, asset: str
+) -> None:
+    spec = definitions.resolve_asset_graph().get(dg.AssetKey(asset))
+    assert not spec.is_executable
+    assert len(spec.description or "") > 100
+    assert (spec.group_name, spec.kinds <= {"spark", "rocksdb"}, spec.owners) == ("queries", True, ["team:streaming"])
+    assert spec.kinds
+    assert spec.partitions_def is not None
 
 
 @pytest.mark.parametrize("asset", ["snapshot", "lineage", "retention", "fleet_health"])

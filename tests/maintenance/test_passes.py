@@ -82,6 +82,7 @@ def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
     whole = health.look(checkpoint.storage, POLICIES)
     assert (whole.version, whole.stores, whole.longest_tail, whole.errors, whole.worst) == (9, 2, 1, 0, None)
     assert 0 < whole.reclaimable_bytes < whole.bytes
+    assert (whole.orphan_files, whole.orphan_bytes, whole.is_clean) == (0, 0, True)
     done = passes.delete(checkpoint.storage, POLICIES, **HOW)
     after = health.look(checkpoint.storage, POLICIES)
     assert after.reclaimable_files == 0
@@ -92,3 +93,18 @@ def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
     assert ill.errors == 1
     assert ill.worst is not None
     assert ill.worst.file == broken
+    assert not ill.is_clean
+
+
+def test_orphans_are_what_no_committed_version_can_reach(checkpoint: Checkpoint) -> None:
+    store, storage = checkpoint.stores[1], checkpoint.storage
+    lost, later = (replace(checkpoint.versions[number][1], id=RandomIds().fresh()) for number in (8, 9))
+    later = replace(later, version=10)
+    table = store.table_file(f"000999-{RandomIds().fresh()}.sst")
+    for path in (store.changelog(lost), store.snapshot(lost), table):
+        storage.create(path, b"of an attempt that died")
+    storage.create(store.changelog(later), b"of an attempt at work")
+    found = health.look(storage, POLICIES)
+    assert (found.orphan_files, found.orphan_bytes) == (3, 3 * len(b"of an attempt that died"))
+    storage.create(store.snapshot(later), b"who knows what it names")
+    assert health.look(storage, POLICIES).orphan_files == 2, "the table may be one of its"

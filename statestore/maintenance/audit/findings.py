@@ -111,6 +111,8 @@ class StoreAudit:
     lineage_bytes    what the next changelog's lineage takes, of the `ceiling_bytes` it may; None where there is none
     commits_left     how many more commits fit under the ceiling
     garbage_files    dead branches, old versions, tables that no snapshot names: the next gc deletes them
+    orphan_files     of these, what no committed version can reach: dead branches, and tables that none of their snapshots
+                     names, also while they are being uploaded. Tables are not counted while it is not known what all name
     """
 
     store: StorePath
@@ -127,6 +129,8 @@ class StoreAudit:
     bytes: int
     garbage_files: int
     garbage_bytes: int
+    orphan_files: int
+    orphan_bytes: int
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def store_audit(one: View, policy: AuditPolicy) -> StoreAudit:
     following = _next_lineage_bytes(one.facts)
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
     garbage = _garbage(chain, policy)
+    orphans = _orphans(chain)
     return StoreAudit(
         one.facts.store,
         chain.head,
@@ -129,6 +130,8 @@ def store_audit(one: View, policy: AuditPolicy) -> StoreAudit:
         sum(entry.size_bytes for entry in entries),
         len(garbage),
         sum(entry.size_bytes for entry in garbage),
+        len(orphans),
+        sum(entry.size_bytes for entry in orphans),
     )
 
 
@@ -163,6 +166,28 @@ def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
         named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.named_files}
         garbage += [entry for name, entry in chain.files.tables.items() if name not in named]
     return garbage
+
+
+def _orphans(chain: Chain) -> list[Entry]:
+    """Files that no committed version can reach. What is older than the chain, or newer than its head, may be one's."""
+    committed, oldest = set(chain.versions), chain.versions[0].version
+    dead = {
+        version
+        for version in (*chain.files.changelogs, *chain.files.snapshots)
+        if oldest <= version.version <= chain.head.version and version not in committed
+    }
+    orphans = [
+        entry
+        for files in (chain.files.changelogs, chain.files.snapshots)
+        for version, entry in files.items()
+        if version in dead
+    ]
+    facts = [chain.snapshots.get(version) for version in chain.files.snapshots if version not in dead]
+    metadata = [one.metadata for one in facts if one is not None and one.metadata is not None]
+    if len(metadata) == len(facts):
+        named = {table.dfs_name for one in metadata for table in one.named_files}
+        orphans += [entry for name, entry in chain.files.tables.items() if name not in named]
+    return orphans
 
 
 def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Finding]:
