@@ -1,0 +1,73 @@
+"""Checkpoints in either structure, as Spark leaves them: without our binding, and in V1 without ids."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from statestore import catalog
+from statestore.clock import RandomIds, SystemClock
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import EngineLimits
+from statestore.format import logs, names
+from statestore.format.changelog import ChangelogWriter, Header, read_changelog
+from statestore.format.names import StoreFileKind, StorePath, VersionId
+from statestore.loader import Loader
+from statestore.storage import Storage
+from tests.checkpoints import Checkpoint
+from tests.hosts import State, column
+
+
+def as_sparks(made: Checkpoint) -> Checkpoint:
+    """As far as one can see."""
+    made.storage.delete([names.BINDING])
+    return made
+
+
+def without_ids(made: Checkpoint) -> Checkpoint:
+    """The same in structure V1: changelogs have no lineage, names and commits no ids."""
+    storage = made.storage
+    for entry in storage.list(names.STATE):
+        place = names.parse_store_path(entry.path)
+        if place is None or place[1].version.id is None:
+            continue
+        store, file = place
+        number = VersionId(file.version.version)
+        body = storage.read(entry.path)
+        if file.kind is StoreFileKind.CHANGELOG:
+            storage.create(store.changelog(number), _without_lineage(body, entry.path))
+        else:
+            storage.create(store.snapshot(number), body)
+        storage.delete([entry.path])
+    for entry in storage.list(names.COMMITS):
+        log = logs.parse_commit(storage.read(entry.path), entry.path)
+        storage.replace(entry.path, logs.encode_commit(logs.CommitLog(log.next_watermark_ms, None)))
+    return made
+
+
+def _without_lineage(body: bytes, path: str) -> bytes:
+    sink = io.BytesIO()
+    writer = ChangelogWriter(sink, Header(None))
+    for changes in read_changelog(body, path)[1]:
+        keys, values = zip(*changes.pairs(), strict=True)
+        writer.append(column(list(keys)), column(list(values)))
+    writer.finish()
+    return sink.getvalue()
+
+
+def held(storage: Storage, scratch: Path) -> dict[StorePath, State]:
+    """What each store holds at the newest commit, from storage alone."""
+    heads = catalog.heads(storage)
+    assert heads is not None
+    found: dict[StorePath, State] = {}
+    for store, version in heads.heads.items():
+        folder = scratch / RandomIds().fresh()
+        folder.mkdir(parents=True)
+        limits = EngineLimits()
+        cache = LocalCopyFolder(folder / "store", limits, RandomIds())
+        loader = Loader(store, storage, cache, limits, clock=SystemClock(), lock_timeout_seconds=0)
+        with loader.restore(version, folder / "database").database as database:
+            found[store] = {
+                key: value for keys, values in database.scan() for key, value in zip(keys, values, strict=True)
+            }
+    return found
