@@ -39,7 +39,7 @@ class Status:
     """An `Observer` that shows what a job does: a live table on a terminal, a line now and then elsewhere.
 
     `stop_after`: so many batches in this run, then `wanted_batches_are_done` is set. `beside`: figures of what runs
-    beside the job, by name.
+    beside the job, by name; in the live table, or a line each time that one changes: see `tell_beside`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Status:
         self._newest: BatchReport | None = None
         self._phase: tuple[int, Phase] | None = None
         self._is_stopping = False
+        self._told_beside: list[tuple[str, str]] = []
         self._started = clock.monotonic_seconds()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
 
@@ -96,6 +97,16 @@ class Status:
             self._console.print(", ".join(f"{name} {value}" for name, value in self._figures()), soft_wrap=True)
         if self._stop_after is not None and totals.batches >= self._stop_after:
             self.wanted_batches_are_done.set()
+
+    def tell_beside(self) -> None:
+        """Print how it stands with what runs beside the job when that has changed, and no live table shows it."""
+        if self._live.is_started:
+            return
+        figures = list(self._beside())
+        for name, value in figures:
+            if (name, value) not in self._told_beside:
+                self._console.print(f"{name} {value}", highlight=False, soft_wrap=True)
+        self._told_beside = figures
 
     def print_summary(self, closing: Callable[[], str]) -> None:
         """What the run did, at its end."""

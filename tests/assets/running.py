@@ -172,10 +172,10 @@ def running(
     made = Running(process, port, home, log)
     try:
         yield made
-        sessions = made.sessions()
+        sessions, deadline = made.sessions(), time.monotonic() + 30
         process.send_signal(signal.SIGINT)
         process.wait(30)
-        assert_gone(sessions)
+        assert_gone(sessions, max(0.0, deadline - time.monotonic()))
     finally:
         family = _family(process.pid)
         process.kill()

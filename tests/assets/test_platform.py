@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,18 @@ from tests.faults.processes import children_of
 from tests.pipelines.test_flights_job import batches_of_a_run
 
 
+def platform_of(configuration: Path, port: int | None = None) -> AbstractContextManager[Running]:
+    """`make platform` for a configuration, with a home beside it."""
+    folder = configuration.parent
+    home = folder / "home"
+    arguments = ("--config", str(configuration), "--home", str(home))
+    environment = {"STATEKEEPER_HEALTH_CRON": "* * * * *"}
+    return running(folder, "pipelines.platform", *arguments, home=home, environment=environment, port=port)
+
+
 @pytest.fixture
-def platform(configuration: Path, tmp_path: Path) -> Iterator[Running]:
-    home = tmp_path / "home"
-    with running(
-        tmp_path,
-        "pipelines.platform",
-        *("--config", str(configuration), "--home", str(home)),
-        home=home,
-        environment={"STATEKEEPER_HEALTH_CRON": "* * * * *"},
-    ) as made:
+def platform(configuration: Path) -> Iterator[Running]:
+    with platform_of(configuration) as made:
         yield made
 
 
@@ -96,14 +99,19 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
     platform.wait_for("the health of the fleet", lambda: platform.materializations("fleet_health"), 90)
 
 
-def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(configuration: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["pipelines.platform", "pipelines.flights.job"])
+def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(
+    configuration: Path, tmp_path: Path, module: str
+) -> None:
+    folder = tmp_path / "folder"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        where = ["--config", str(configuration), "--port", port, "--home", str(tmp_path / "home")]
+        of_platform = ["--config", str(configuration), "--home", str(folder)]
+        where = of_platform if module == "pipelines.platform" else ["--folder", str(folder)]
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.platform", *where],
+            [sys.executable, "-m", module, *where, "--port", port],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
@@ -112,8 +120,8 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(configurat
         )
     assert done.returncode == 2
     assert done.stdout.startswith(f"port_in_use: port {port} on 127.0.0.1 is in use")
-    assert len(done.stdout.splitlines()) == 1
-    assert not (tmp_path / "home").exists()
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+    assert not [path for path in folder.rglob("*") if path.name != "statekeeper.toml"]
 
 
 def test_a_configuration_of_ones_own_that_dagster_refuses_is_left_alone_and_who_does_not_start_is_told(
@@ -122,8 +130,7 @@ def test_a_configuration_of_ones_own_that_dagster_refuses_is_left_alone_and_who_
     home = tmp_path / "home"
     home.mkdir()
     (home / "dagster.yaml").write_text("storage: {no such: storage}\n")
-    arguments = ("--config", str(configuration), "--home", str(home))
-    with running(tmp_path, "pipelines.platform", *arguments, home=home) as platform:
+    with platform_of(configuration) as platform:
         platform.wait_for("a word of it", lambda: "daemon down" in platform.log.read_text(), 120)
         assert "no such" in (home / LOGS / "daemon.log").read_text()
     assert (home / "dagster.yaml").read_text() == "storage: {no such: storage}\n"
@@ -177,16 +184,14 @@ def test_whatever_is_killed_maintenance_goes_on(platform: Running, flights: Chec
 def test_when_the_launcher_is_killed_all_ends_and_the_next_goes_on_at_the_same_port(
     configuration: Path, flights: Checkpoint, tmp_path: Path
 ) -> None:
-    home = tmp_path / "home"
-    arguments = ("--config", str(configuration), "--home", str(home))
-    with running(tmp_path, "pipelines.platform", *arguments, home=home) as first:
+    with platform_of(configuration) as first:
         succeeded(first)
         sessions = first.sessions()
         assert len(sessions) == 5, "itself, its guardian, and the three"
         first.process.kill()
         assert_gone(sessions)
     flights.grow(4)
-    with running(tmp_path, "pipelines.platform", *arguments, home=home, port=first.port) as second:
+    with platform_of(configuration, port=first.port) as second:
         succeeded(second, 2)
     flights.assert_right(tmp_path / "host")
 
@@ -326,13 +331,11 @@ def version_of(path: Path) -> int:
 def test_without_dagsters_storage_nothing_is_lost_but_history(
     configuration: Path, flights: Checkpoint, tmp_path: Path
 ) -> None:
-    home = tmp_path / "home"
-    arguments = ("--config", str(configuration), "--home", str(home))
-    with running(tmp_path, "pipelines.platform", *arguments, home=home) as first:
+    with platform_of(configuration) as first:
         succeeded(first)
-    shutil.rmtree(home)
+    shutil.rmtree(first.home)
     flights.grow(4)
-    with running(tmp_path, "pipelines.platform", *arguments, home=home) as second:
+    with platform_of(configuration) as second:
         succeeded(second)
         assert second.materializations("snapshot")[0]["longest_tail_after"] == 0
     flights.assert_right(tmp_path / "host")

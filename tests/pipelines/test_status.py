@@ -1,0 +1,79 @@
+"""What a person sees of a job and of Dagster beside it: in a terminal, and where the output goes to a file."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from pipelines.children import Children, Command
+from pipelines.platform import Platform
+from pipelines.progress import Phase
+from pipelines.status import Status
+from statestore.clock import SystemClock
+
+SLEEPS = "import time; time.sleep(600)"
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    said = io.StringIO()
+    return Console(file=said, force_terminal=terminal, width=200, color_system=None), said
+
+
+def wait_for(seen: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def one_child(folder: Path) -> Children:
+    command = Command("daemon", [sys.executable, "-c", SLEEPS], folder / "daemon.log")
+    return Children([command], os.environ, SystemClock(), end_seconds=5)
+
+
+def test_in_a_terminal_the_live_table_shows_dagster_beside_the_phase_of_the_job(tmp_path: Path) -> None:
+    out, said = console(terminal=True)
+    with one_child(tmp_path) as children:
+        platform = Platform("http://127.0.0.1:3000", children)
+        wait_for(lambda: not platform.troubles())
+        with Status(out, SystemClock(), beside=platform.figures) as status:
+            status.phase(7, Phase.COMPUTING)
+            wait_for(lambda: "batch 7" in said.getvalue() and "http://127.0.0.1:3000" in said.getvalue())
+            os.kill(children.process_ids()["daemon"], signal.SIGKILL)
+            wait_for(lambda: "http://127.0.0.1:3000 (daemon" in said.getvalue())
+            before = said.getvalue().count("\nDagster ")
+            status.tell_beside()
+            assert said.getvalue().count("\nDagster ") == before, "the table tells it already"
+
+
+def test_where_there_is_no_terminal_a_process_that_dies_is_told_in_a_line_and_once(tmp_path: Path) -> None:
+    out, said = console(terminal=False)
+    with one_child(tmp_path) as children:
+        platform = Platform("http://127.0.0.1:3000", children)
+        wait_for(lambda: bool(children.process_ids()))
+        with Status(out, SystemClock(), beside=platform.figures) as status:
+            status.tell_beside()
+            status.tell_beside()
+            assert said.getvalue() == "Dagster http://127.0.0.1:3000\n"
+            os.kill(children.process_ids()["daemon"], signal.SIGKILL)
+
+            def told() -> list[str]:
+                status.tell_beside()
+                return said.getvalue().splitlines()[1:]
+
+            wait_for(lambda: "Dagster http://127.0.0.1:3000 (daemon up, started again 1 times)" in told())
+            assert len(told()) == len(set(told())), "each once"
+
+
+def test_without_anything_beside_it_nothing_is_told_of_it(tmp_path: Path) -> None:
+    out, said = console(terminal=False)
+    with Status(out, SystemClock()) as status:
+        status.tell_beside()
+    assert said.getvalue() == ""
