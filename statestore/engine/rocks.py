@@ -52,6 +52,8 @@ _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 _DIGEST_BYTES = 16
+_FORMAT_VERSION = 5
+"""Of tables, as Spark writes them: the RocksDB of Spark 3.5 (8.3.2) refuses what RocksDB writes unless it is told."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,7 @@ def _tuned(options: Options, limits: EngineLimits) -> Options:
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(2)
     tables = BlockBasedOptions()
+    tables.set_format_version(_FORMAT_VERSION)
     # A batch reads single keys from all over the state, each from a block that it has to unpack.
     tables.set_block_size(limits.block_bytes)
     # The index of so many blocks is read at each opening: neighbouring keys share their beginnings in it.

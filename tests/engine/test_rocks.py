@@ -288,3 +288,12 @@ def test_what_the_engine_raises_is_named_and_all_else_passes(
     if isinstance(seen.value, StatekeeperError) and seen.value is not raised:
         assert seen.value.path == "folder"
         assert seen.value.__cause__ is raised
+
+
+def test_tables_are_written_as_spark_3_5_reads_them(tmp_path: Path) -> None:
+    with Database.create(tmp_path / "db", LIMITS) as database:
+        database.apply([[(b"k", b"v")]], copy_of(1))
+        database.capture(tmp_path / "captured")
+    [table] = (tmp_path / "captured").glob("*.sst")
+    # The footer ends with the version of the format and the magic number.
+    assert int.from_bytes(table.read_bytes()[-12:-8], "little") == 5
