@@ -20,7 +20,7 @@ from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import names, operators
-from statestore.format.families import Family, parse_families, plain_family
+from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
 from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, UNSAFE_ROW, StateConf
@@ -102,7 +102,9 @@ def layout(contents: Contents, store: StorePath) -> Layout:
         return Layout(families, path)
     path = names.store_schema(store.operator, store.store)
     key_json, value_json = operators.parse_schema(storage.read(path), path)
-    family = plain_family(key_json, value_json, info.prefix_columns if info else 0, path)
+    family = plain_family(
+        key_json, value_json, info.prefix_columns if info else undescribed_prefix(key_json, value_json), path
+    )
     return Layout({None: family}, path, is_described=info is not None)
 
 

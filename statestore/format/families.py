@@ -28,6 +28,8 @@ from statestore.format.untrusted import BAD_VALUES
 
 _HINT = "a newer Statekeeper may know it; nothing was written"
 _LEAST_FAMILY_BYTES = 22
+_SESSION_START = "sessionStartTime"
+_SESSION_WINDOW = '"spark.sessionWindow":true'
 
 
 class KeyEncoder(Enum):
@@ -49,6 +51,17 @@ class Family:
     value: pa.Schema
     encoder: KeyEncoder = KeyEncoder.WHOLE
     front: tuple[int, ...] = ()
+
+
+def undescribed_prefix(key_json: str, value_json: str) -> int:
+    """The number of prefix columns of an operator that Spark 3.5 left without metadata, by the JSON of its schemas: only
+    session windows have any, all but the time at which the session began, the last one."""
+    try:
+        names = [field["name"] for field in json.loads(key_json)["fields"]]
+    except BAD_VALUES:
+        return 0
+    is_of_sessions = names[-1:] == [_SESSION_START] and _SESSION_WINDOW in value_json
+    return len(names) - 1 if is_of_sessions else 0
 
 
 def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str) -> Family:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.families import Family, KeyEncoder, parse_families, plain_family
+from statestore.format.families import Family, KeyEncoder, parse_families, plain_family, undescribed_prefix
 from statestore.format.family_rows import decode_keys, decode_rows_of, family_id
 from statestore.format.java_io import utf
 from statestore.format.plain_values import grouped, plain_rows
@@ -312,3 +312,25 @@ def test_columns_that_are_always_null_are_null_and_anything_else_in_them_is_dama
     assert decode_rows_of([key], [b"\0\1" + bytes(15)], family, StateConf()).values.to_pylist() == [{"__dummy__": None}]
     with pytest.raises(CorruptFile, match="it is of Spark's type void and not null"):
         decode_rows_of([key], [b"\0" + bytes(16)], family, StateConf())
+
+
+SESSION_KEYS = (  # as Spark 3.5.9 writes it
+    '{"type":"struct","fields":[{"name":"k","type":"string","nullable":true,"metadata":{}},'
+    '{"name":"sessionStartTime","type":"timestamp","nullable":false,"metadata":{}}]}'
+)
+SESSIONS = (
+    '{"type":"struct","fields":[{"name":"session_window","type":{"type":"struct","fields":[{"name":"start","type":'
+    '"timestamp","nullable":true,"metadata":{}},{"name":"end","type":"timestamp","nullable":true,"metadata":{}}]},'
+    '"nullable":false,"metadata":{"spark.watermarkDelayMs":60000,"spark.sessionWindow":true}},{"name":"k","type":'
+    '"string","nullable":true,"metadata":{}},{"name":"count","type":"long","nullable":false,"metadata":{}}]}'
+)
+COUNTS = '{"type":"struct","fields":[{"name":"count","type":"long","nullable":false,"metadata":{}}]}'
+
+
+def test_the_prefix_of_session_windows_is_known_without_the_metadata_that_spark_3_5_does_not_write() -> None:
+    assert undescribed_prefix(SESSION_KEYS, SESSIONS) == 1
+    assert plain_family(SESSION_KEYS, SESSIONS, 1, "schema").encoder is KeyEncoder.PREFIX
+
+
+def test_a_column_that_is_called_like_the_start_of_a_session_makes_no_prefix() -> None:
+    assert undescribed_prefix(SESSION_KEYS, COUNTS) == 0
