@@ -103,11 +103,11 @@ def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
     return dict(found)
 
 
-def have_sidecars(files: Mapping[StorePath, StoreFiles]) -> bool:
-    """Whether there are checksums beside files: Spark 4.1 or a later one wrote them."""
-    return any(
-        names.is_sidecar(entry.path.rpartition("/")[2]) for of_store in files.values() for entry in of_store.others
-    )
+def have_sidecars(heads: Heads, files: Mapping[StorePath, StoreFiles]) -> bool:
+    """Whether there are checksums beside what the newest batch wrote: Spark 4.1 or a later one did."""
+    written = {name(head) for store, head in heads.heads.items() for name in (store.changelog, store.snapshot)}
+    sidecars = {names.sidecar(path) for path in written}
+    return any(entry.path in sidecars for of_store in files.values() for entry in of_store.others)
 
 
 def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:

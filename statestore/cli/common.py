@@ -143,7 +143,7 @@ stopped_option = click.option(
 for_spark_option = click.option(
     "--for-spark",
     "spark",
-    type=click.Choice([spark.value for spark in Spark]),
+    type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
     callback=lambda _, __, value: None if value is None else Spark(value),
     help="The Spark that goes on from here: 4.0 and later ones do not read each other's snapshots in structure V2.",
 )

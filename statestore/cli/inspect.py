@@ -60,6 +60,7 @@ def _facts_object(gathered: Gathered, found: Sequence[Advice]) -> dict[str, Any]
     return {
         "batch": batch,
         "version": None if batch is None else batch + 1,
+        "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, fact) for fact in gathered.stores],
         "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
@@ -86,8 +87,9 @@ def _print_facts(console: Console, gathered: Gathered, found: Sequence[Advice]) 
     """The stores with the longest tails, and what is wrong with which."""
     facts = gathered.stores
     debt = sum(gathered.restore_seconds(fact) for fact in facts)
+    by = f", by Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
     table = tables.table(
-        f"{tables.when(gathered.batch)}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files with "
+        f"{tables.when(gathered.batch)}{by}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files with "
         f"{sum(fact.size_bytes for fact in facts):,} bytes, restore debt {debt:,.1f} s",
         *("store", "base", "tail", "tail bytes", "restore s", "files", "bytes"),
     )

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER, SHUFFLE_PARTITIONS, OffsetLog
+from statestore.format.logs import ENCODING, PROVIDER, ROCKSDB_PROVIDER, SHUFFLE_PARTITIONS, OffsetLog
+from statestore.format.sparks import MERGES, Spark, writers
 
-_MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
-_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _DELIMITERS = {"1": b",", "2": b""}
 
 UNSAFE_ROW = "unsaferow"
@@ -23,12 +22,12 @@ UNSAFE_ROW = "unsaferow"
 @dataclass(frozen=True)
 class StateConf:
     """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one;
-    `encoding`: how rows become bytes, in Spark's word; `began_before_4_2`: the query did, whatever it runs on now."""
+    `encoding`: how rows become bytes, in Spark's word; `written_by`: the Sparks that may have written this."""
 
     merge_delimiter: bytes = b""
     row_checksums: bool = False
     encoding: str = UNSAFE_ROW
-    began_before_4_2: bool = False
+    written_by: tuple[Spark, ...] = ()
 
 
 MOST_PARTITIONS = 1_000_000
@@ -62,10 +61,10 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
             path=path,
             hint=f"queries that start with {PROVIDER}={ROCKSDB_PROVIDER} can be maintained",
         )
-    # Queries that began before Spark 4.2 have no such conf, and stay with the comma.
-    version = log.conf.get(_MERGES, "1")
+    # Spark before 4.2 has no such conf, and merges with the comma; a query that began there stays with it.
+    version = log.conf.get(MERGES, "1")
     if version not in _DELIMITERS:
-        raise UnknownFormatVersion(f"{_MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
+        raise UnknownFormatVersion(f"{MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
-    encoding = log.conf.get(_ENCODING, UNSAFE_ROW)
-    return StateConf(_DELIMITERS[version], row_checksums, encoding, began_before_4_2=_MERGES not in log.conf)
+    encoding = log.conf.get(ENCODING, UNSAFE_ROW)
+    return StateConf(_DELIMITERS[version], row_checksums, encoding, writers(log.conf))

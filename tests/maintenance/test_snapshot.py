@@ -342,6 +342,9 @@ def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
     native.grow(1)
     again = take(storage, tmp_path)
     assert headers(again, storage) == {"v2"}, "as the snapshot that it grew from"
+    native.grow(1)
+    upgraded = plan(gather(storage), SnapshotPolicy(), take_all=True, spark=Spark.V4_2)
+    assert headers([one(storage, action, tmp_path) for action in upgraded.take], storage) == {"v1"}, "as it is told"
 
 
 def test_a_checksum_beside_a_changelog_tells_that_it_is_no_spark_4_0(native: Checkpoint, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class WhyNot(Enum):
 class TakeSnapshot:
     """Make the snapshot of `load`'s target.
 
-    `name`: the version in another structure under whose name it is published, with `header`, whatever its base has; it is
-    read back and compared then.
+    `header`: of its metadata; None for that of the snapshot that it grows from, v1 where there is none. `name`: the version
+    in another structure under whose name it is published; it is read back and compared then.
     """
 
     store: StorePath
@@ -56,7 +56,7 @@ class TakeSnapshot:
     tail_bytes: int
     reason: Why
     conf: StateConf = OURS
-    header: str = "v1"
+    header: str | None = None
     name: VersionId | None = None
 
     @property

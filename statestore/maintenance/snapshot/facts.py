@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statestore.format.names import StorePath, VersionId
+from statestore.format.sparks import Spark
 from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan
 
@@ -32,8 +33,8 @@ class Gathered:
     """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
 
     `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
-    when the newest snapshots were made. `conf`: what the query's state is written by. `may_be_of_4_0`: nothing tells
-    whether Spark 4.0 runs the query, which reads snapshots of structure V2 with a header of its own.
+    when the newest snapshots were made. `conf`: what the query's state is written by. `written_by`: the
+    Sparks that may have written the newest batch, more than one where nothing tells; none for a root of our own.
     """
 
     batch: int | None
@@ -41,12 +42,17 @@ class Gathered:
     stores: tuple[StoreFacts, ...]
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
     conf: StateConf = OURS
-    may_be_of_4_0: bool = False
+    written_by: tuple[Spark, ...] = ()
 
     @property
     def replaces_versions(self) -> bool:
         """Whether the query, while it runs, may still replace its newest versions: one of Spark's, in structure V1."""
         return not self.is_own and any(fact.head.id is None for fact in self.stores)
+
+    @property
+    def may_be_of_4_0(self) -> bool:
+        """Whether Spark 4.0 may run the query, in structure V2, whose snapshots it reads with a header of its own."""
+        return Spark.V4_0 in self.written_by and any(fact.head.id is not None for fact in self.stores)
 
     def restore_seconds(self, fact: StoreFacts) -> float:
         """How long a restart of the store waits for its tail, as far as one can tell beforehand."""

@@ -29,7 +29,7 @@ def plan(
         if isinstance(why, Why):
             assert fact.load is not None
             version = fact.load.replay[-1]
-            header = spark.header if spark is not None and version.id is not None else "v1"
+            header = spark.header if spark is not None and version.id is not None else None
             take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf, header))
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))

@@ -9,6 +9,7 @@ from statestore.chain import look_at_snapshot
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.sparks import with_checksums
 from statestore.format.state_conf import OURS
 from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
@@ -54,11 +55,9 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
 
     at_once(look, list(heads.heads))
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
-    # From 4.1 on there are checksums beside changelogs; a snapshot of Spark's own tells it by its header.
-    is_v2 = any(head.id is not None for head in heads.heads.values())
-    may_be_of_4_0 = is_v2 and conf.began_before_4_2 and not catalog.have_sidecars(files)
+    written_by = with_checksums(conf.written_by) if catalog.have_sidecars(heads, files) else conf.written_by
     stores = tuple(found[store] for store in sorted(found))
-    return Gathered(heads.batch, is_own, stores, rate, conf, may_be_of_4_0)
+    return Gathered(heads.batch, is_own, stores, rate, conf, written_by)
 
 
 def _settled(head: VersionId) -> VersionId:

@@ -194,9 +194,9 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
 def _metadata(
     action: TakeSnapshot, base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys
 ) -> SnapshotMetadata:
-    """What the snapshot says of itself: all but tables and counts as its base does. Only snapshots name the families."""
+    """What the snapshot says of itself: all but tables and counts as its base does, and the header where
+    that is told. Only snapshots name the families."""
     if base is None:
-        return SnapshotMetadata(action.header, tables, keys.own, {})
-    header = action.header if action.name else base.header
+        return SnapshotMetadata(action.header or "v1", tables, keys.own, {})
     counted = replace(base, key_count=keys.own, internal_key_count=keys.internal)
-    return replace(counted, header=header, tables=tables, archived_logs=())
+    return replace(counted, header=action.header or base.header, tables=tables, archived_logs=())

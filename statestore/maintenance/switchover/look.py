@@ -10,6 +10,7 @@ from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
+from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
@@ -52,7 +53,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
         begun,
         _repartitions(storage, batch, begun),
         of_snapshots.conf,
-        not of_snapshots.is_own and of_snapshots.conf.began_before_4_2 and not catalog.have_sidecars(files),
+        any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
         None if half_done else audit.judge(audit.gather(storage), policy),
         half_done,
         _free_bytes(scratch),
