@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate soak interop-matrix pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -17,6 +17,7 @@ env: .venv/.made
 
 lock:
 	$(BIN)/uv pip compile --quiet --all-extras --python-version 3.11 --no-header --no-annotate pyproject.toml -o requirements.lock
+	for minor in $(SPARKS); do $(BIN)/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate tests/interop/sparks/$$minor.in -o tests/interop/sparks/$$minor.txt; done
 
 run: env
 	@$(BIN)/python -m pipelines.flights.job $(ARGS)
@@ -60,9 +61,18 @@ simulate: env
 soak: env
 	$(BIN)/python -m tests.interop.soak $(ARGS)
 
-# Every operator of Spark's in both structures, beside a twin that nobody touched; most of it is not part of make test
-interop-matrix: env .venv/.jars
-	$(BIN)/python -m pytest tests/interop -m "slow or not slow" $(ARGS)
+# An environment for each Spark that is not the project's own
+SPARKS := 3.5 4.0 4.1 4.3
+var/sparks/%/.made: tests/interop/sparks/%.txt .venv/.made
+	@test -x $(@D)/bin/python || $(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python -r $<
+	@touch $@
+
+sparks: $(SPARKS:%=var/sparks/%/.made)
+
+# Every operator of Spark's, in both structures, on every Spark from 3.5 on, beside a twin that nobody touched
+interop-matrix: env sparks
+	$(BIN)/python -m tests.interop.sparks $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env

@@ -23,10 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+except ImportError:  # Spark 3.5 has none, and the queries without one run there, too
+    StatefulProcessor = object
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 FORMAT = f"{STATE_STORE}checkpointFormatVersion"
@@ -66,12 +70,13 @@ Query = Callable[[DataFrame, DataFrame], DataFrame]
 @dataclass(frozen=True)
 class Operator:
     """A stateful operator of Spark's: the query over a left and a right stream that has it, and how it is run. `views`:
-    the options with which Spark's reader shows its state, one for each part of it."""
+    the options with which Spark's reader shows its state, one for each part of it. `since`: the first Spark that has it."""
 
     query: Query
     mode: str = "append"
     confs: Mapping[str, str] = field(default_factory=dict)
     views: Sequence[Mapping[str, str]] = ({},)
+    since: str = "3.5"
 
 
 def _aggregation(left: DataFrame, _: DataFrame) -> DataFrame:
@@ -186,15 +191,16 @@ OPERATORS: Mapping[str, Operator] = {
     "sessions": Operator(_sessions),
     "applyInPandasWithState": Operator(_apply_in_pandas, "update"),
     "join 2": Operator(_join, confs={JOIN_FORMAT: "2"}, views=_JOIN_VIEWS),
-    "join 3": Operator(_join, confs={JOIN_FORMAT: "3"}, views=_JOIN_VIEWS),
+    "join 3": Operator(_join, confs={JOIN_FORMAT: "3"}, views=_JOIN_VIEWS, since="4.1"),
     "join 4": Operator(
         _join,
         confs={JOIN_FORMAT: "4", "spark.sql.streaming.join.stateFormatV4.enabled": "true"},
         views=_JOIN_VIEWS[-2:],
+        since="4.2",
     ),
     # With timers in processing time Spark would go on with batches without data for ever.
     "transformWithState": Operator(
-        _transform, "update", {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}, _VARIABLES
+        _transform, "update", {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}, _VARIABLES, "4.0"
     ),
     "two operators": Operator(_two_operators, views=({"operatorId": "0"}, {"operatorId": "1"})),
 }

@@ -14,7 +14,7 @@ from statestore.format.names import parse_store_path
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.storage import Storage, open_storage
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows, views
-from tests.interop.test_twins import changelogs, statekeeper
+from tests.interop.twins import changelogs, statekeeper
 
 pytestmark = pytest.mark.spark
 

@@ -1,0 +1,213 @@
+"""The cases of the matrix, and what is done in each: operator x structure x Spark, and from each Spark to each later one.
+
+An `Origin` is a query on the Spark that began it, run to its end untouched; every case of it starts from its middle.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from statestore.format import names
+from statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
+from statestore.format.sparks import Spark
+from statestore.maintenance.audit.findings import What
+from statestore.storage import open_storage
+from tests.interop import twins
+from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS
+from tests.interop.sparks import remote
+from tests.interop.sparks.remote import MINORS, Refused, RemoteQuery, Sparks
+
+READER = "4.2"
+"""Which Spark reads the state where that of the query cannot."""
+
+_NO_READER = (("3.5", "1"), ("4.0", "2"))
+"""3.5 has no reader of its state, and that of 4.0 knows nothing of structure V2."""
+
+_PREFIX_COLUMNS = {"sessions": 1}
+_TOLD_OF_4_0 = frozenset({What.SNAPSHOT_OF_SPARK_4_0})
+
+
+class Kind(Enum):
+    """What a case shows."""
+
+    RESTART = "goes on from our snapshots"
+    UPGRADE = "a later one goes on from our snapshots"
+    REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """A query on the Spark that began it. `own_snapshots`: Spark makes one of every version, and writes no changelogs."""
+
+    minor: str
+    structure: str
+    operator: str
+    own_snapshots: bool = False
+
+    @property
+    def confs(self) -> dict[str, str]:
+        return {FORMAT: self.structure, **({CHANGELOGS: "false"} if self.own_snapshots else {})}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the matrix. `to`: the Spark that goes on."""
+
+    group: Group
+    kind: Kind
+    to: str
+
+    @property
+    def name(self) -> str:
+        group = self.group
+        return f"{group.operator} V{group.structure} {group.minor} {self.kind.name.lower()} {self.to}".replace(" ", "-")
+
+
+def all_cases() -> Iterator[Case]:
+    """Those of one group stand together, those of one structure, too: a Spark is started once for each."""
+    for structure in ("1", "2"):
+        for minor in MINORS:
+            for operator, described in OPERATORS.items():
+                if described.since > minor or (structure == "2" and minor == "3.5"):
+                    continue
+                group = Group(minor, structure, operator)
+                yield Case(group, Kind.RESTART, minor)
+                for to in MINORS[MINORS.index(minor) + 1 :]:
+                    yield Case(group, Kind.UPGRADE, to)
+                if (minor, structure) == ("4.0", "2"):
+                    refused = Group(minor, structure, operator, own_snapshots=True)
+                    for to in MINORS[MINORS.index(minor) + 1 :]:
+                        yield Case(refused, Kind.REPAIR, to)
+
+
+class Origin:
+    """A query that was run untouched, and what it is compared with. `folder` has no spaces in its path."""
+
+    def __init__(self, group: Group, sparks: Sparks, folder: Path) -> None:
+        self.group = group
+        self.sparks = sparks
+        self.folder = folder
+        self.query = RemoteQuery(sparks.get(group.minor, group.structure), folder, group.operator, group.confs)
+        self.twin = twins.untouched(self.query, self._oracle(group.minor))
+        self._made: set[str] = set()
+
+    def run(self, case: Case) -> None:
+        """Raises `AssertionError` for what is not equal, `Refused` for what Spark says, and what the verbs raise."""
+        self.query.restored("middle")
+        self.query.spark = self.sparks.get(case.to, self.group.structure)
+        {Kind.RESTART: self._restart, Kind.UPGRADE: self._upgrade, Kind.REPAIR: self._repair}[case.kind](case.to)
+
+    def _restart(self, to: str) -> None:
+        self._is_clean()
+        self._is_recognised(to)
+        twins.dump_is_what_spark_shows(self.query, self._oracle(to))
+        self._with_snapshots(to)
+        self._is_clean()
+        self._goes_on(to)
+        self._tells_a_key_less(to)
+
+    def _upgrade(self, to: str) -> None:
+        self._with_snapshots(to)
+        self._goes_on(to)
+        self._tells_a_key_less(to)
+
+    def _repair(self, to: str) -> None:
+        with pytest.raises(Refused, match="Expected v1, but found v2"):
+            self.query.run(1)
+        self.query.restored("middle")
+        root = str(self.query.checkpoint)
+        twins.statekeeper("repair", root, "--for-spark", to, "--apply", "--i-stopped-it")
+        self._goes_on(to)
+
+    def _goes_on(self, to: str) -> None:
+        """To the end, as the twin did."""
+        oracle = self._oracle(to)
+        assert oracle.state() == self.twin.middle
+        twins.goes_on(self.query, oracle, self.twin)
+        self._is_recognised(to)
+
+    def _tells_a_key_less(self, to: str) -> None:
+        """What is compared would be different."""
+        self._with_wrong_snapshots(to)
+        assert self._oracle(to).state() != self.twin.middle
+
+    def _with_snapshots(self, to: str) -> None:
+        """The middle, with snapshots at its head; made once, as most Sparks read the same."""
+        self._as_made("ours", to, twins.take_snapshots)
+
+    def _with_wrong_snapshots(self, to: str) -> None:
+        self._as_made("wrong", to, twins.take_wrong_snapshots)
+
+    def _as_made(self, what: str, to: str, make: Callable[..., None]) -> None:
+        is_v2 = self.group.structure == "2"
+        name = f"{what}-{Spark(to).header}" if is_v2 else what
+        if name in self._made:
+            self.query.restored(name)
+            return
+        self.query.restored("middle")
+        # Between 4.0 and 4.1 nothing tells, and their snapshots differ.
+        make(self.query, self.folder, *(["--for-spark", to] if is_v2 and self.group.minor == "4.0" else []))
+        self.query.saved(name)
+        self._made.add(name)
+
+    def _oracle(self, minor: str) -> twins.Oracle:
+        """By its own reader; that of a later Spark on a copy, where it has none that reads this."""
+        is_read_by_itself = (minor, self.group.structure) not in _NO_READER
+        reader = minor if is_read_by_itself else READER
+
+        def state() -> twins.State:
+            with self._as_read_by(reader):
+                return remote.state(self.query, spark=self.sparks.get(reader, self.group.structure))
+
+        def views() -> Mapping[str, Sequence[str]]:
+            with self._as_read_by(reader):
+                return remote.views_as_json(self.query, spark=self.sparks.get(reader, self.group.structure))
+
+        return twins.Oracle(state, views)
+
+    @contextmanager
+    def _as_read_by(self, reader: str) -> Iterator[None]:
+        """In the checkpoint's place is a copy with what a later reader lacks: Spark 3.5 does not say how many columns of a
+        key are its prefix, and no later Spark reads the snapshots of 4.0 in structure V2."""
+        here, kept = self.query.checkpoint, self.folder / "kept"
+        path = here / names.operator_metadata(0)
+        of_sessions = self.group.minor == "3.5" and self.group.operator in _PREFIX_COLUMNS and not path.exists()
+        of_4_0 = self.group.minor == "4.0" and self.group.structure == "2" and reader != "4.0"
+        if not of_sessions and not of_4_0:
+            yield
+            return
+        here.rename(kept)
+        shutil.copytree(kept, here)
+        try:
+            if of_sessions:
+                info = StoreInfo(names.DEFAULT_STORE, _PREFIX_COLUMNS[self.group.operator], 2)
+                path.parent.mkdir(parents=True)
+                path.write_bytes(encode_operator(OperatorMetadata(0, self.group.operator, (info,))))
+            if of_4_0:
+                twins.statekeeper("repair", str(here), "--for-spark", reader, "--apply", "--i-stopped-it")
+            yield
+        finally:
+            shutil.rmtree(here)
+            kept.rename(here)
+
+    def _is_clean(self) -> None:
+        """A snapshot of 4.0 in structure V2 is told: an upgrade needs a repair."""
+        is_of_4_0 = (self.group.minor, self.group.structure) == ("4.0", "2")
+        storage = open_storage(str(self.query.checkpoint))
+        twins.clean(storage, self.folder, but=_TOLD_OF_4_0 if is_of_4_0 else frozenset())
+
+    def _is_recognised(self, minor: str) -> None:
+        found = json.loads(twins.statekeeper("inspect", str(self.query.checkpoint), "--output", "json"))
+        assert found["written_by"] == _RECOGNISED[minor]
+
+
+_RECOGNISED = {minor: [minor] for minor in MINORS} | {"4.0": ["4.0", "4.1"]}
+"""4.0 and 4.1 put the same confs into the offset log, and only 4.1 checksums beside changelogs."""

@@ -1,0 +1,138 @@
+"""The Sparks of other environments, a process each, and queries that run in them as `NativeQuery` does in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.interop.native import OPERATORS, NativeQuery
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+ENVIRONMENTS = REPOSITORY / "var" / "sparks"
+PROJECTS_OWN = "4.2"
+MINORS = ("3.5", "4.0", "4.1", PROJECTS_OWN, "4.3")
+_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+class Refused(Exception):
+    """What Spark says instead of doing what it was asked for."""
+
+
+class RemoteSpark:
+    """One Spark in a process of its own, for queries of one structure."""
+
+    def __init__(self, minor: str, structure: str, log: Path) -> None:
+        self.minor = minor
+        own = Path(sys.executable)
+        python = own if minor == PROJECTS_OWN else ENVIRONMENTS / minor / "bin" / "python"
+        if not python.exists():
+            raise FileNotFoundError(f"no environment of Spark {minor}: `make sparks` makes it")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as said:
+            self._process = subprocess.Popen(
+                [str(python), "-m", "tests.interop.sparks.child", structure],
+                cwd=REPOSITORY,
+                env={**_JAVA, **os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
+        self.log = log
+        self.version: str = self._answer()["version"]
+
+    def ask(self, do: str, **what: Any) -> dict[str, Any]:
+        """Do something. Raises `Refused`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps({'do': do, **what})}\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"Spark {self.minor} died: {self.log}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Sparks:
+    """Started as they are asked for, and one of each release at a time."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: dict[str, tuple[str, RemoteSpark]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for _structure, spark in self._running.values():
+            spark.stop()
+
+    def get(self, minor: str, structure: str) -> RemoteSpark:
+        """The Spark of a minor release, for queries of this structure."""
+        running = self._running.get(minor)
+        if running is not None and running[0] == structure:
+            return running[1]
+        if running is not None:
+            running[1].stop()
+        spark = RemoteSpark(minor, structure, self._logs / f"{minor}-V{structure}.log")
+        self._running[minor] = (structure, spark)
+        return spark
+
+    def drop_dead(self) -> None:
+        """Those whose process has ended are started again when they are asked for."""
+        self._running = {minor: held for minor, held in self._running.items() if held[1].is_alive}
+
+
+class RemoteQuery(NativeQuery):
+    """A query in another process. `spark` is the one that goes on with it: another may be put in its place."""
+
+    spark: RemoteSpark
+
+    def __init__(self, spark: RemoteSpark, folder: Path, name: str, confs: Mapping[str, str]) -> None:
+        super().__init__(spark, folder, OPERATORS[name], confs)
+        self._asked = {"operator": name, "folder": str(folder), "confs": dict(confs)}
+
+    def run(self, batches: int) -> None:
+        done, self.batches = self.batches, self.batches + batches
+        answer = self.spark.ask("run", done=done, batches=batches, **self._asked)
+        self.outputs.update({int(batch): Counter(rows) for batch, rows in answer["outputs"].items()})
+
+
+def state(query: RemoteQuery, *, spark: RemoteSpark | None = None) -> dict[str, Counter[str]]:
+    """As `native.state`, by the query's Spark or by another."""
+    answer = (spark or query.spark).ask("state", **query._asked)
+    return {view: Counter(rows) for view, rows in answer["state"].items()}
+
+
+def views_as_json(query: RemoteQuery, *, spark: RemoteSpark | None = None) -> dict[str, list[str]]:
+    """As `native.views_as_json`, by the query's Spark or by another."""
+    views: dict[str, list[str]] = (spark or query.spark).ask("views", batch=None, **query._asked)["views"]
+    return views

@@ -1,0 +1,119 @@
+"""The results of the matrix: a file a case while it runs, and one file in the docs.
+
+What passed holds for the code that it ran on: all of statestore/, the queries, the cases, the pinned environments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tests.interop.sparks.cases import Case, Kind, all_cases
+from tests.interop.sparks.remote import REPOSITORY
+
+WRITTEN = REPOSITORY / "docs" / "reference" / "interop-results.json"
+_CODE = (
+    "statestore/**/*.py",
+    "tests/interop/native.py",
+    "tests/interop/twins.py",
+    "tests/interop/dumped.py",
+    "tests/interop/sparks/*.py",
+    "tests/interop/sparks/*.txt",
+    "requirements.lock",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a case ended; `why` is None when it passed. `versions`: of the Spark that began, and of the one that went on."""
+
+    case: Case
+    why: str | None
+    seconds: float
+    versions: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.why is None
+
+
+@cache
+def code() -> str:
+    """What the results depend on, as one digest."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _CODE for path in REPOSITORY.glob(pattern)}):
+        digest.update(f"{path.relative_to(REPOSITORY)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def keep(folder: Path, result: Result) -> None:
+    """As a file of its own."""
+    body = {"code": code(), "why": result.why, "seconds": round(result.seconds, 1), "versions": result.versions}
+    path = folder / f"{result.case.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(body, indent=1))
+
+
+def of(folder: Path, cases: Sequence[Case]) -> list[Result]:
+    """What is known of these on the present code."""
+    return [result for case in cases if (result := _read(folder, case)) is not None]
+
+
+def passed(folder: Path) -> Mapping[str, Result]:
+    """Those that need not run again, by their name."""
+    return {result.case.name: result for result in of(folder, list(all_cases())) if result.passed}
+
+
+def _read(folder: Path, case: Case) -> Result | None:
+    path = folder / f"{case.name}.json"
+    if not path.exists():
+        return None
+    body: dict[str, Any] = json.loads(path.read_text())
+    if body["code"] != code():
+        return None
+    return Result(case, body["why"], body["seconds"], tuple(body["versions"]))
+
+
+def write(found: Sequence[Result]) -> None:
+    """What the docs show: the cases, and the patch releases that they ran on."""
+    lines = [
+        json.dumps(
+            {
+                "operator": result.case.group.operator,
+                "structure": f"V{result.case.group.structure}",
+                "kind": result.case.kind.name.lower(),
+                "from": result.versions[0],
+                "to": result.versions[1],
+                "passed": result.passed,
+            }
+        )
+        for result in found
+    ]
+    WRITTEN.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
+
+
+def tables(found: Sequence[Result]) -> Iterator[Table]:
+    """For a terminal: a table for each kind of case, operators down, Sparks across."""
+    for kind in Kind:
+        of_kind = [result for result in found if result.case.kind is kind]
+        columns = sorted({_column(result.case) for result in of_kind})
+        if not of_kind:
+            continue
+        table = Table("operator", *columns, title=kind.value)
+        for operator in dict.fromkeys(result.case.group.operator for result in of_kind):
+            cells = {_column(r.case): r for r in of_kind if r.case.group.operator == operator}
+            marks = [("ok" if cells[c].passed else "FAILED") if c in cells else "" for c in columns]
+            table.add_row(operator, *marks)
+        yield table
+
+
+def _column(case: Case) -> str:
+    between = case.to if case.kind is Kind.RESTART else f"{case.group.minor}→{case.to}"
+    return f"V{case.group.structure} {between}"

@@ -1,0 +1,126 @@
+"""A query and its twin: what is done to a checkpoint of Spark's, and what must be equal afterwards.
+
+The twin of a query is the same query over the same batches, with nothing done to its checkpoint in between. What both put
+out, and what Spark's own reader shows of their state, must be equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from statestore import catalog
+from statestore.cli import main
+from statestore.engine.rocks import Database
+from statestore.maintenance import audit
+from statestore.maintenance.audit.findings import What
+from statestore.storage import Storage, open_storage
+from tests.interop.dumped import dumped, expected, shown
+from tests.interop.native import NativeQuery
+
+State = Mapping[str, Counter[str]]
+"""What Spark's reader shows: view -> the rows of it."""
+
+AT_HEAD = ("--at-head", "--i-stopped-it")
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Spark's own reader: the newest state as text, and as JSON."""
+
+    state: Callable[[], State]
+    views: Callable[[], Mapping[str, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What a query that nobody touched put out by batch, and its state: when it was saved as `middle`, and at its end."""
+
+    outputs: Mapping[int, Counter[str]]
+    middle: State
+    end: State
+
+
+def statekeeper(*arguments: str, exit_code: int = 0) -> str:
+    """What the command says; it must end well, or as it is said to."""
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == exit_code, done.output
+    return done.output
+
+
+def changelogs(storage: Storage) -> list[str]:
+    return [entry.path for entry in storage.list("state") if entry.path.endswith(".changelog")]
+
+
+def clean(storage: Storage, scratch: Path, *, but: frozenset[What] = frozenset()) -> None:
+    """The audit finds nothing, or nothing but what is named."""
+    found = audit.judge(audit.gather(storage, scratch=scratch))
+    assert [finding for finding in found.findings if finding.what not in but] == []
+    assert found.stores
+
+
+def untouched(query: NativeQuery, oracle: Oracle) -> Twin:
+    """Run the query to its end with nothing done to it, and save it in the middle."""
+    query.run(3)
+    query.saved("middle")
+    middle = oracle.state()
+    query.run(2)
+    return Twin(dict(query.outputs), middle, oracle.state())
+
+
+def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
+    """Of every store, at its head; what a restart could replay instead goes."""
+    root = str(query.checkpoint)
+    statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
+    statekeeper("gc", root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    storage = open_storage(root)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert len(changelogs(storage)) == len(heads.heads)
+
+
+def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:
+    """From the middle to the end, as the twin did."""
+    query.run(2)
+    assert query.outputs == twin.outputs
+    assert oracle.state() == twin.end
+
+
+def dump_is_what_spark_shows(query: NativeQuery, oracle: Oracle) -> None:
+    rows = dumped(query.checkpoint)
+    assert rows
+    for view, found in oracle.views().items():
+        assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), view
+
+
+def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
+    """The same with a key less in each store: what is compared has to be different then."""
+    root = str(query.checkpoint)
+    with _forgetful():
+        statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
+    storage = open_storage(root)
+    storage.delete(changelogs(storage))
+
+
+@contextmanager
+def _forgetful() -> Iterator[None]:
+    """Snapshots that are made meanwhile lack the first key of their store."""
+    capture = Database.capture
+
+    def without_first(database: Database, path: Path) -> None:
+        first = next((keys[0] for keys, _ in database.scan()), None)
+        if first is not None:
+            database.apply([[(first, None)]], None)
+        capture(database, path)
+
+    Database.capture = without_first
+    try:
+        yield
+    finally:
+        Database.capture = capture
