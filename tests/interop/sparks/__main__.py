@@ -54,10 +54,10 @@ def main() -> int:
 
 
 def _bundles(cases: Iterable[Case]) -> list[list[Case]]:
-    """What one process does: the cases of one structure that began with one Spark, the largest bundle first."""
-    bundles: defaultdict[tuple[str, str], list[Case]] = defaultdict(list)
+    """What a process does with the Sparks that it starts: cases of one structure that began with one Spark, most first."""
+    bundles: defaultdict[tuple[str, str, bool], list[Case]] = defaultdict(list)
     for case in cases:
-        bundles[case.group.structure, case.group.minor].append(case)
+        bundles[case.group.structure, case.group.minor, case.group.own_snapshots].append(case)
     return sorted(bundles.values(), key=len, reverse=True)
 
 
