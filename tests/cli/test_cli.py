@@ -174,7 +174,8 @@ def test_a_scratch_folder_is_made_and_one_that_cannot_be_is_named(root: Path, ch
 def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
     assert said("snapshot", root, "--all") == {"batch": None, "take": [], "leave": [], "taken": [], "failed": []}
-    assert said("inspect", root) == {"batch": None, "version": None, "restore_seconds": 0, "stores": [], "advice": []}
+    nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
+    assert said("inspect", root) == nothing
     assert "no batch is committed yet" in run("inspect", root).output
 
 

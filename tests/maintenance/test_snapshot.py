@@ -333,6 +333,7 @@ def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
     native: Checkpoint, tmp_path: Path
 ) -> None:
     storage = native.storage
+    assert gather(storage).written_by == (Spark.V4_0, Spark.V4_1)
     asked = planned(storage)
     assert asked.take == ()
     assert {action.reason for action in asked.leave} == {WhyNot.WHICH_SPARK}
@@ -350,6 +351,7 @@ def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
 def test_a_checksum_beside_a_changelog_tells_that_it_is_no_spark_4_0(native: Checkpoint, tmp_path: Path) -> None:
     path = native.stores[0].changelog(native.versions[4][0])
     native.storage.create(f"{path}.crc", b"{}")
+    assert gather(native.storage).written_by == (Spark.V4_1,)
     assert headers(take(native.storage, tmp_path), native.storage) == {"v1"}
 
 
