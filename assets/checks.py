@@ -15,6 +15,7 @@ from assets.partitions import QUERIES
 from statestore.maintenance.audit import Audit, Finding, Severity, What
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.maintenance.switchover import Standing
 
 _LOGS = frozenset(
     {
@@ -84,6 +85,13 @@ RETENTION_FLOOR_IS_KEPT = _spec(
     'been kept is gone. Stop maintenance (mode = "observe"), and look at the plan in _statekeeper/history/.',
     blocking=True,
 )
+NOTHING_LEFT_HALF_SWITCHED = _spec(
+    "nothing_left_half_switched",
+    "checkpoint_format",
+    "No switchover between the structures V1 and V2 is half done. Red: one was interrupted, and the query must not be "
+    "started: launch `checkpoint_format` with do: APPLY, which finishes it, or with do: ABORT, which takes it back.",
+    blocking=True,
+)
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
 
@@ -105,6 +113,23 @@ def tail_is_short(done: SnapshotPass, policy: SnapshotPolicy) -> dg.AssetCheckRe
         severity=dg.AssetCheckSeverity.WARN,
         description=said,
         metadata={"longest_tail": longest, "allowed": policy.changelogs, "stores_not_loadable": len(unloadable)},
+    )
+
+
+def nothing_left_half_switched(standing: Standing | None) -> dg.AssetCheckResult:
+    """Whether no switchover is half done."""
+    said, made, stores = "none is half done", 0, 0
+    if standing is not None:
+        begun, made, stores = standing.begun, len(standing.made), len(standing.begun.stores)
+        said = (
+            f"one to {begun.to.value} at batch {begun.batch} is half done: {made:,} of {stores:,} stores have snapshots"
+        )
+    return dg.AssetCheckResult(
+        check_name=NOTHING_LEFT_HALF_SWITCHED.name,
+        passed=standing is None,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=said,
+        metadata={"stores": stores, "snapshots_made": made},
     )
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import dagster as dg
 
+from assets.checkpoint_format import checkpoint_format
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
-from assets.jobs import maintain_query, refresh_fleet_health
+from assets.jobs import maintain_query, refresh_fleet_health, switch_checkpoint
 from assets.lineage import lineage
 from assets.retention import retention
 from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
@@ -31,8 +32,17 @@ _WEBHOOK = "STATEKEEPER_WEBHOOK"
 def build(environment: Mapping[str, str]) -> dg.Definitions:
     """The definitions for an environment: tests bring their own."""
     return dg.Definitions(
-        assets=[STREAMING_QUERY, COMMIT_LOG, STATE_STORE, snapshot, lineage, retention, fleet_health],
-        jobs=[maintain_query, refresh_fleet_health, prune_history],
+        assets=[
+            STREAMING_QUERY,
+            COMMIT_LOG,
+            STATE_STORE,
+            snapshot,
+            lineage,
+            retention,
+            checkpoint_format,
+            fleet_health,
+        ],
+        jobs=[maintain_query, switch_checkpoint, refresh_fleet_health, prune_history],
         schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
         sensors=[changelog_tail, dead_runs, tell_of_failures],
         resources={

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dagster as dg
 
+from assets.checkpoint_format import checkpoint_format
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.retention import retention
@@ -21,6 +22,15 @@ maintain_query = dg.define_asset_job(
     description="Snapshots where tails are long, then the proof of the lineage, then retention. The order is the point: "
     "what is broken ends the run before anything is deleted.",
 )
+
+switch_checkpoint = dg.define_asset_job(
+    "switch_checkpoint",
+    selection=dg.AssetSelection.assets(checkpoint_format),
+    executor_def=dg.in_process_executor,
+    description="Moves one stopped query's checkpoint between the structures V1 and V2; nothing launches it but a person. "
+    "It plans, until the launchpad says do: APPLY.",
+)
+"""However long it takes."""
 
 refresh_fleet_health = dg.define_asset_job(
     "refresh_fleet_health",

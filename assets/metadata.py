@@ -17,6 +17,7 @@ from statestore.maintenance.audit import Audit, Finding, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.retention import Deleted, Outcome, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
+from statestore.maintenance.switchover import Begun, SwitchPlan
 
 Value: TypeAlias = dg.MetadataValue | str | int | float
 Metadata: TypeAlias = dict[str, Value]
@@ -131,4 +132,41 @@ def of_deleted(steps: Sequence[Deleted]) -> Metadata:
         "deleted_files": sum(step.files for step in steps),
         "deleted_bytes": sum(step.size_bytes for step in steps),
         "outcome": steps[-1].outcome.value,
+    }
+
+
+def of_switch(planned: SwitchPlan, *, is_done: bool) -> Metadata:
+    """What a switchover does with each store, or why it does nothing, and how far it is."""
+    phase = (
+        "refused" if planned.refusals else "switched" if is_done else "half done" if planned.half_done else "planned"
+    )
+    return {
+        "phase": phase,
+        "to": planned.to.value,
+        "version": 0 if planned.batch is None else planned.batch + 1,
+        "stores": len(planned.stores),
+        "read_bytes": planned.read_bytes,
+        "write_bytes": planned.write_bytes,
+        "local_bytes": planned.local_bytes,
+        "files_put_aside": len(planned.first) + len(planned.last),
+        "files_that_stay": planned.stays_files,
+        "refusals": len(planned.refusals),
+        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "start_the_query_with": ", ".join(f"{name}={value}" for name, value in planned.to.conf.items()),
+        "why": table(
+            {"store": "string", "head": "string", "snapshot from": "string", "bytes": "int"},
+            ((step.store, step.head, step.explained, step.read_bytes) for step in planned.stores),
+        ),
+    }
+
+
+def of_aborted_switch(begun: Begun) -> Metadata:
+    """What a switchover was that was taken back."""
+    return {
+        "phase": "aborted",
+        "to": begun.to.value,
+        "version": begun.batch + 1,
+        "stores": len(begun.stores),
+        "refusals": 0,
+        "start_the_query_with": ", ".join(f"{name}={value}" for name, value in begun.to.other.conf.items()),
     }

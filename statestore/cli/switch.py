@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -24,14 +25,10 @@ from statestore.cli.common import (
     stopped_option,
 )
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance import records, runs, switchover
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.config import Mode
+from statestore.maintenance import passes, records
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Machine, Phase, Progress, SwitchPlan
 
@@ -85,77 +82,46 @@ def switch(
     is read back and compared; then the newest commit is written anew, and the query goes on from there. A run that was
     interrupted is finished by --apply and taken back by --abort.
     """
-    storage, clock = root.storage, SystemClock()
+    storage, policies = root.storage, root.policies
+    run, clock, who = RandomIds().fresh(), SystemClock(), holder()
     if abort == (to is not None):
         raise click.UsageError("say --to v2 or --to v1, or --abort")
-    if abort:
-        _abort(root, stopped, output)
+    if to is None:
+        begun = passes.abort_switch(storage, policies, _tell, stopped=stopped, run=run, holder=who, clock=clock)
+        was = f"the checkpoint is of structure {begun.to.other.value}, as before"
+        output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    assert to is not None
-    policy = AuditPolicy(retained_versions=root.policies.retention.versions)
-    gathered = switchover.gather(storage, scratch=scratch, policy=policy)
-    planned = switchover.plan(gathered, to, spark, workers=workers)
-    if not apply or planned.refusals or planned.is_there:
-        output.show(records.of_switch_plan(planned), lambda console: _print_plan(console, planned))
-        sys.exit(FINDINGS if planned.refusals else 0)
-    _require_allowed(root)
-    # Own jobs refuse to start on what is half done, and leave no file as long as they idle.
-    require_stopped(storage, said=stopped or gathered.is_own, clock=clock)
-    gathered = switchover.gather(storage, scratch=scratch, policy=policy)
-    planned = switchover.plan(gathered, to, spark, workers=workers)
-    if planned.refusals or planned.is_there:
-        output.show(records.of_switch_plan(planned), lambda console: _print_plan(console, planned))
-        sys.exit(FINDINGS if planned.refusals else 0)
+    if not apply:
+        planned = passes.plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
+        _show(output, planned)
     machine = Machine(scratch, clock, RandomIds(), workers, memory_mib * _MIB)
     with progress_bar() as bar:
-        task = bar.add_task("stores", total=len(planned.stores))
+        task = bar.add_task("stores", total=None)
 
         def told(progress: Progress) -> None:
             if progress.phase is Phase.SNAPSHOTS:
                 bar.update(task, completed=progress.done, total=progress.of)
-            else:
-                TALK.print(progress.phase.value)
+            elif progress.done == progress.of:
+                _tell(progress)
 
-        runs.switch(storage, planned, told, run=RandomIds().fresh(), holder=holder(), machine=machine, policy=policy)
-    conf = _conf(planned)
-    output.show(
-        {**records.of_switch_plan(planned), "switched": True},
-        lambda console: console.print(
-            tables.plain(f"switched to {to.value}; start the query with {conf}"), soft_wrap=True
-        ),
-    )
-
-
-def _abort(root: Opened, stopped: bool, output: Output) -> None:
-    storage, clock = root.storage, SystemClock()
-    standing = switchover.standing(storage)
-    if standing is None:
-        raise RefusedAsUnsafe(
-            "no switchover is half done", path=storage.url, hint="one that has ended is led back by --to"
+        planned = passes.switch(
+            storage, policies, to, spark, told, stopped=stopped, run=run, holder=who, machine=machine
         )
-    _require_allowed(root)
-    require_stopped(storage, said=stopped, clock=clock)
-    runs.abort_switch(
-        storage,
-        standing,
-        lambda progress: TALK.print(progress.phase.value),
-        run=RandomIds().fresh(),
-        holder=holder(),
-        clock=clock,
-    )
-    was = standing.begun.to.other.value
+    if planned.refusals or planned.is_there:
+        _show(output, planned)
+    done = tables.plain(f"switched to {to.value}; start the query with {_conf(planned)}")
     output.show(
-        {"aborted": standing.begun.number}, lambda console: console.print(f"the checkpoint is of {was} as before")
+        {**records.of_switch_plan(planned), "switched": True}, lambda console: console.print(done, soft_wrap=True)
     )
 
 
-def _require_allowed(root: Opened) -> None:
-    if root.policies.mode not in (None, Mode.FULL):
-        raise RefusedAsUnsafe(
-            f"mode {root.policies.mode.value} is configured: nothing may be changed",
-            path=root.storage.url,
-            hint='set mode = "full" for it in statekeeper.toml',
-        )
+def _tell(progress: Progress) -> None:
+    TALK.print(progress.phase.value)
+
+
+def _show(output: Output, planned: SwitchPlan) -> NoReturn:
+    output.show(records.of_switch_plan(planned), lambda console: _print_plan(console, planned))
+    sys.exit(FINDINGS if planned.refusals else 0)
 
 
 def _print_plan(console: Console, planned: SwitchPlan) -> None:

@@ -1,6 +1,7 @@
 """The steps of maintenance that nobody watches, each from its facts to what was done: for schedulers of any kind.
 
     take_snapshots  ->  audit  ->  delete
+    switch, abort_switch                      by hand: the query is stopped for it
 
 The command line does the same by the same functions, with a person who looks at the plan in between.
 """
@@ -13,12 +14,18 @@ from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.format import names
 from statestore.format.names import StorePath
-from statestore.maintenance import audit, retention, runs, snapshot
+from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
+from statestore.maintenance import audit, retention, runs, snapshot, switchover
 from statestore.maintenance.audit import Audit, AuditPolicy, Facts
 from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import Gathered, SnapshotPlan, Taken, TakeSnapshot
+from statestore.maintenance.switchover import Begun, Machine, SwitchPlan, Told
 from statestore.storage import Storage
 
 
@@ -108,6 +115,72 @@ def delete(storage: Storage, policies: Policies, *, holder: str, clock: Clock, i
         return RetentionPass(mode, before, planned)
     done: Sequence[Deleted] = list(runs.delete(storage, gathered, planned, holder=holder, clock=clock, ids=ids))
     return RetentionPass(mode, before, planned, tuple(done))
+
+
+def plan_switch(
+    storage: Storage, policies: Policies, to: Structure, spark: Spark | None, *, scratch: Path, workers: int = WORKERS
+) -> SwitchPlan:
+    """How the checkpoint gets the other structure, or why it does not. Read-only. Raises as `switchover.gather`."""
+    policy = AuditPolicy(retained_versions=policies.retention.versions)
+    return switchover.plan(switchover.gather(storage, scratch=scratch, policy=policy), to, spark, workers=workers)
+
+
+def switch(
+    storage: Storage,
+    policies: Policies,
+    to: Structure,
+    spark: Spark | None,
+    told: Told,
+    *,
+    stopped: bool,
+    run: str,
+    holder: str,
+    machine: Machine,
+) -> SwitchPlan:
+    """Give the checkpoint the other structure, or finish what an interrupted run began. Nothing is done where the plan
+    that is returned has refusals, or says that there is nothing to do. `stopped`: a person says that the query is.
+
+    Raises as `runs.switch`; `RefusedAsUnsafe` also where a mode is configured that forbids it, and for a query at work.
+    """
+    scratch, workers = machine.scratch, machine.workers
+    planned = plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
+    if planned.refusals or planned.is_there:
+        return planned
+    _require_full(storage, policies)
+    # Jobs of our own refuse to start on what is half done, and fail where it is done under them.
+    require_stopped(storage, said=stopped or planned.is_own, clock=machine.clock)
+    # What was planned before may have been of a query that was at work.
+    planned = plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
+    if not (planned.refusals or planned.is_there):
+        policy = AuditPolicy(retained_versions=policies.retention.versions)
+        runs.switch(storage, planned, told, run=run, holder=holder, machine=machine, policy=policy)
+    return planned
+
+
+def abort_switch(
+    storage: Storage, policies: Policies, told: Told, *, stopped: bool, run: str, holder: str, clock: Clock
+) -> Begun:
+    """Make a checkpoint what it was before a switchover that is half done; which that was. Raises as `runs.abort_switch`,
+    and `RefusedAsUnsafe` as `switch`, and when none is half done."""
+    standing = switchover.standing(storage)
+    if standing is None:
+        raise RefusedAsUnsafe(
+            "no switchover is half done", path=storage.url, hint="one that has ended is led back by --to"
+        )
+    _require_full(storage, policies)
+    is_own = storage.stat(names.BINDING) is not None
+    require_stopped(storage, said=stopped or is_own, clock=clock)
+    runs.abort_switch(storage, standing, told, run=run, holder=holder, clock=clock)
+    return standing.begun
+
+
+def _require_full(storage: Storage, policies: Policies) -> None:
+    if policies.mode not in (None, Mode.FULL):
+        raise RefusedAsUnsafe(
+            f"mode {policies.mode.value} is configured: nothing may be changed",
+            path=storage.url,
+            hint='set mode = "full" for it in statekeeper.toml',
+        )
 
 
 def require_whole(found: Audit) -> None:

@@ -40,6 +40,7 @@ CHECKS = [
     "commit_log_matches_files",
     "far_from_lineage_ceiling",
     "retention_floor_is_kept",
+    "nothing_left_half_switched",
     "every_query_is_in_order",
 ]
 

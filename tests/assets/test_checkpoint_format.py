@@ -1,0 +1,92 @@
+"""The asset `checkpoint_format` plans, does what a person launches it for, and shows when something is half done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from statestore import catalog
+from statestore.format import names
+from statestore.maintenance import quiet, switchover
+from statestore.storage import Storage
+from tests.assets.test_maintain_query import checks, shown
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import Fault, FaultyStorage, Request
+from tests.structures import as_sparks, held
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
+
+
+def launched(definitions: dg.Definitions, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
+    job = definitions.resolve_job_def("switch_checkpoint")
+    ops = {"ops": {"checkpoint_format": {"config": config}}}
+    return job.execute_in_process(ops, partition_key="flights", instance=instance, raise_on_error=False)
+
+
+def files(storage: Storage) -> set[str]:
+    return {entry.path for entry in storage.list("") if not entry.path.startswith(names.CONTROL)}
+
+
+def test_a_launch_as_it_stands_only_plans(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    storage = as_sparks(flights).storage
+    before = {entry.path for entry in storage.list("")}
+    result = launched(definitions, instance, to="V1")
+    assert result.success
+    plan = shown(result, "checkpoint_format")
+    assert (plan["phase"], plan["stores"], plan["version"], plan["refusals"]) == ("planned", 2, 9, 0)
+    assert {entry.path for entry in storage.list("")} == before
+    assert checks(result)["nothing_left_half_switched"].passed
+
+
+def test_it_switches_a_query_that_a_person_says_is_stopped_and_shows_the_conf_to_start_it_with(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
+) -> None:
+    storage = as_sparks(flights).storage
+    before = files(storage)
+    refused = launched(definitions, instance, to="V1", do="APPLY")
+    assert not refused.success
+    assert files(storage) == before
+    result = launched(definitions, instance, to="V1", do="APPLY", i_stopped_it=True)
+    assert result.success
+    done = shown(result, "checkpoint_format")
+    assert done["phase"] == "switched"
+    assert done["start_the_query_with"] == "spark.sql.streaming.stateStore.checkpointFormatVersion=1"
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert {version.id for version in heads.heads.values()} == {None}
+    assert held(storage, tmp_path) == dict(zip(flights.stores, flights.states[-1], strict=True))
+
+
+def test_a_half_done_one_is_red_until_a_launch_finishes_or_aborts_it(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = as_sparks(flights).storage
+    before = files(storage)
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.LOST_REPLY if request.path == names.switchover(1, "cleared") else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
+        result = launched(definitions, instance, to="V1", do="APPLY", i_stopped_it=True)
+    assert not result.success
+    assert not checks(result)["nothing_left_half_switched"].passed
+    assert switchover.standing(storage) is not None
+    result = launched(definitions, instance, do="ABORT", i_stopped_it=True)
+    assert result.success
+    assert checks(result)["nothing_left_half_switched"].passed
+    assert shown(result, "checkpoint_format")["phase"] == "aborted"
+    assert files(storage) == before
