@@ -89,7 +89,7 @@ NOTHING_LEFT_HALF_SWITCHED = _spec(
     "nothing_left_half_switched",
     "checkpoint_format",
     "No switchover between the structures V1 and V2 is half done. Red: one was interrupted, and the query must not be "
-    "started: launch `checkpoint_format` with do: APPLY, which finishes it, or with do: ABORT, which takes it back.",
+    "started. Launch `checkpoint_format` with do: APPLY, which finishes it, or with do: ABORT, which takes it back.",
     blocking=True,
 )
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]

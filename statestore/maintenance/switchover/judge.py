@@ -82,6 +82,8 @@ def _refusals(
                 f"the audit is not clean, {len(bad):,} findings: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
                 f"statekeeper audit shows all"
             )
+    if to is Structure.V2 and spark is not None and not spark.knows_v2:
+        yield f"Spark {spark.value} knows no structure V2"
     if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
         yield (
             "Spark 4.0 reads other snapshots in structure V2 than later ones, and nothing tells which goes on: "
