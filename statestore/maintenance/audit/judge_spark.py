@@ -124,8 +124,8 @@ def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]
             f"is of batch {head:,}, which did not end, and has a sidecar, which Spark 4.2 gives to no file of structure V1",
             f"the query was started with {_FORMAT}=2 on a checkpoint of structure V1, where Spark 4.2 fails in each first "
             f"batch (None.get); nothing is lost",
-            f"start the query with {_FORMAT}=1: it goes on from batch {head - 1:,} and writes the file again; or give it the "
-            f"structure that was meant: statekeeper switch ROOT --to v2",
+            f"start the query with {_FORMAT}=1: it goes on from batch {head - 1:,} and writes the file again; or "
+            f"give it the structure that was meant: statekeeper switch ROOT --to v2",
         )
         return
 
