@@ -18,6 +18,7 @@ from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
+from statestore.partitions import Partitions
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
 _HEADER_BYTES = 128 * 1024
@@ -67,12 +68,15 @@ class CommitLog:
         """
         found: dict[int, VersionId] = {}
         batch = max(self.batches)
-        while batch in self.batches:
-            version = self.batches[batch].get(store)
-            if version is not None:
-                found[version.version] = version
+        while (version := self.batches.get(batch, {}).get(store)) is not None:
+            found[version.version] = version
             batch -= 1
         return found
+
+    def begins(self, store: StorePath) -> int:
+        """The first version of a store: not 1 where the log shows that its partition came with a repartitioning."""
+        oldest = min(self.of_store(store), default=1)
+        return oldest if oldest - 2 in self.batches else 1
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
@@ -125,7 +129,7 @@ def heads(storage: Storage) -> Heads | None:
 
     Raises `NotACheckpoint`, `CorruptFile` for a commit that does not fit the operators, `UnknownFormatVersion`.
     """
-    return _heads(storage, _batches(storage), {})
+    return _heads(storage, _batches(storage))
 
 
 def heads_at(storage: Storage, batch: int) -> Heads:
@@ -133,8 +137,8 @@ def heads_at(storage: Storage, batch: int) -> Heads:
     batch that is not in the commit log."""
     batches = _batches(storage)
     if batch in batches:
-        return Heads(batch, _committed(storage, batch, {}))
-    newest = _heads(storage, batches, {})
+        return Heads(batch, _committed(storage, batch, _Described(storage, [batch])))
+    newest = _heads(storage, batches)
     if batch == -1 and newest is not None:
         return Heads(batch, dict.fromkeys(newest.heads, names.EMPTY))
     there = f"batches {min(batches)} to {max(batches)}" if batches else "no batch"
@@ -158,10 +162,13 @@ def operator_at(storage: Storage, operator: int, batch: int) -> operators.Operat
 
 
 def commit_log(storage: Storage) -> CommitLog | None:
-    """All of the commit log, one request a batch; None when no batch was committed yet. Raises as `heads`."""
+    """All of the commit log, one request a batch, and what `Partitions` takes; None when no batch was committed yet.
+
+    Raises as `heads`.
+    """
     batches = _batches(storage)
     # The newest commit goes first: what it leaves in `known` need not be read again for each of the others.
-    known: _Operators = {}
+    known = _Described(storage, batches)
     newest = _heads(storage, batches, known)
     if newest is None:
         return None
@@ -190,28 +197,34 @@ def _batches(storage: Storage) -> list[int]:
     return [batch for batch in parsed if batch is not None]
 
 
-_Operators = dict[int, operators.OperatorMetadata | None]
-"""Metadata that was read, by operator; None for one that has none."""
+class _Described:
+    """What was read of the operators. `metadata` is None for one that has none."""
+
+    def __init__(self, storage: Storage, batches: Collection[int]) -> None:
+        self.metadata: dict[int, operators.OperatorMetadata | None] = {}
+        self.partitions = Partitions(storage, batches)
 
 
-def _heads(storage: Storage, batches: list[int], known: _Operators) -> Heads | None:
+def _heads(storage: Storage, batches: list[int], known: _Described | None = None) -> Heads | None:
     if not batches:
         if read_or_none(storage, names.QUERY_METADATA) is None:
             raise NotACheckpoint(
                 "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
             )
         return None
-    return Heads(max(batches), _committed(storage, max(batches), known))
+    newest = max(batches)
+    return Heads(newest, _committed(storage, newest, known or _Described(storage, [newest])))
 
 
-def _committed(storage: Storage, batch: int, known: _Operators) -> dict[StorePath, VersionId]:
+def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePath, VersionId]:
     """The version of each store that a batch made."""
     path = names.commits(batch)
     ids = logs.parse_commit(storage.read(path), path).ids
     found: dict[StorePath, VersionId] = {}
-    for operator in _operators(storage, batch, None if ids is None else ids.keys(), known):
+    for operator in _operators(storage, batch, None if ids is None else ids.keys(), known.metadata):
+        partitions = known.partitions.at(batch, operator, None if ids is None else len(ids[operator.operator]))
         for place, info in enumerate(operator.stores):
-            for partition in range(info.partitions):
+            for partition in range(partitions):
                 store = StorePath(operator.operator, partition, info.name)
                 checkpoint_id = None if ids is None else _id_of(ids, store, place, path)
                 found[store] = VersionId(batch + 1, checkpoint_id)
@@ -242,7 +255,10 @@ def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
 
 
 def _operators(
-    storage: Storage, batch: int, numbers: Collection[int] | None, known: _Operators
+    storage: Storage,
+    batch: int,
+    numbers: Collection[int] | None,
+    known: dict[int, operators.OperatorMetadata | None],
 ) -> list[operators.OperatorMetadata]:
     """The metadata of these operators; of all that there are for a commit that names none, which takes a listing."""
     if numbers is None:

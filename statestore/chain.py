@@ -45,6 +45,7 @@ class Chain:
     end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
     odds        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
     needs_base  whether changelogs alone give no version: only a snapshot says what a store's column families are called
+    begins      the store's first version: a partition that came with a repartitioning has none before it
     """
 
     store: StorePath
@@ -55,6 +56,7 @@ class Chain:
     end: str | None = None
     odds: str | None = None
     needs_base: bool = False
+    begins: int = 1
 
     @property
     def head(self) -> VersionId:
@@ -94,16 +96,17 @@ def walk(
     *,
     down_to: int = 1,
     doomed: Collection[str] = (),
+    begins: int = 1,
 ) -> Chain:
     """The chain of a store from its newest committed version back to a base of version `down_to`, or as far as it goes.
 
     `committed`: its versions in the commit log, by number; not empty. `doomed`: paths of tables that somebody is about
-    to delete; a snapshot that names one counts as damaged.
+    to delete; a snapshot that names one counts as damaged. `begins`: the store's first version.
 
     One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way, and
     one for each time that a lineage has to tell what the log no longer does. Raises `StorageError`.
     """
-    return _Walk(storage, store, committed, files, doomed).back_to(down_to)
+    return _Walk(storage, store, committed, files, doomed).back_to(down_to, begins)
 
 
 class _Walk:
@@ -125,21 +128,22 @@ class _Walk:
         self._told: dict[int, VersionId] = {}
         self._odds: str | None = None
 
-    def back_to(self, down_to: int) -> Chain:
+    def back_to(self, down_to: int, begins: int) -> Chain:
         versions = [self._committed[max(self._committed)]]
         self._look_at(versions[0])
         if versions[0].id is not None and versions[0] not in self._broken:
             self._ask(versions[0])
         end: str | None = None
-        while versions[-1].version > 1 and not self._suffices(versions[-1], down_to):
+        while versions[-1].version > begins and not self._suffices(versions[-1], down_to):
             before = self._before(versions[-1])
             if not isinstance(before, VersionId):
                 end = before
                 break
             versions.append(before)
             self._look_at(before)
+        oldest_first = tuple(reversed(versions))
         return Chain(
-            self._store, tuple(reversed(versions)), self._files, self._snapshots, self._broken, end, self._odds
+            self._store, oldest_first, self._files, self._snapshots, self._broken, end, self._odds, begins=begins
         )
 
     def _suffices(self, version: VersionId, down_to: int) -> bool:

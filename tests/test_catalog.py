@@ -74,7 +74,7 @@ def test_a_commit_of_structure_v1_names_versions_alone(storage: Storage, tmp_pat
 def test_a_commit_that_lacks_a_store_is_corrupt(storage: Storage, tmp_path: Path) -> None:
     Checkpoint(storage, tmp_path, partitions=2)
     storage.create(names.commits(0), logs.encode_commit(logs.CommitLog(0, {0: ((IDS[0],),)})))
-    with pytest.raises(CorruptFile, match=r"commits/0: names no checkpoint id of state/0/1"):
+    with pytest.raises(CorruptFile, match=r"commits/0: names 1 partitions of operator 0, its metadata describes 2"):
         catalog.heads(storage)
 
 

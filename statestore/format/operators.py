@@ -19,6 +19,8 @@ from statestore.format.java_io import Reader, utf
 from statestore.format.untrusted import BAD_VALUES
 
 _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
+AGGREGATION = "stateStoreSave"
+_LIMIT = "globalLimit"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
@@ -77,6 +79,31 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
             raise CorruptFile(f"impossible schema files {store.schema_files} of store {store.name!r}", path=path)
     return metadata
+
+
+def has_one_partition(name: str, key_json: str | None) -> bool:
+    """Whether Spark runs an operator of that name in one partition, however many its metadata says: a limit, and an
+    aggregation over all rows, whose key has no columns. `key_json`: the schema of its keys, None when it cannot be read."""
+    return name == _LIMIT or (name == AGGREGATION and key_json is not None and _has_no_columns(key_json))
+
+
+def _has_no_columns(schema_json: str) -> bool:
+    try:
+        return bool(json.loads(schema_json)["fields"] == [])
+    except BAD_VALUES:
+        return False
+
+
+def partitions_at(described: int, pinned: int | None, named: int | None, *, is_lone: bool) -> int | None:
+    """How many partitions an operator had at a batch; None when what is said of it does not go together.
+
+    `described` by its metadata; `pinned` by the offset log of the batch, where that says it; `named` by the commit, in
+    structure V2; `is_lone`: see `has_one_partition`. When Spark repartitions a checkpoint (SPARK-54346, in Spark 4.2), it
+    makes a batch of its own, from which on offset logs pin another number, and leaves metadata of version 1 as it was.
+    """
+    if named is None:
+        return 1 if is_lone else pinned or described
+    return named if named in (described, pinned) or (is_lone and named == 1) else None
 
 
 def encode_schema(key_json: str, value_json: str) -> bytes:

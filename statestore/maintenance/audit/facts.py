@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from statestore.binding import Binding, OlderSchemas
 from statestore.chain import Chain
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
 from statestore.format.logs import CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
+from statestore.format.state_conf import shuffle_partitions
 from statestore.lineage import Lineage
 from statestore.storage import RequestCounts
 from statestore.switch_journal import Standing
@@ -69,6 +72,22 @@ class LogFacts:
     def readable(self) -> Mapping[int, CommitLog]:
         """The commits that can be read."""
         return {batch: log for batch, log in self.commits.items() if isinstance(log, CommitLog)}
+
+    @property
+    def shuffled(self) -> Mapping[int, int | None]:
+        """In how many partitions those batches shuffled whose offsets were read; None where they do not say it."""
+        found: dict[int, int | None] = {}
+        for batch, log in self.offsets_read.items():
+            if isinstance(log, OffsetLog):
+                number = attempt(names.offsets(batch), partial(shuffle_partitions, log, names.offsets(batch)))
+                found[batch] = None if isinstance(number, Bad) else number
+        return found
+
+    def pinned_partitions(self, batch: int) -> int | None:
+        """The same of any batch: one whose offsets were not read is like the others, which are alike then."""
+        read = self.shuffled
+        alike = {*read.values()}
+        return read[batch] if batch in read else alike.pop() if len(alike) == 1 else None
 
 
 @dataclass(frozen=True)

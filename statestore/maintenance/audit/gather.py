@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from statestore.errors import UnknownFormatVersion
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.format.state_conf import OURS, StateConf, shuffle_partitions, state_conf
+from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import (
     Bad,
@@ -34,7 +35,8 @@ from statestore.storage import Entry, Storage, at_once, is_hidden
 from statestore.switch_journal import Standing
 
 _NEWEST_OFFSETS = 2
-"""Of the batch that was committed last, and of the one that may be running."""
+"""Of the batch that was committed last, and of the one that may be running. And the oldest, which may tell that the
+checkpoint was repartitioned since."""
 
 
 def gather(
@@ -149,7 +151,9 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
         read_offsets[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
 
     at_once(read_commit, commits)
-    at_once(read_offset, offsets if deep else offsets[-_NEWEST_OFFSETS:])
+    at_once(read_offset, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
+    if len({*LogFacts({}, frozenset(), read_offsets).shuffled.values()}) > 1:
+        at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # repartitioned in between
     log = LogFacts(
         dict(sorted(read_commits.items())),
         frozenset(offsets),
@@ -251,12 +255,7 @@ def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None
 
 def _shuffle_partitions(log: LogFacts) -> int | None:
     """By the newest offset log that can be read."""
-    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
-    if not readable:
-        return None
-    newest = max(readable)
-    found = attempt(names.offsets(newest), lambda: shuffle_partitions(readable[newest], names.offsets(newest)))
-    return None if isinstance(found, Bad) else found
+    return log.shuffled[max(log.shuffled)] if log.shuffled else None
 
 
 def _is_older_than_descriptions(log: LogFacts) -> bool:
@@ -328,34 +327,44 @@ def _committed(
     root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
 ) -> tuple[dict[StorePath, dict[int, VersionId]], dict[int, Misfit]]:
     """The committed versions of each store that is described, and where commits say otherwise."""
-    # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
-    stores = {
-        StorePath(operator, partition, info.name): place
-        for operator, infos in described.items()
-        for place, info in enumerate(infos)
-        for partition in range(min(info.partitions, root.seen[operator]))
-    }
-    found: dict[StorePath, dict[int, VersionId]] = {store: {} for store in stores} if log.readable else {}
+    found: dict[StorePath, dict[int, VersionId]] = {}
     misfits: dict[int, Misfit] = {}
     for batch, commit in log.readable.items():
-        if commit.ids is None:
-            for of_store in found.values():
-                of_store[batch + 1] = VersionId(batch + 1)
-            continue
         for operator, infos in described.items():
-            problem = _misfit(commit.ids.get(operator, ()), infos)
+            width = _width(root, log, operator, infos, batch)
+            named = None if commit.ids is None else commit.ids.get(operator, ())
+            problem = None if named is None else _misfit(named, infos, width)
             if problem is not None:
                 misfits.setdefault(batch, Misfit(operator, problem))
-        for store, place in stores.items():
-            with suppress(KeyError, IndexError):
-                found[store][batch + 1] = VersionId(batch + 1, commit.ids[store.operator][store.partition][place])
+            # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
+            partitions = min(width or max(info.partitions for info in infos), root.seen[operator])
+            for partition, (place, info) in itertools.product(range(partitions), enumerate(infos)):
+                of_store = found.setdefault(StorePath(operator, partition, info.name), {})
+                if named is None:
+                    of_store[batch + 1] = VersionId(batch + 1)
+                else:
+                    with suppress(IndexError):
+                        of_store[batch + 1] = VersionId(batch + 1, named[partition][place])
     return found, misfits
 
 
-def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo]) -> str | None:
+def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreInfo], batch: int) -> int | None:
+    """In how many partitions a batch ran an operator; None when commit, metadata and offsets do not go together."""
+    metadata, schema = root.operators[operator], root.schemas.get(operator)
+    name = metadata.name if isinstance(metadata, OperatorMetadata) else ""
+    is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
+    ids = log.readable[batch].ids
+    named = None if ids is None else len(ids.get(operator, ()))
+    pinned = log.pinned_partitions(batch) if name else None
     described = {info.partitions for info in infos}
-    if described != {len(ids)}:
-        return f"names {len(ids):,} partitions, the metadata describes {_listed(described)}"
+    one = next(iter(described)) if len(described) == 1 else 0
+    return operators.partitions_at(one, pinned, named, is_lone=is_lone) or None
+
+
+def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo], width: int | None) -> str | None:
+    if width is None:
+        described = _listed({info.partitions for info in infos})
+        return f"names {len(ids):,} partitions, the metadata describes {described}"
     widths = {len(of_partition) for of_partition in ids}
     if widths != {len(infos)}:
         return f"names {_listed(widths)} stores a partition, the metadata describes {len(infos)}"

@@ -58,9 +58,9 @@ class View:
         return tuple(v for v in self.chain.versions if v.version >= self.oldest and v not in self.chain.bases)
 
     def loads_committed(self, number: int) -> bool:
-        """Whether the version that the commit log names loads."""
+        """Whether the version that the commit log names loads. A store that a commit does not name had no part in it."""
         version = self.facts.committed.get(number)
-        return version is not None and version in self.chain.bases
+        return version is None or version in self.chain.bases
 
     def regained(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
         """The lost versions that would load if these had a whole snapshot."""
@@ -77,7 +77,8 @@ class View:
         """The zips without which a load of the committed version is right: each that it would start from, in turn."""
         left = set(self.facts.unnoticed)
         found: list[str] = []
-        while (base := self._with_whole(left).bases.get(self.facts.committed[number])) in left:
+        version = self.facts.committed.get(number)
+        while version is not None and (base := self._with_whole(left).bases.get(version)) in left:
             found.append(self.facts.store.snapshot(base))
             left.remove(base)
         return tuple(found)

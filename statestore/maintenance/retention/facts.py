@@ -58,8 +58,10 @@ class Gathered:
 
 
 def loadable(chain: Chain) -> set[int]:
-    """The versions that load, beyond doubt."""
-    return set() if chain.odds is not None else {version.version for version in chain.bases}
+    """The versions that load, beyond doubt; those before the store began load without it."""
+    if chain.odds is not None:
+        return set()
+    return {*range(1, chain.begins), *(version.version for version in chain.bases)}
 
 
 def common_floor(chains: Iterable[Chain], wanted: int) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from statestore.chain import Chain, SnapshotFacts
 from statestore.format import names
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
@@ -74,8 +74,7 @@ class Judge:
 
     def store(self, chain: Chain) -> StoreVerdicts:
         """The verdicts over one store's files."""
-        at_floor = next((version for version in chain.versions if version.version == self._floor), None)
-        base = None if at_floor is None or chain.odds is not None else chain.bases.get(at_floor)
+        base = self._base(chain)
         verdicts = [self._other(chain, base, entry) for entry in chain.files.others]
         for version, entry in chain.files.changelogs.items():
             rule = self.version_rule(chain, base, version, entry, is_snapshot=False)
@@ -115,6 +114,15 @@ class Judge:
             problem = f"which tables {unread[0]} names is not known: none goes"
         return StoreVerdicts(chain.store, base, tuple(sorted(verdicts, key=lambda v: v.path)), problem)
 
+    def _base(self, chain: Chain) -> VersionId | None:
+        """What the floor is restored from; None when that is not known."""
+        if chain.odds is not None or self._floor is None:
+            return None
+        if self._floor < chain.begins:
+            return EMPTY
+        at_floor = next((version for version in chain.versions if version.version == self._floor), None)
+        return None if at_floor is None else chain.bases.get(at_floor)
+
     def version_rule(
         self, chain: Chain, base: VersionId | None, version: VersionId, entry: Entry, *, is_snapshot: bool
     ) -> Rule:
@@ -133,8 +141,10 @@ class Judge:
         elif version.version > chain.versions[0].version:
             rule = Rule.DEAD_BRANCH
         else:
-            # Older than the chain is known: dead or not, it is below the base, when there is one.
-            rule = Rule.HELD if base is None else Rule.SUPERSEDED
+            # Older than the chain is known: dead or not, it is below the base, when there is one. But a partition that
+            # came with one repartitioning may have gone with another before, and retained batches may still need that.
+            is_below = base is not None and chain.begins <= base.version + 1
+            rule = Rule.SUPERSEDED if is_below else Rule.HELD
         if rule.deletes and self.is_young(entry):
             return Rule.YOUNG
         return rule

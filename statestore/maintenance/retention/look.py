@@ -109,7 +109,15 @@ class _Look:
 
             def follow(store: StorePath, depth: int = depth) -> None:
                 committed = log.of_store(store)
-                chains[store] = walk(self.storage, store, committed, files[store], down_to=depth, doomed=doomed)
+                chains[store] = walk(
+                    self.storage,
+                    store,
+                    committed,
+                    files[store],
+                    down_to=depth,
+                    doomed=doomed,
+                    begins=log.begins(store),
+                )
 
             at_once(follow, stores)
             down_to = _deeper(list(chains.values()), depth)

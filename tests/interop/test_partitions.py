@@ -1,0 +1,102 @@
+"""Operators that have other partitions than their metadata says: of aggregations over all rows, of limits, and of
+checkpoints that Spark has repartitioned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from statestore import catalog
+from statestore.cli import main
+from statestore.format.names import StorePath
+from statestore.maintenance import audit
+from statestore.storage import open_storage
+from tests.interop.dumped import dumped, expected, shown
+from tests.interop.native import FORMAT, OPERATORS, NativeQuery, configured, state, views_as_json
+from tests.interop.test_twins import clean, statekeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SHUFFLED = 2
+
+
+def repartition(query: NativeQuery, partitions: int) -> None:
+    """Have Spark write the state anew, by its own offline tool."""
+    with configured(query.spark, query.confs):
+        manager = query.spark._jsparkSession.streamingCheckpointManager()
+        manager.repartition(str(query.checkpoint), partitions, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "structure", "partitions"),
+    [
+        ("aggregation", "1", 3),
+        ("aggregation", "2", 1),
+        ("transformWithState", "1", 1),
+        ("transformWithState", "2", 3),
+        ("join 2", "1", 1),
+        ("join 2", "2", 3),
+        ("two operators", "1", 3),
+        ("two operators", "2", 1),
+    ],
+)
+def test_a_checkpoint_that_spark_has_repartitioned_is_maintained_right_afterwards(
+    spark: SparkSession, tmp_path: Path, name: str, structure: str, partitions: int
+) -> None:
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], {FORMAT: structure})
+    query.run(3)
+    before = state(query)
+    repartition(query, partitions)
+    query.saved("repartitioned")
+    query.run(2)
+    outputs, end = query.outputs, state(query)
+
+    query.restored("repartitioned")
+    storage = open_storage(str(query.checkpoint))
+    heads = catalog.heads(storage)
+    assert heads is not None
+    assert {store.partition for store in heads.heads} == set(range(partitions))
+    clean(storage, tmp_path)
+    rows = dumped(query.checkpoint)
+    for view, found in views_as_json(query).items():
+        assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), view
+    # The batches before it have other stores.
+    earlier = catalog.heads_at(storage, heads.batch - 1)
+    assert {store.partition for store in earlier.heads} == set(range(SHUFFLED))
+    assert dumped(query.checkpoint, "--version", heads.batch)
+    refused = CliRunner().invoke(main, ["diff", str(query.checkpoint)])
+    assert "repartitioned in between" in refused.output
+
+    root, free = str(query.checkpoint), ["--grace", "0s", "--mode", "full", "--apply"]
+    statekeeper("gc", root, "--retain", "100", *free)
+    assert audit.judge(audit.gather(storage)).findings == ()
+    query.run(1)
+    statekeeper("snapshot", root, "--at-head", "--i-stopped-it", "--scratch", str(tmp_path), "--mode", "snapshots")
+    clean(storage, tmp_path)
+    statekeeper("gc", root, "--retain", "1", *free)
+    clean(storage, tmp_path)
+    query.run(1)
+    assert query.outputs == outputs
+    assert state(query) == end
+    assert before != end
+
+
+def test_a_partition_that_came_later_is_not_missed_in_the_batches_before(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the floor as of the audit: a version before a store's first one needs nothing of it."""
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], {FORMAT: "2"})
+    query.run(3)
+    repartition(query, 3)
+    query.run(1)
+    storage = open_storage(str(query.checkpoint))
+    log = catalog.commit_log(storage)
+    assert log is not None
+    assert [log.begins(StorePath(0, partition)) for partition in range(3)] == [1, 1, 4]
+    newest = next((query.checkpoint / "state/0/2").glob("5_*.changelog"))
+    newest.unlink()
+    assert audit.judge(audit.gather(storage)).restart.batch == 3
+    next((query.checkpoint / "state/0/2").glob("4_*.zip")).unlink()
+    assert audit.judge(audit.gather(storage)).restart.batch == 2

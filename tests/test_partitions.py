@@ -1,0 +1,96 @@
+"""How many partitions an operator has is not always what its metadata says."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore import catalog
+from statestore.errors import CorruptFile
+from statestore.format import logs, names, operators
+from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
+from statestore.format.names import StorePath
+from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
+from statestore.maintenance.audit import What, gather, judge
+from statestore.storage import Storage, StorageSpec
+
+IDS = [f"0badc0de-0000-4000-8000-00000000000{n}" for n in range(10)]
+ALL_ROWS, BY_KEY = '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}'
+
+
+@pytest.fixture
+def storage_spec(tmp_path: object) -> StorageSpec:
+    return StorageSpec(f"{tmp_path}/root")
+
+
+def begin(storage: Storage, name: str = operators.AGGREGATION, key_json: str = BY_KEY) -> None:
+    """A checkpoint of Spark's whose operator says that it has two partitions."""
+    storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+    info = StoreInfo(names.DEFAULT_STORE, 0, 2)
+    storage.create(names.operator_metadata(0), operators.encode_operator(OperatorMetadata(0, name, (info,))))
+    storage.create(names.state_schema(0), operators.encode_schema(key_json, BY_KEY))
+
+
+def commit(storage: Storage, batch: int, ids: int | None, pinned: int = 2) -> None:
+    """A batch that names so many partitions, or none."""
+    conf = {**STATE_CONF, SHUFFLE_PARTITIONS: str(pinned)}
+    storage.create(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, conf, ())))
+    named = None if ids is None else {0: tuple((IDS[partition],) for partition in range(ids))}
+    storage.create(names.commits(batch), logs.encode_commit(CommitLog(0, named)))
+
+
+def partitions(storage: Storage, batch: int | None = None) -> int:
+    heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
+    assert heads is not None
+    return len(heads.heads)
+
+
+@pytest.mark.parametrize("ids", [None, 1])
+@pytest.mark.parametrize(("name", "key_json"), [(operators.AGGREGATION, ALL_ROWS), ("globalLimit", BY_KEY)])
+def test_what_takes_all_rows_together_has_one_partition(
+    storage: Storage, name: str, key_json: str, ids: int | None
+) -> None:
+    begin(storage, name, key_json)
+    commit(storage, 0, ids)
+    assert partitions(storage) == 1
+    found = judge(gather(storage))
+    assert {finding.what for finding in found.findings} == {What.CHANGELOG_MISSING}
+    assert [store.store for store in found.stores] == [StorePath(0, 0)]
+
+
+def test_a_schema_that_cannot_be_read_says_nothing_of_partitions() -> None:
+    assert has_one_partition(operators.AGGREGATION, ALL_ROWS)
+    for key_json in (BY_KEY, "{", "[]", None):
+        assert not has_one_partition(operators.AGGREGATION, key_json)
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage: Storage, is_v2: bool) -> None:
+    begin(storage)
+    for batch, pinned in enumerate((2, 2, 3, 3)):
+        commit(storage, batch, pinned if is_v2 else None, pinned)
+    assert [partitions(storage, batch) for batch in range(4)] == [2, 2, 3, 3]
+    log = catalog.commit_log(storage)
+    assert log is not None
+    assert [len(stores) for stores in log.batches.values()] == [2, 2, 3, 3]
+    assert [log.begins(StorePath(0, partition)) for partition in range(3)] == [1, 1, 3]
+    assert sorted(log.of_store(StorePath(0, 2))) == [3, 4]
+    assert not any(finding.what is What.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
+
+
+@pytest.mark.parametrize("named", [1, 3])
+def test_a_commit_that_nothing_else_bears_out_is_refused_by_name(storage: Storage, named: int) -> None:
+    begin(storage)
+    commit(storage, 0, 2)
+    commit(storage, 1, named)
+    with pytest.raises(CorruptFile, match=rf"commits/1: names {named} partitions of operator 0, .* describes 2"):
+        catalog.heads(storage)
+    [finding] = [f for f in judge(gather(storage)).findings if f.what is What.COMMIT_AT_ODDS]
+    assert finding.file == "commits/1"
+
+
+def test_offsets_that_cannot_be_read_leave_what_the_metadata_says(storage: Storage) -> None:
+    begin(storage)
+    for batch in range(2):
+        commit(storage, batch, None, 3)
+        storage.replace(names.offsets(batch), b"v1\n{")
+    assert partitions(storage) == 2
