@@ -60,7 +60,9 @@ def _only_the_log_counts(judging: judge.Judge, given: Rule, chain: Chain, versio
     return Rule.DEAD_BRANCH if given is Rule.RESTORES and not in_log else None
 
 
-def _without_a_second_look(storage: Storage, planned: StoreVerdicts, may_delete: MayDelete) -> Iterator[Deleted]:
+def _without_a_second_look(
+    storage: Storage, planned: StoreVerdicts, _kept_aside: frozenset[str], may_delete: MayDelete
+) -> Iterator[Deleted]:
     for part in delete._delete(storage, planned.deletions, may_delete):
         yield Deleted(planned.store, Outcome.DONE, len(part), 0)
 

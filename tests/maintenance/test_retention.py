@@ -471,7 +471,7 @@ def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native:
 def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_them_since(
     native: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "SPARKS_RETAINED_VERSIONS", 1)
+    monkeypatch.setattr(judge, "RETAINED_VERSIONS", 1)
     storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
     of_ours, newest, older = (
         with_a_table_of_its_own(storage, native.stores[0].snapshot(native.versions[number][0]), by_spark=by_spark)
