@@ -21,7 +21,7 @@ from statestore.maintenance.audit import What
 from statestore.storage import open_storage
 from tests.interop.dumped import dumped
 from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
-from tests.interop.test_twins import statekeeper
+from tests.interop.twins import statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

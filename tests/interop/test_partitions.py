@@ -17,7 +17,7 @@ from statestore.maintenance import audit
 from statestore.storage import open_storage
 from tests.interop.dumped import dumped, expected, shown
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, configured, state, views_as_json
-from tests.interop.test_twins import clean, statekeeper
+from tests.interop.twins import clean, statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
