@@ -6,6 +6,7 @@ from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import spark_session
 from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, Sink
+from statestore.format.structure import Structure
 
 __all__ = [
     "AtLeastOnceSink",
@@ -21,6 +22,7 @@ __all__ = [
     "Sink",
     "StatefulOperator",
     "StatefulQuery",
+    "Structure",
     "Update",
     "spark_session",
     "start",

@@ -30,6 +30,7 @@ from statestore.engine.sweep import SweepLimits
 from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
+from statestore.format.structure import Structure
 from statestore.root import Done, Pending, Ready, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
 
@@ -54,6 +55,7 @@ class BatchDriver:
         host: Host,
         partitions: int,
         key_groups: int,
+        structure: Structure = Structure.V2,
         clock: Clock,
         ids: Ids,
         observer: Observer,
@@ -71,6 +73,7 @@ class BatchDriver:
         self._host = host
         self._partitions = partitions
         self._key_groups = key_groups
+        self._structure = structure
         self._clock = clock
         self._ids = ids
         self._observer = observer
@@ -147,7 +150,7 @@ class BatchDriver:
         if self._root is None:
             schemas = self._operator.store_schemas(self._row_columns)
             wanted = Binding("", query_id, self._partitions, self._key_groups, schemas)
-            self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids)
+            self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
             held = self._root.binding
             if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
                 self._warn(
@@ -174,6 +177,7 @@ class BatchDriver:
                     sources,
                     root.schema(),
                     _ids_by_operator(reports, ready),
+                    root.structure,
                 )
                 root.write_pending(pending)
                 self._enter(batch, Phase.PENDING_WRITTEN)
@@ -203,6 +207,8 @@ class BatchDriver:
 
     def _keep_lineage_short(self, batch: int) -> None:
         """When maintenance has stopped: make the snapshots here, before the lineage is too long for another batch."""
+        if self._structure is Structure.V1:
+            return  # no lineage, and no ceiling
         tail = batch if self._tail_changelogs is None else self._tail_changelogs
         if tail < EMERGENCY_CHANGELOGS:
             return
@@ -227,6 +233,7 @@ class BatchDriver:
             bases=ready.bases,
             rewrites=rewrites,
             snapshots=self._snapshots,
+            structure=root.structure,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             reports=session.sparkContext.accumulator([], Reports()),
@@ -246,9 +253,10 @@ class BatchDriver:
         for report in chosen.values():
             for store in report.stores:
                 sent = ready.bases[store.operator][report.partition]
-                if store.base != sent:
+                if not store.base.is_same(sent):
                     raise BaseIdMismatch(
-                        f"operator {store.operator}, partition {report.partition}: built on {store.base}, not on {sent}"
+                        f"operator {store.operator}, partition {report.partition}: built on version "
+                        f"{store.base.version} ({store.base.mark}), not on {sent.version} ({sent.mark})"
                     )
         return [chosen[partition] for partition in range(partitions)]
 
@@ -271,9 +279,10 @@ class BatchDriver:
         self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
     ) -> Mapping[int, tuple[str, ...]]:
         pending = root.pending(batch, attempt)
-        expected = (root.binding.root_id, query_id, sources, root.schema())
-        if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
-            known = "does not know" if pending is None else "knows with other source offsets or another schema"
+        expected = (root.binding.root_id, query_id, sources, root.schema(), root.structure)
+        found = pending and (pending.root_id, pending.query_id, pending.sources, pending.schema, pending.structure)
+        if pending is None or found != expected:
+            known = "does not know" if pending is None else "knows with other source offsets, schema or structure"
             raise SinkConflict(
                 f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
                 path=self._root_spec.url,
@@ -291,4 +300,4 @@ class BatchDriver:
 
 
 def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[int, tuple[str, ...]]:
-    return {operator: tuple(str(report.stores[operator].new.id) for report in reports) for operator in ready.bases}
+    return {operator: tuple(str(report.stores[operator].new.mark) for report in reports) for operator in ready.bases}

@@ -25,6 +25,7 @@ from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import SchemaMismatch, SparkDied, UnsupportedEnvironment, UnsupportedType
+from statestore.format.structure import Structure
 from statestore.storage import StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
@@ -97,6 +98,7 @@ def start(
     sink: Sink,
     partitions: int | None = None,
     key_groups: int = 128,
+    structure: Structure = Structure.V2,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
     observer: Observer | None = None,
@@ -108,6 +110,9 @@ def start(
     checkpoint   the streaming query's own checkpoint location, somewhere else than the root
     partitions   how many stores the state has, fixed when the root is made; by default `spark.sql.shuffle.partitions`
     key_groups   into how many groups keys are hashed, fixed likewise; the most partitions that the state can ever have
+    structure    how a new root names its files. V1 is for readers that know no other: there an update function that gives
+                 this or that for the same input can cost versions, which V2 keeps apart. A root that has one keeps it:
+                 another one is refused as `OtherStructure`, and `statekeeper switch` changes it
     trigger      arguments of `DataStreamWriter.trigger`
 
     Raises `UnsupportedEnvironment` (Spark Connect, more partitions than key groups), `UnsupportedType`, `SchemaMismatch`.
@@ -141,6 +146,7 @@ def start(
         host=host or Host(str(Path(tempfile.gettempdir()) / "statekeeper")),
         partitions=partitions,
         key_groups=key_groups,
+        structure=structure,
         clock=clock,
         ids=ids,
         observer=observer or _Silent(),

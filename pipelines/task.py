@@ -33,6 +33,7 @@ from statestore.format.state_rows import (
     encode_keys,
     encode_values,
 )
+from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
 from statestore.loaded import LoadMetrics
 from statestore.storage import Storage, StorageSpec, open_storage
@@ -46,9 +47,9 @@ _OUTPUT_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0
 
 
-def tag_of(checkpoint_id: str) -> int:
-    """63 bits of a checkpoint id: what each row of an attempt carries, at the price of a long."""
-    return int(checkpoint_id.replace("-", "")[:16], 16) >> 1
+def tag_of(fresh_id: str) -> int:
+    """63 bits of an attempt's id: what each of its rows carries, at the price of a long."""
+    return int(fresh_id.replace("-", "")[:16], 16) >> 1
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class StoreReport:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes.
+    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes. `tag`: what
+    the attempt's rows carry.
 
     `host` is where the partition's local copies are: the machine's name and the operator's folder on it.
     """
@@ -76,11 +78,7 @@ class PartitionReport:
     stores: tuple[StoreReport, ...]
     update_milliseconds: float
     peak_memory_bytes: int
-
-    @property
-    def tag(self) -> int:
-        assert self.stores[0].new.id is not None
-        return tag_of(self.stores[0].new.id)
+    tag: int
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ class TaskPlan:
     bases: Mapping[int, tuple[VersionId, ...]]
     rewrites: Mapping[int, str]
     snapshots: Mapping[StorePath, frozenset[VersionId]]
+    structure: Structure
     limits: StoreLimits
     sweep: SweepLimits
     reports: Any
@@ -126,13 +125,13 @@ class _Partition:
         self._update_seconds = 0.0
         self._rows_in = 0
         self._rows_out = 0
+        self._tag = tag_of(self._ids.fresh())
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with contextlib.ExitStack() as stack:
             stores = {
                 name: stack.enter_context(self._load(operator)) for operator, name in enumerate(self._operator.stores)
             }
-            tag = tag_of(str(next(iter(stores.values())).next.id))
             for operator, (name, store) in enumerate(stores.items()):
                 if operator in self._plan.rewrites:
                     self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
@@ -142,11 +141,11 @@ class _Partition:
             ):
                 output = self._process(piece, stores)
                 self._rows_out += output.num_rows
-                yield from self._tagged(output, tag, marker=False)
+                yield from self._tagged(output, marker=False)
             for store in stores.values():
                 store.commit()
             self._plan.reports.add([self._report(stores)])
-            yield from self._tagged(self._marker_row(), tag, marker=True)
+            yield from self._tagged(self._marker_row(), marker=True)
         self._keep_house_in_background(stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
@@ -168,6 +167,7 @@ class _Partition:
             ids=self._ids,
             snapshots=self._plan.snapshots.get(address.path, frozenset()),
             limits=self._plan.limits,
+            structure=self._plan.structure,
         )
 
     def _encode_keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
@@ -260,9 +260,9 @@ class _Partition:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
             store.put(keys, encode_values(rows))
 
-    def _tagged(self, output: pa.Table, tag: int, *, marker: bool) -> Iterator[pa.RecordBatch]:
+    def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
         rows = output.num_rows
-        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, tag, dtype=np.int64)))
+        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, self._tag, dtype=np.int64)))
         tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
         tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.output_schema())
         yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
@@ -283,6 +283,7 @@ class _Partition:
             ),
             self._update_seconds * 1000,
             _peak_memory_bytes(),
+            self._tag,
         )
 
     def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:

@@ -219,18 +219,21 @@ def _heads(storage: Storage, batches: list[int], known: _Described | None = None
 def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePath, VersionId]:
     """The version of each store that a batch made."""
     path = names.commits(batch)
-    ids = logs.parse_commit(storage.read(path), path).ids
+    log = logs.parse_commit(storage.read(path), path)
+    marks = log.digests if log.ids is None else log.ids
     found: dict[StorePath, VersionId] = {}
-    for operator in _operators(storage, batch, None if ids is None else ids.keys(), known.metadata):
-        partitions = known.partitions.at(batch, operator, None if ids is None else len(ids[operator.operator]))
+    for operator in _operators(storage, batch, None if marks is None else marks.keys(), known.metadata):
+        named_partitions = None if marks is None else len(marks[operator.operator])
+        partitions = known.partitions.at(batch, operator, named_partitions)
         for place, info in enumerate(operator.stores):
             for partition in range(partitions):
                 store = StorePath(operator.operator, partition, info.name)
-                checkpoint_id = None if ids is None else _id_of(ids, store, place, path)
-                found[store] = VersionId(batch + 1, checkpoint_id)
-    if ids is not None:
+                checkpoint_id = None if log.ids is None else _mark_of(log.ids, store, place, "checkpoint id", path)
+                digest = None if log.digests is None else _mark_of(log.digests, store, place, "digest", path)
+                found[store] = VersionId(batch + 1, checkpoint_id, digest)
+    if marks is not None:
         # A store that nobody describes would be left out of all maintenance without a word.
-        named = sum(len(stores) for partitions in ids.values() for stores in partitions)
+        named = sum(len(stores) for partitions in marks.values() for stores in partitions)
         if named != len(found):
             raise CorruptFile(
                 f"names {named} stores, the operators' metadata describes {len(found)}",
@@ -330,8 +333,8 @@ def _shuffle_partitions(storage: Storage, batch: int) -> int | None:
     return None if data is None else conf.shuffle_partitions(logs.parse_offsets(data, path), path)
 
 
-def _id_of(ids: Mapping[int, tuple[tuple[str, ...], ...]], store: StorePath, place: int, path: str) -> str:
+def _mark_of(marks: logs.ByStore, store: StorePath, place: int, what: str, path: str) -> str:
     try:
-        return ids[store.operator][store.partition][place]
+        return marks[store.operator][store.partition][place]
     except (KeyError, IndexError):
-        raise CorruptFile(f"names no checkpoint id of {store}", path=path) from None
+        raise CorruptFile(f"names no {what} of {store}", path=path) from None

@@ -5,10 +5,13 @@ Which of them give a version is `lineage`'s decision; when they are read, and wh
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, ObjectMissing
@@ -17,6 +20,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.replay import Window
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
+from statestore.lineage import Lineage
 from statestore.storage import Storage, at_once
 
 _MAP_FROM_BYTES = 16 * 1024 * 1024
@@ -32,10 +36,100 @@ class Changelogs:
         self._storage = storage
         self._folder = folder
         self._fetched: set[VersionId] = set()
+        self._before: dict[int, VersionId] = {}
 
     def are_here(self, versions: Iterable[VersionId]) -> bool:
         """Whether this host has all of these files."""
         return all(self._folder.cached_changelog(version).exists() for version in versions)
+
+    def chain(self, base: VersionId, target: VersionId, *, fetch: bool) -> Lineage | None:
+        """In structure V1: the versions after `base` up to `target`, by whose changelogs the one becomes the other; None
+        when those that are at hand do not lead there. With `fetch` what is not on this host is asked of storage.
+
+        Afterwards they are on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`.
+        """
+        if base.id is not None or base.version > target.version:
+            return None
+        here: dict[int, list[VersionId]] = {}
+        for version in self._folder.cached_digests():
+            if version.version != target.version or version.is_same(target):
+                here.setdefault(version.version, []).append(version)
+        absent = [n for n in range(base.version + 1, target.version + 1) if n not in here]
+        if absent and not fetch:
+            return None
+        with self._downloaded(absent) as files:
+            found = [base]
+            while found[-1].version < target.version:
+                continuing = [v for v in here.get(found[-1].version + 1, ()) if self._continues(found[-1], v)]
+                if len(continuing) != 1:
+                    # None; or a host has seen two attempts at one version: storage has one of them.
+                    if not fetch:
+                        return None
+                    continuing = [self._kept(found[-1], files)]
+                found += continuing
+        return self._remembered(found) if found[-1].is_same(target) else None
+
+    def as_stored(self, base: VersionId, target: VersionId) -> Lineage:
+        """In structure V1: the versions that the changelogs in storage make of `base`, up to the target's number.
+
+        Raises as `chain`.
+        """
+        with self._downloaded(range(base.version + 1, target.version + 1)) as files:
+            found = [base]
+            while found[-1].version < target.version:
+                found.append(self._kept(found[-1], files))
+        return self._remembered(found)
+
+    def _continues(self, base: VersionId, version: VersionId) -> bool:
+        with translated(self._folder.folder), contextlib.suppress(FileNotFoundError):
+            return digests.following(self._store, base, self._folder.cached_changelog(version)).is_same(version)
+        return False
+
+    def _remembered(self, found: list[VersionId]) -> Lineage:
+        self._before = {version.version: before for before, version in itertools.pairwise(found)}
+        return tuple(found[1:])
+
+    @contextlib.contextmanager
+    def _downloaded(self, numbers: Sequence[int]) -> Iterator[dict[int, Path]]:
+        """What storage has as the changelogs of these versions of structure V1, in files that are gone afterwards."""
+        files: dict[int, Path] = {}
+
+        def download(number: int) -> None:
+            files[number] = self._download(VersionId(number))
+
+        try:
+            at_once(download, numbers)
+            self.fetched_files += len(files)
+            yield files
+        finally:
+            for file in files.values():
+                file.unlink(missing_ok=True)
+
+    def _kept(self, base: VersionId, files: dict[int, Path]) -> VersionId:
+        """The version that the changelog in storage makes of `base`; it is on this host then."""
+        number = base.version + 1
+        if number not in files:
+            files[number] = self._download(VersionId(number))
+            self.fetched_files += 1
+        file = files.pop(number)
+        with translated(file):
+            version = digests.following(self._store, base, file)
+            file.replace(self._folder.cached_changelog(version))
+        self._fetched.add(version)
+        return version
+
+    def _download(self, version: VersionId) -> Path:
+        unfinished = self._folder.unfinished_file()
+        path = self._store.changelog(version)
+        try:
+            with translated(unfinished):
+                self._storage.download(path, unfinished)
+        except ObjectMissing as error:
+            raise ObjectMissing(error.what, path=path) from error
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        return unfinished
 
     def header(self, version: VersionId) -> Header:
         """The head of a changelog. Raises `ObjectMissing`, or `CorruptFile` when storage has no better one."""
@@ -96,7 +190,7 @@ class Changelogs:
         absent = [version for version in versions if not self._folder.cached_changelog(version).exists()]
         at_once(self._fetch_one, absent)
         self._fetched.update(absent)
-        self.fetched_files += len(absent)
+        self.fetched_files += sum(version.digest is None for version in absent)
 
     def fetch_again(self, versions: Iterable[VersionId]) -> None:
         """A cached changelog cannot be read: storage decides. What was fetched just now is not asked for again."""
@@ -106,16 +200,12 @@ class Changelogs:
         self.fetch(versions)
 
     def _fetch_one(self, version: VersionId) -> None:
-        unfinished = self._folder.unfinished_file()
-        path = self._store.changelog(version)
-        try:
-            with translated(unfinished):
-                self._storage.download(path, unfinished)
-                unfinished.replace(self._folder.cached_changelog(version))
-        except ObjectMissing as error:
-            raise ObjectMissing(error.what, path=path) from error
-        finally:
-            unfinished.unlink(missing_ok=True)
+        if version.digest is None:
+            file = self._download(version)
+            with translated(file):
+                file.replace(self._folder.cached_changelog(version))
+        elif not self._kept(self._before[version.version], {}).is_same(version):
+            raise CorruptFile("is not the file that was confirmed", path=self._store.changelog(version))
 
     def _content(self, version: VersionId) -> Readable:
         try:

@@ -23,6 +23,7 @@
     │   ├── ForeignRoot                   13  foreign_root
     │   ├── RootLost                      13  root_lost
     │   ├── BatchConflict                 13  batch_conflict          another driver is at the same root
+    │   ├── OtherStructure                13  other_structure         switch the root, or start the job as it is
     │   └── SinkConflict                  13  sink_conflict
     ├── FailedBatch                        1  failed_batch            Spark tries it again
     │   ├── BaseIdMismatch                 1  base_id_mismatch
@@ -211,6 +212,12 @@ class BatchConflict(RefusedBatch):
     """The root holds this batch with other content: two drivers, or another time line."""
 
     code = "batch_conflict"
+
+
+class OtherStructure(RefusedBatch):
+    """The root is of structure V1 and the job asks for V2, or the other way round. Nothing was written."""
+
+    code = "other_structure"
 
 
 class SinkConflict(RefusedBatch):

@@ -15,6 +15,7 @@ from pathlib import Path
 from statestore.base import SnapshotUnusable, open_base
 from statestore.changelogs import Changelogs
 from statestore.clock import Clock
+from statestore.confirmed import plan_confirmed
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import (
@@ -155,10 +156,12 @@ class Loader:
         return loaded
 
     def _with_changes_ahead(self, attempt: _Attempt, database: Database, holds: LocalCopy) -> Loaded | None:
-        if holds.version != attempt.target and not attempt.changelogs.are_here([attempt.target]):
+        if attempt.target.version - holds.version.version > AHEAD_CHANGELOGS:
             return None
-        plan = self._plan(attempt, holds)
-        if plan.base_kind is not BaseKind.LOCAL or len(plan.replay) > AHEAD_CHANGELOGS:
+        if not holds.version.is_same(attempt.target) and not attempt.changelogs.are_here([attempt.target]):
+            return None
+        plan = self._plan_from(attempt, holds, fetch=False)
+        if plan is None:
             return None
         # Losing schedule: another process moves the copy after this one has opened it, and removes the changelogs that
         # are in it then. Whatever cannot be read here is looked at again under the lock.
@@ -215,8 +218,8 @@ class Loader:
             holds = database.holds()
         if holds is None or holds.version.version > attempt.target.version:
             return None
-        plan = self._plan(attempt, holds)
-        return (path, plan) if plan.base_kind is BaseKind.LOCAL else None
+        plan = self._plan_from(attempt, holds, fetch=True)
+        return None if plan is None else (path, plan)
 
     def _build(self, attempt: _Attempt, path: Path) -> Loaded:
         """Build the version in a directory of its own, which nobody else knows yet."""
@@ -244,8 +247,35 @@ class Loader:
                 attempt.snapshots.discard(plan.base)
                 attempt.metrics.skipped_snapshots += (f"{self._store.snapshot(plan.base)}: {error}",)
 
+    def _plan_from(self, attempt: _Attempt, holds: LocalCopy, *, fetch: bool) -> LoadPlan | None:
+        """From the local copy; None when it is no ancestor of the target. Without `fetch`, in structure V1, by what this
+        host has at hand."""
+        if attempt.target.digest is None:
+            plan = self._plan(attempt, holds)
+            return plan if plan.base_kind is BaseKind.LOCAL else None
+        try:
+            replay = attempt.changelogs.chain(holds.version, attempt.target, fetch=fetch)
+        except ObjectMissing:
+            return None
+        if replay is None:
+            return None
+        attempt.metrics.base = BaseKind.LOCAL
+        return LoadPlan(BaseKind.LOCAL, holds.version, replay, ())
+
+    def _plan_confirmed(self, attempt: _Attempt) -> LoadPlan:
+        if not attempt.listed:
+            self._list_snapshots(attempt)
+        found = plan_confirmed(self._storage, self._store, attempt.target, attempt.snapshots, attempt.changelogs)
+        attempt.metrics.base = found.plan.base_kind
+        attempt.metrics.skipped_snapshots += tuple(
+            reason for reason in found.skipped if reason not in attempt.metrics.skipped_snapshots
+        )
+        return found.plan
+
     def _plan(self, attempt: _Attempt, local: LocalCopy | None) -> LoadPlan:
         """Look up what the decision still needs, until there is one."""
+        if attempt.target.digest is not None:
+            return self._plan_confirmed(attempt)
         while True:
             step = next_step(attempt.target, snapshots=attempt.snapshots, local=local, headers=attempt.headers)
             match step:

@@ -6,7 +6,10 @@ in which each prefix of it leaves a root that loads:
     binding.json -> metadata, operator metadata, schema files     once
     offsets/N -> (changelogs, by the tasks) -> pending/N-<attempt> -> (the sink) -> commits/N
 
-Sources: SPARK-49374 (ids in the commit log), Spark's offset and commit logs.
+Where the words are of ids: in structure V1 a version has a digest in its place (`statestore.digests`). Which structure a
+root has the newest commit says, and the job's word counts only as long as there is none.
+
+Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit decides), Spark's offset and commit logs.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from statestore.errors import (
     BatchConflict,
     CorruptFile,
     ObjectMissing,
+    OtherStructure,
     RootLost,
-    UnknownFormatVersion,
 )
 from statestore.format import logs, names, operators
 from statestore.format.json_object import json_object
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.state_rows import PREFIX_COLUMNS
+from statestore.format.structure import Structure
 from statestore.storage import Storage, read_or_none
 
 
@@ -44,6 +48,7 @@ class Pending:
     sources: tuple[str, ...]
     schema: str
     ids: Mapping[int, tuple[str, ...]]
+    structure: Structure = Structure.V2
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,23 @@ class Ready:
 class StateRoot:
     """A root, bound. One driver uses it at a time; when two do, the loser is told so by name."""
 
-    def __init__(self, storage: Storage, bound: Bound) -> None:
+    def __init__(self, storage: Storage, bound: Bound, structure: Structure) -> None:
         self.storage = storage
+        self.structure = structure
         self._bound = bound
         self._head = catalog.newest_batch(storage)
 
     @classmethod
-    def open(cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> StateRoot:
+    def open(
+        cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids, structure: Structure = Structure.V2
+    ) -> StateRoot:
         """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`, and
-        `HalfSwitched`."""
+        `HalfSwitched`.
+
+        `structure`: that of a new root; `begin` refuses a root that has another one.
+        """
         switch_journal.require_none(storage)
-        root = cls(storage, bind(storage, wanted, batch=batch, ids=ids))
+        root = cls(storage, bind(storage, wanted, batch=batch, ids=ids), structure)
         root._write_descriptions()
         return root
 
@@ -88,7 +99,8 @@ class StateRoot:
     def begin(self, batch: int, outer: logs.OffsetLog) -> Done | Ready:
         """Decide what to do with a batch, and write `offsets/N` when it may run.
 
-        `outer` is the streaming query's own offset log of the batch. Raises `RootLost`, `BatchConflict`.
+        `outer` is the streaming query's own offset log of the batch. Raises `RootLost`, `BatchConflict`, and
+        `OtherStructure` before anything is written.
         """
         mine = self._offsets(outer)
         committed = read_or_none(self.storage, names.commits(batch))
@@ -129,6 +141,7 @@ class StateRoot:
             "sources": list(pending.sources),
             "schema": pending.schema,
             "ids": {str(operator): list(ids) for operator, ids in pending.ids.items()},
+            "structure": pending.structure.value,
         }
         self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
 
@@ -148,17 +161,19 @@ class StateRoot:
                 tuple(str(source) for source in body["sources"]),
                 str(body["schema"]),
                 {int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
+                Structure(body.get("structure", Structure.V2)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptFile("lacks what a pending attempt holds", path=path) from error
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
         """Write `commits/N`: from here on the batch is done. Raises `BatchConflict` when other ids stand there."""
-        by_operator: dict[int, tuple[tuple[str, ...], ...]] = {
+        by_store: logs.ByStore = {
             operator: tuple((i,) for i in of_partitions) for operator, of_partitions in ids.items()
         }
+        log = logs.CommitLog(0, by_store) if self.structure is Structure.V2 else logs.CommitLog(0, None, by_store)
         try:
-            self.storage.create(names.commits(batch), logs.encode_commit(logs.CommitLog(0, by_operator)))
+            self.storage.create(names.commits(batch), logs.encode_commit(log))
         except AlreadyExists as error:
             raise BatchConflict(
                 f"batch {batch} was committed by another driver with other ids",
@@ -181,13 +196,32 @@ class StateRoot:
                 path=path,
                 hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
             )
-        ids = logs.parse_commit(data, path).ids
-        if ids is None:
-            raise UnknownFormatVersion("a commit of structure V1", path=path, hint="this release reads V2 roots only")
-        wrong = [op for op in operators_ if len(ids.get(op, ())) != self.binding.partitions]
+        log = logs.parse_commit(data, path)
+        self._require_structure(path, log)
+        by_store = log.digests if log.ids is None else log.ids
+        if by_store is None:
+            raise CorruptFile(
+                "says no digests: nothing tells which changelogs it confirms",
+                path=path,
+                hint="restore the file as the job wrote it",
+            )
+        wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:
             raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
-        return {op: tuple(VersionId(batch, of_partition[0]) for of_partition in ids[op]) for op in operators_}
+        return {op: tuple(self._version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
+
+    def _version(self, number: int, mark: str) -> VersionId:
+        return VersionId(number, mark) if self.structure is Structure.V2 else VersionId(number, digest=mark)
+
+    def _require_structure(self, path: str, log: logs.CommitLog) -> None:
+        held = Structure.V1 if log.ids is None else Structure.V2
+        if held is not self.structure:
+            raise OtherStructure(
+                f"the root is of structure {held.name}, the job asks for {self.structure.name}",
+                path=path,
+                hint=f"statekeeper switch {self.storage.url} --to {self.structure.value} --apply; or start "
+                f"the job with structure {held.name}",
+            )
 
     def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
         # The confs of the stateless query around it say another provider: Spark reads the state by these.

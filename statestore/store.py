@@ -4,6 +4,10 @@
 database, which moves on only to versions that the driver has confirmed: later loads see the new one over it, and
 housekeeping after a batch writes it down. So an abort, a twin or a zombie leaves everything as it was (SPARK-43421,
 SPARK-49374).
+
+In structure V1 the object is named by its version alone: an attempt that runs again replaces it, and what the driver
+confirms is a digest of it (`statestore.digests`). A zombie that replaces it later is found out by the next load from
+storage.
 """
 
 from __future__ import annotations
@@ -16,14 +20,17 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from statestore import digests
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.pending_changes import PendingChanges
 from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
+from statestore.format import names
 from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.structure import Structure
 from statestore.lineage import Lineage
 from statestore.loaded import Loaded, LoadMetrics
 from statestore.loader import Loader
@@ -53,8 +60,8 @@ class StoreLimits:
 class CommitMetrics:
     """What a commit did. Changed bytes are the plain records; uploaded bytes what storage took.
 
-    `lineage_versions`: how many versions the changelog names. `tail_changelogs`: how many changelogs there are since the
-    newest snapshot, this one included.
+    `lineage_versions`: how many versions the changelog names, none in structure V1. `tail_changelogs`: how many changelogs
+    there are since the newest snapshot, this one included.
     """
 
     changed_keys: int = 0
@@ -104,16 +111,15 @@ class StateStore:
         snapshots: Collection[VersionId],
         clock: Clock,
         ids: Ids,
+        structure: Structure = Structure.V2,
     ) -> None:
         self.base = base
-        self.next = VersionId(base.version + 1, ids.fresh())
+        self.next = VersionId(base.version + 1, None if structure is Structure.V1 else ids.fresh())
         self.load_metrics = load_metrics
-        lineage = loaded.lineage
-        # A lineage begins at a snapshot, or at the first version.
-        begins_with_snapshot = bool(lineage) and (lineage[0].version > 1 or lineage[0] in snapshots)
         self.commit_metrics = CommitMetrics(
-            lineage_versions=len(lineage), tail_changelogs=len(lineage) + 1 - begins_with_snapshot
+            lineage_versions=len(loaded.lineage), tail_changelogs=_tail_changelogs(base, loaded.lineage, snapshots)
         )
+        self._structure = structure
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
@@ -145,12 +151,15 @@ class StateStore:
         ids: Ids,
         snapshots: Collection[VersionId] = (),
         limits: StoreLimits | None = None,
+        structure: Structure = Structure.V2,
     ) -> StateStore:
         """Open version `base` on this host. `snapshots`: versions that the caller knows to have one, from which the
-        lineage of the next version may start.
+        lineage of the next version may start. `structure`: of the root; in V1 `base` has its digest, unless it is `EMPTY`.
 
         Raises `VersionNotLoadable`, `LineageCeiling`, `StorageError`, `LocalStateError`.
         """
+        if base != EMPTY and (base.digest if structure is Structure.V1 else base.id) is None:
+            raise ValueError(f"version {base} has nothing that tells it from others of its number")
         limits = limits or StoreLimits()
         engine = EngineLimits(limits.block_cache_bytes)
         folder = LocalCopyFolder(address.local_folder, engine, ids)
@@ -164,7 +173,16 @@ class StateStore:
             loaded.close()
             raise
         return cls(
-            address, base, loaded, metrics, storage=storage, folder=folder, snapshots=snapshots, clock=clock, ids=ids
+            address,
+            base,
+            loaded,
+            metrics,
+            storage=storage,
+            folder=folder,
+            snapshots=snapshots,
+            clock=clock,
+            ids=ids,
+            structure=structure,
         )
 
     @property
@@ -226,14 +244,15 @@ class StateStore:
         self.put(keys, pa.nulls(len(keys), pa.large_binary()))
 
     def commit(self) -> VersionId:
-        """Make the next version durable and say its name. Without changes too: each version has a changelog.
+        """Make the next version durable and say its name, with its digest in structure V1. Without changes too: each
+        version has a changelog.
 
         After a `StorageError` the changes are still here: call it again and the same object is sent again.
         """
         changelog = self._finished_changelog()
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        self._storage.create(self._path.changelog(self.next), changelog.path)
+        self._send(changelog.path)
         spent = self._storage.requests.since(before)
         metrics = self.commit_metrics
         metrics.changed_keys = changelog.writer.records
@@ -247,6 +266,15 @@ class StateStore:
         self._changelog = None
         self._release()
         return self.next
+
+    def _send(self, file: Path) -> None:
+        path = self._path.changelog(self.next)
+        if self._structure is Structure.V2:
+            self._storage.create(path, file)
+        # Losing schedule: an attempt that Spark believes dead wakes up when its batch is committed, by another attempt.
+        # What stands there is confirmed, and stays. One that falls asleep after this look is found out by the digest.
+        elif self._storage.stat(names.commits(self.base.version)) is None:
+            self._storage.replace(path, file)
 
     def abort(self) -> None:
         """Forget the changes. Nothing was written that anyone could see. Safe to call at any time."""
@@ -301,7 +329,8 @@ class StateStore:
         if self._changelog is None:
             path = self._folder.unfinished_file()
             file = path.open("wb")
-            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(self._loaded.lineage)))
+            lineage = None if self._structure is Structure.V1 else self._loaded.lineage
+            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(lineage)))
         return self._changelog.writer
 
     def _finished_changelog(self) -> _Changelog:
@@ -311,8 +340,19 @@ class StateStore:
                 assert self._changelog is not None
                 writer.finish()
                 self._changelog.file.close()
+                if self._structure is Structure.V1:
+                    self.next = digests.following(self._path, self.base, self._changelog.path)
                 self._changelog.finished = True
         return self._changelog
+
+
+def _tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[VersionId]) -> int:
+    """How many changelogs there are since the newest snapshot, the one that is written next included."""
+    if base.digest is not None:
+        return base.version + 1 - max((s.version for s in snapshots if s.version <= base.version), default=0)
+    # A lineage begins at a snapshot, or at the first version.
+    begins_with_snapshot = bool(lineage) and (lineage[0].version > 1 or lineage[0] in snapshots)
+    return len(lineage) + 1 - begins_with_snapshot
 
 
 def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:

@@ -11,6 +11,7 @@ from hypothesis import settings
 from pyspark.sql import SparkSession
 
 from pipelines.session import spark_session
+from statestore.format.structure import Structure
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.s3_server import S3Server
 
@@ -22,13 +23,24 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, what shares a Spark session is one's business, and what starts jobs of its own another's."""
     for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if params.get("structure") is Structure.V1 and params.get("storage_spec") == "s3":
+            # A structure is names and digests, whatever they are stored in.
+            item.add_marker(pytest.mark.slow)
         if "delta_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("one Spark session"))
         elif item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("Spark jobs"))
+
+
+@pytest.fixture(params=list(Structure), ids=lambda structure: structure.value)
+def structure(request: pytest.FixtureRequest) -> Structure:
+    """How a root names its files: both ways in turn."""
+    return Structure(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,9 @@ import pyarrow as pa
 from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits
-from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format import logs
+from statestore.format.names import EMPTY, StorePath, VersionId, commits
+from statestore.format.structure import Structure
 from statestore.storage import Storage
 from statestore.store import StateStore, StoreAddress, StoreLimits, keep_house
 
@@ -38,6 +40,7 @@ class Host:
     storage: Storage
     folder: Path
     clock: Clock = field(default_factory=SystemClock)
+    structure: Structure = Structure.V2
 
     @property
     def address(self) -> StoreAddress:
@@ -54,6 +57,7 @@ class Host:
             ids=RandomIds(),
             snapshots=snapshots,
             limits=limits or StoreLimits(block_cache_bytes=1024 * 1024),
+            structure=self.structure,
         )
 
     def commit(self, base: VersionId, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:
@@ -107,6 +111,11 @@ class History:
 
     def commit(self, host: Host, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:
         version = host.commit(self.head, changes, snapshots=snapshots)
+        if host.structure is Structure.V1:
+            # As the driver does: only this tells the digest of a version that has a snapshot.
+            digests = {STORE.operator: ((str(version.digest),),) * (STORE.partition + 1)}
+            log = logs.encode_commit(logs.CommitLog(0, None, digests))
+            host.storage.create(commits(version.version - 1), log)
         self.versions.append(version)
         self.states.append(changed(self.states[-1], changes))
         return version

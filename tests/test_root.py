@@ -20,6 +20,7 @@ from statestore.errors import (
     BatchConflict,
     CorruptFile,
     ForeignRoot,
+    OtherStructure,
     RootLost,
     SchemaMismatch,
     StorageError,
@@ -28,6 +29,7 @@ from statestore.errors import (
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.state_rows import key_schema
+from statestore.format.structure import Structure
 from statestore.format.types import spark_schema_json
 from statestore.root import Done, Pending, Ready, StateRoot
 from statestore.storage import Kind, Storage, StorageSpec, open_storage
@@ -58,8 +60,10 @@ def outer(batch: int, source: str = "flights") -> logs.OffsetLog:
     )
 
 
-def opened(storage: Storage, binding: Binding | None = None, batch: int = 0) -> StateRoot:
-    return StateRoot.open(storage, binding or wanted(), batch=batch, ids=IDS)
+def opened(
+    storage: Storage, binding: Binding | None = None, batch: int = 0, structure: Structure = Structure.V2
+) -> StateRoot:
+    return StateRoot.open(storage, binding or wanted(), batch=batch, ids=IDS, structure=structure)
 
 
 def fresh_ids(root: StateRoot) -> dict[int, tuple[str, ...]]:
@@ -72,10 +76,11 @@ class World:
     """What outlives a driver, but for the root: the sink, which holds one attempt of a batch; and each batch's job."""
 
     sink: dict[int, str] = field(default_factory=dict)
+    structure: Structure = Structure.V2
 
     def run(self, storage: Storage, batch: int) -> StateRoot:
         """A batch as a fresh driver runs it, in the protocol's order. From batch 1 on the state has a column more."""
-        root = opened(storage, wanted(store(GROWN if batch else VALUES)), batch)
+        root = opened(storage, wanted(store(GROWN if batch else VALUES)), batch, self.structure)
         if isinstance(root.begin(batch, outer(batch)), Done):
             return root
         if batch in self.sink:
@@ -85,7 +90,14 @@ class World:
             attempt = IDS.fresh()
             root.rewrites(batch)
             pending = Pending(
-                batch, attempt, root.binding.root_id, QUERY, outer(batch).sources, root.schema(), fresh_ids(root)
+                batch,
+                attempt,
+                root.binding.root_id,
+                QUERY,
+                outer(batch).sources,
+                root.schema(),
+                fresh_ids(root),
+                root.structure,
             )
             root.write_pending(pending)
             self.sink[batch] = attempt
@@ -105,7 +117,8 @@ class World:
 
 def ids_of(storage: Storage, batch: int) -> dict[int, tuple[str, ...]]:
     path = names.commits(batch)
-    ids = logs.parse_commit(storage.read(path), path).ids
+    log = logs.parse_commit(storage.read(path), path)
+    ids = log.ids or log.digests
     assert ids is not None
     return {operator: tuple(of_partition[0] for of_partition in partitions) for operator, partitions in ids.items()}
 
@@ -145,10 +158,11 @@ def kind_and_folder(request: Request) -> tuple[Kind, str]:
     ],
 )
 def test_whatever_request_of_a_batch_the_driver_dies_at_the_next_one_goes_on(
-    storage_spec: StorageSpec, batch: int, expected_cases: int
+    storage_spec: StorageSpec, batch: int, expected_cases: int, structure: Structure
 ) -> None:
     def grown(number: object) -> tuple[Storage, World]:
-        storage, world = open_storage(replace(storage_spec, url=f"{storage_spec.url}-{number}")), World()
+        storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}-{number}"))
+        world = World(structure=structure)
         for earlier in range(batch):
             world.run(storage, earlier)
         return storage, world
@@ -240,8 +254,8 @@ def test_of_two_queries_that_make_a_root_at_once_one_is_refused(storage_spec: St
         assert isinstance(refused, ForeignRoot)
 
 
-def test_of_two_drivers_that_commit_other_ids_one_is_refused_and_told(storage: Storage) -> None:
-    roots = [opened(storage), opened(storage)]
+def test_of_two_drivers_that_commit_other_ids_one_is_refused_and_told(storage: Storage, structure: Structure) -> None:
+    roots = [opened(storage, structure=structure) for _ in range(2)]
     for root in roots:
         assert isinstance(root.begin(0, outer(0)), Ready)
     ids = [fresh_ids(root) for root in roots]
@@ -254,8 +268,8 @@ def test_of_two_drivers_that_commit_other_ids_one_is_refused_and_told(storage: S
     assert ids_of(storage, 0) == ids[winner]
 
 
-def test_two_drivers_that_commit_the_same_ids_both_succeed(storage: Storage) -> None:
-    roots = [opened(storage), opened(storage)]
+def test_two_drivers_that_commit_the_same_ids_both_succeed(storage: Storage, structure: Structure) -> None:
+    roots = [opened(storage, structure=structure) for _ in range(2)]
     ids = fresh_ids(roots[0])
     for root in roots:
         root.begin(0, outer(0))
@@ -266,14 +280,45 @@ def test_two_drivers_that_commit_the_same_ids_both_succeed(storage: Storage) -> 
 # -- what belongs together ---------------------------------------------------------------------------------------------
 
 
-def test_a_batch_builds_on_the_ids_of_the_one_before(storage: Storage) -> None:
-    root = opened(storage)
+def test_a_batch_builds_on_the_ids_of_the_one_before(storage: Storage, structure: Structure) -> None:
+    root = opened(storage, structure=structure)
     first = root.begin(0, outer(0))
     assert first == Ready({0: (EMPTY,) * PARTITIONS})
     ids = fresh_ids(root)
     root.commit(0, ids)
-    assert root.begin(1, outer(1)) == Ready({0: tuple(VersionId(1, i) for i in ids[0])})
+    begun = root.begin(1, outer(1))
+    assert isinstance(begun, Ready)
+    of_v1 = structure is Structure.V1
+    for base, mark in zip(begun.bases[0], ids[0], strict=True):
+        assert base.is_same(VersionId(1, digest=mark) if of_v1 else VersionId(1, mark))
     assert root.head == 0
+
+
+@pytest.mark.parametrize(("held", "asked"), [(Structure.V1, Structure.V2), (Structure.V2, Structure.V1)])
+def test_a_root_of_the_other_structure_is_refused_with_the_command_that_switches_it(
+    storage: Storage, held: Structure, asked: Structure
+) -> None:
+    World(structure=held).run(storage, 0)
+    before = {entry.path: storage.read(entry.path) for entry in storage.list("")}
+    with pytest.raises(OtherStructure) as raised:
+        opened(storage, batch=1, structure=asked).begin(1, outer(1))
+    assert f"commits/0: the root is of structure {held.name}, the job asks for {asked.name}" in str(raised.value)
+    assert f"statekeeper switch {storage.url} --to {asked.value} --apply" in str(raised.value)
+    assert {entry.path: storage.read(entry.path) for entry in storage.list("")} == before
+    assert isinstance(opened(storage, batch=1, structure=held).begin(1, outer(1)), Ready)
+
+
+def test_a_root_without_a_commit_has_the_structure_that_is_asked_for(storage: Storage, structure: Structure) -> None:
+    opened(storage, structure=Structure.V2).begin(0, outer(0))
+    World(structure=structure).run(storage, 0)
+    assert (logs.parse_commit(storage.read(names.commits(0)), "x").ids is None) == (structure is Structure.V1)
+
+
+def test_a_commit_of_structure_v1_that_says_no_digests_is_refused(storage: Storage) -> None:
+    World(structure=Structure.V1).run(storage, 0)
+    storage.replace(names.commits(0), b'v1\n{"nextBatchWatermarkMs":0}')
+    with pytest.raises(CorruptFile, match="commits/0: says no digests"):
+        opened(storage, batch=1, structure=Structure.V1).begin(1, outer(1))
 
 
 def test_a_root_says_what_spark_needs_to_read_its_state(storage: Storage) -> None:

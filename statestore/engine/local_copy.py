@@ -5,7 +5,8 @@
     ├── current                        the name of the database that is served, renamed into place
     ├── db-<id>/                       RocksDB; it knows itself which version it holds
     ├── private-<id>/                  a copy that one task built while another kept the lock
-    └── changelogs/<v>_<id>.changelog  what was uploaded or fetched here and may be replayed next
+    └── changelogs/<v>_<id>.changelog  what was uploaded or fetched here and may be replayed next; in structure V1 the
+                                       digest stands for the id, as a file there may be of an attempt that lost
 
 Nothing here is the truth: all of it can be deleted at any time and is rebuilt from storage.
 """
@@ -142,7 +143,14 @@ class LocalCopyFolder:
 
     def cached_changelog(self, version: VersionId) -> Path:
         """Where the bytes of a version's changelog lie when this host wrote or fetched them."""
-        return self._changelogs / names.changelog(version)
+        return self._changelogs / names.cached_changelog(version)
+
+    def cached_digests(self) -> Iterator[VersionId]:
+        """The versions of structure V1 of which there is a changelog here, those of attempts that lost, too."""
+        for path in self._changelogs.iterdir():
+            version = names.parse_cached_digest(path.name)
+            if version is not None:
+                yield version
 
     def unfinished_file(self) -> Path:
         """A name for a file that is being written; a dead process's one is swept."""

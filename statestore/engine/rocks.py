@@ -11,11 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from rocksdict import (
     AccessType,
@@ -70,8 +70,8 @@ class EngineLimits:
 class Database:
     """One local RocksDB that holds one version of one store, and says which.
 
-    Keys and values are bytes. The marker (version, id, lineage) lies in the same database and is written together with
-    the changes that it speaks of, so that data and marker cannot part.
+    Keys and values are bytes. The marker (version, id or digest, lineage) lies in the same database and is written
+    together with the changes that it speaks of, so that data and marker cannot part.
     """
 
     def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits) -> None:
@@ -124,7 +124,8 @@ class Database:
             return None
         try:
             fields = json.loads(marker)
-            return LocalCopy(_version(fields["version"]), tuple(_version(item) for item in fields["lineage"]))
+            version = replace(_version(fields["version"]), digest=fields.get("digest"))
+            return LocalCopy(version, tuple(_version(item) for item in fields["lineage"]))
         except BAD_VALUES as error:
             raise LocalStateDamaged("the marker is not what it should be", path=str(self.path)) from error
 
@@ -330,7 +331,9 @@ def _tuned(options: Options, limits: EngineLimits) -> Options:
 
 
 def _marker(holds: LocalCopy) -> bytes:
-    fields = {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
+    fields: dict[str, Any] = {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
+    if holds.version.digest is not None:
+        fields["digest"] = holds.version.digest
     return json.dumps(fields).encode()
 
 

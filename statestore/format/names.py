@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 
 QUERY_METADATA = "metadata"
 OFFSETS = "offsets"
@@ -70,13 +70,6 @@ _SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
-class Structure(StrEnum):
-    """How a checkpoint names the files of a version: by its number alone, or by number and checkpoint id (SPARK-49374)."""
-
-    V1 = "v1"
-    V2 = "v2"
-
-
 @dataclass(frozen=True, order=True)
 class VersionId:
     """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id.
@@ -88,6 +81,11 @@ class VersionId:
     version: int
     id: str | None = None
     digest: str | None = field(default=None, compare=False)
+
+    @property
+    def mark(self) -> str | None:
+        """What tells it from other versions of its number: the id, in structure V1 the digest."""
+        return self.id or self.digest
 
     def is_same(self, other: VersionId) -> bool:
         """Whether both hold the same, also where files of one name may hold this or that."""
@@ -131,16 +129,17 @@ def snapshot(version: VersionId) -> str:
 
 
 def cached_changelog(version: VersionId) -> str:
-    """The file name of a version's changelog on a host: there in structure V1, too, files of one number are told apart."""
-    return changelog(VersionId(version.version, version.id or version.digest))
+    """The file name of a version's changelog on a host: there files of one number are told apart in structure V1, too."""
+    return changelog(VersionId(version.version, version.mark))
 
 
-def parse_cached_changelog(name: str) -> tuple[int, str] | None:
-    """The number and the id, or digest, of a changelog on a host; None for another name."""
+def parse_cached_digest(name: str) -> VersionId | None:
+    """The version of structure V1 whose changelog on a host has that name, unless it is an id of V2 that the name has; None
+    for another name."""
     file = parse_store_file(name)
     if file is None or file.kind is not StoreFileKind.CHANGELOG or file.version.id is None:
         return None
-    return file.version.version, file.version.id
+    return VersionId(file.version.version, digest=file.version.id)
 
 
 def is_checkpoint_id(text: str) -> bool:

@@ -138,10 +138,11 @@ class Storage(Protocol):
         again with the same bytes to know.
         """
 
-    def replace(self, path: str, data: bytes) -> None:
-        """Write the object whether or not it exists.
+    def replace(self, path: str, data: bytes | Path) -> None:
+        """Write the object whether or not it exists. A Path is uploaded as with `create`.
 
-        *Danger*: the last writer wins and nobody learns of it. For own control files only, never for state.
+        *Danger*: the last writer wins and nobody learns of it. For own control files, and for changelogs of structure V1,
+        where digests tell which bytes were confirmed.
         *Guarantee*: a reader sees the old bytes or the new ones.
         """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,9 +84,12 @@ def scratch_file(target: Path) -> Iterator[Callable[[bytes], None]]:
     with _scratch_errors(target):
         file = target.open("wb")
     try:
-        with file:
-            yield write
+        yield write
+        with _scratch_errors(target):
+            file.close()
     except BaseException:
+        with suppress(OSError):
+            file.close()  # on a full disk it fails once more
         target.unlink(missing_ok=True)
         raise
 

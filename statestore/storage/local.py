@@ -94,10 +94,11 @@ class LocalStorage(OpenedStore):
             _flush(target.parent)
         return created
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes | Path) -> None:
+        content = Content.of(data)
         target = self._place(path)
-        self.requests.count(Kind.REPLACE, bytes_written=len(data))
-        with self._translated(path), self._unfinished(Content.of(data)) as temp:
+        self.requests.count(Kind.REPLACE, bytes_written=content.size_bytes)
+        with self._translated(path), self._unfinished(content) as temp:
             self._make_folder(target.parent)
             _forget_sidecar(target)
             temp.replace(target)

@@ -105,7 +105,7 @@ class S3Storage(OpenedStore):
             return self._compare(path, content)
         try:
             if content.pieces > 1:
-                self._upload_pieces(path, content)
+                self._upload_pieces(Kind.CREATE, path, content, IfNoneMatch="*")
             else:
                 self._put(Kind.CREATE, path, content.piece(0), IfNoneMatch="*")
         except (AlreadyExists, _UploadGone):
@@ -114,8 +114,15 @@ class S3Storage(OpenedStore):
             return self._compare(path, content)
         return Created.NEW
 
-    def replace(self, path: str, data: bytes) -> None:
-        self._put(Kind.REPLACE, path, data)
+    def replace(self, path: str, data: bytes | Path) -> None:
+        content = Content.of(data)
+        if content.pieces == 1:
+            self._put(Kind.REPLACE, path, content.piece(0))
+            return
+        try:
+            self._upload_pieces(Kind.REPLACE, path, content)
+        except _UploadGone:
+            self._compare(path, content)
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
@@ -200,22 +207,22 @@ class S3Storage(OpenedStore):
 
         self._request(kind, path, call, bytes_written=len(data))
 
-    def _upload_pieces(self, path: str, content: Content) -> None:
-        """Several requests, of which the last makes the object appear, and only if the name is free."""
+    def _upload_pieces(self, kind: Kind, path: str, content: Content, **how: str) -> None:
+        """Several requests, of which the last makes the object appear."""
         where = {"Bucket": self._bucket, "Key": self._key(path)}
 
         async def begin(client: Any) -> str:
             return str((await client.create_multipart_upload(**where))["UploadId"])
 
-        upload = {**where, "UploadId": self._request(Kind.CREATE, path, begin)}
+        upload = {**where, "UploadId": self._request(kind, path, begin)}
         try:
-            parts = [self._upload_piece(path, upload, content, number) for number in range(content.pieces)]
+            parts = [self._upload_piece(kind, path, upload, content, number) for number in range(content.pieces)]
 
             async def finish(client: Any) -> None:
-                await client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+                await client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **how)
 
             try:
-                self._request(Kind.CREATE, path, finish)
+                self._request(kind, path, finish)
             except ObjectMissing as error:
                 # The upload is gone because it is done: the reply to the first try was lost.
                 raise _UploadGone(error.what, path=error.path) from error
@@ -223,14 +230,16 @@ class S3Storage(OpenedStore):
             self._abandon(path, upload)
             raise
 
-    def _upload_piece(self, path: str, upload: dict[str, str], content: Content, number: int) -> dict[str, object]:
+    def _upload_piece(
+        self, kind: Kind, path: str, upload: dict[str, str], content: Content, number: int
+    ) -> dict[str, object]:
         piece = content.piece(number)
 
         async def call(client: Any) -> dict[str, object]:
             answer = await client.upload_part(**upload, PartNumber=number + 1, Body=piece)
             return {"PartNumber": number + 1, "ETag": answer["ETag"]}
 
-        return self._request(Kind.CREATE, path, call, bytes_written=len(piece))
+        return self._request(kind, path, call, bytes_written=len(piece))
 
     def _abandon(self, path: str, upload: dict[str, str]) -> None:
         """Pieces of an upload that is never finished are invisible, and are paid for until they are dropped."""

@@ -88,7 +88,7 @@ class FaultyStorage:
     def create(self, path: str, data: bytes | Path) -> Created:
         return self._do(Kind.CREATE, path, lambda: self._inner.create(path, data), lambda: self._leave_half(data))
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes | Path) -> None:
         self._do(Kind.REPLACE, path, lambda: self._inner.replace(path, data), lambda: self._leave_half(data))
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:

@@ -6,19 +6,28 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.structure import Structure
 
 _CONF = {
     PROVIDER: ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     "spark.sql.session.timeZone": "UTC",
 }
 
 
-def state_rows(spark: SparkSession, root: str, *, operator: int = 0, batch: int | None = None) -> DataFrame:
+def state_rows(
+    spark: SparkSession,
+    root: str,
+    *,
+    operator: int = 0,
+    batch: int | None = None,
+    structure: Structure = Structure.V2,
+) -> DataFrame:
     """The state of an operator's store after the newest batch, or after `batch`: partition_id, key, value."""
     session = spark.newSession()
     for name, value in _CONF.items():
+        session.conf.set(name, value)
+    for name, value in structure.conf.items():
         session.conf.set(name, value)
     # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
     session._jsparkSession.sessionState().streamingQueryManager()

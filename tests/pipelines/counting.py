@@ -44,8 +44,10 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import decode_keys, decode_values
+from statestore.format.structure import Structure
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress
+from tests.interop.sparks_reader import state_rows
 from tests.pipelines import tasks
 
 INPUT = pa.schema([("key", pa.int64()), ("number", pa.int64())])
@@ -107,6 +109,7 @@ class Job:
     sink: Sink | None = None
     driver: type[BatchDriver] = BatchDriver
     warnings: list[str] = field(default_factory=list)
+    structure: Structure = Structure.V2
 
     def __post_init__(self) -> None:
         if not DeltaTable.is_deltatable(str(self.input)):
@@ -150,6 +153,7 @@ class Job:
             host=Host(self.local_folder or str(self.folder / "local")),
             partitions=self.partitions,
             key_groups=KEY_GROUPS,
+            structure=self.structure,
             clock=SystemClock(),
             ids=RandomIds(),
             observer=observer,
@@ -184,9 +188,10 @@ class Job:
         driver(rows, batch)
 
     def ids(self, batch: int) -> tuple[str, ...]:
-        """The checkpoint ids of the partitions in the root's commit log."""
+        """The checkpoint ids of the partitions in the root's commit log; in structure V1 their digests."""
         path = names.commits(batch)
-        ids = logs.parse_commit((self.root / path).read_bytes(), path).ids
+        log = logs.parse_commit((self.root / path).read_bytes(), path)
+        ids = log.digests if self.structure is Structure.V1 else log.ids
         assert ids is not None
         return tuple(of_partition[0] for of_partition in ids[0])
 
@@ -196,12 +201,15 @@ class Job:
 
     def store(self, batch: int, partition: int, folder: Path) -> StateStore:
         """The store of a partition as batch `batch` left it, loaded into `folder`."""
+        mark = self.ids(batch)[partition]
+        is_v1 = self.structure is Structure.V1
         return StateStore.load(
             StoreAddress(StorePath(0, partition), folder),
-            VersionId(batch + 1, self.ids(batch)[partition]),
+            VersionId(batch + 1, None if is_v1 else mark, mark if is_v1 else None),
             storage=open_storage(str(self.root)),
             clock=SystemClock(),
             ids=RandomIds(),
+            structure=self.structure,
         )
 
     def state(self) -> pd.DataFrame:
@@ -218,7 +226,7 @@ class Job:
 
     def state_by_spark(self, session: SparkSession) -> pd.DataFrame:
         """The newest committed state, as Spark's own reader finds it."""
-        rows = session.read.format("statestore").load(str(self.root)).selectExpr("key.key", "value.*")
+        rows = state_rows(session, str(self.root), structure=self.structure).selectExpr("key.key", "value.*")
         return rows.toPandas().sort_values("key", ignore_index=True)
 
     def output(self) -> pd.DataFrame:
@@ -264,7 +272,8 @@ def in_a_process(
     """Run what is in the input in a process of its own: its reports and warnings, when it ends by itself."""
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
-    command = [sys.executable, "-m", "tests.pipelines.counting", str(job.folder), "--partitions", str(job.partitions)]
+    options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
+    command = [sys.executable, "-m", "tests.pipelines.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
         # Executors that are stopped fill the end of it with their own complaints.
@@ -284,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--conf", action="append", default=[])
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--local-folder", default="")
+    parser.add_argument("--structure", type=Structure, default=Structure.V2)
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.pipelines.tasks")
@@ -291,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
+    job.structure = options.structure
     if options.read_twice:
         job.sink = ReadsTwice(str(job.folder / "output"))
     observer = Watching()

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.driver import BatchDriver
-from pipelines.task import PartitionReport, TaskPlan
+from pipelines.task import PartitionReport, TaskPlan, tag_of
 
 STRANGER = "ffffffff-0000-4000-8000-000000000000"
 
@@ -113,6 +113,6 @@ def choosing_others(times: int) -> type[BatchDriver]:
             left.pop()
             store = chosen[0].stores[0]
             other = replace(store, new=replace(store.new, id=STRANGER))
-            return [replace(chosen[0], stores=(other,)), *chosen[1:]]
+            return [replace(chosen[0], stores=(other,), tag=tag_of(STRANGER)), *chosen[1:]]
 
     return ChoosesOthers

@@ -64,9 +64,10 @@ class MemoryStorage(OpenedStore):
             return Created.SAME
         raise AlreadyExists("stands there with other bytes", path=path, hint="somebody else was first")
 
-    def replace(self, path: str, data: bytes) -> None:
-        self.requests.count(Kind.REPLACE, bytes_written=len(data))
-        self.objects[checked(path)] = StoredObject(data, self._now_seconds())
+    def replace(self, path: str, data: bytes | Path) -> None:
+        body = data.read_bytes() if isinstance(data, Path) else data
+        self.requests.count(Kind.REPLACE, bytes_written=len(body))
+        self.objects[checked(path)] = StoredObject(body, self._now_seconds())
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         self.requests.count(Kind.LIST)

@@ -80,9 +80,19 @@ def test_a_large_upload_costs_its_pieces_and_three_more(storage: Storage, large:
     assert storage.requests.since(before) == RequestCounts(stat=2)
 
 
-def test_equal_bytes_uploaded_in_other_pieces_are_the_same(storage: Storage, s3_server: S3Server, large: Path) -> None:
-    # replace() sends one request whatever the size, so the ETag is of another kind.
-    storage.replace("name", large.read_bytes())
+def test_a_large_file_replaces_in_pieces_what_stands_there(storage: Storage, large: Path) -> None:
+    storage.replace("name", b"older")
+    before = storage.requests.snapshot()
+    storage.replace("name", large)
+    assert storage.requests.since(before) == RequestCounts(replace=4, bytes_written=TWO_PIECES_BYTES)
+    assert storage.read("name") == large.read_bytes()
+
+
+def test_equal_bytes_uploaded_in_other_pieces_are_the_same(
+    storage: Storage, s3_server: S3Server, bucket: str, large: Path
+) -> None:
+    # By one request whatever the size, so the ETag is of another kind.
+    s3_server.put(bucket, "root/name", large.read_bytes())
     assert storage.create("name", large) is Created.SAME
 
 

@@ -179,10 +179,13 @@ def test_trouble_with_the_scratch_folder_is_not_blamed_on_the_store(storage: Sto
         storage.download("name", tmp_path / "no-such-folder" / "target")
 
 
-def test_a_replaced_object_has_the_last_bytes(storage: Storage) -> None:
+def test_a_replaced_object_has_the_last_bytes(storage: Storage, tmp_path: Path) -> None:
     storage.replace("_statekeeper/owner", b"first")
     storage.replace("_statekeeper/owner", b"second")
     assert storage.read("_statekeeper/owner") == b"second"
+    (tmp_path / "file").write_bytes(b"third")
+    storage.replace("_statekeeper/owner", tmp_path / "file")
+    assert storage.read("_statekeeper/owner") == b"third"
     assert names(storage) == ["_statekeeper/owner"]
 
 

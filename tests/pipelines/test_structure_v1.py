@@ -1,0 +1,84 @@
+"""A whole job in structure V1: restarts, dead attempts, Spark's own reader, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.driver import BatchDriver
+from pipelines.progress import Outcome, Phase
+from statestore.errors import OtherStructure, SinkConflict, VersionNotLoadable
+from statestore.format import logs, names
+from statestore.format.structure import Structure
+from tests.pipelines import tasks
+from tests.pipelines.counting import Job, once
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, structure=Structure.V1)
+
+
+def died() -> None:
+    raise RuntimeError("the driver dies")
+
+
+def test_a_job_of_structure_v1_survives_its_attempts_and_its_driver_and_spark_reads_what_it_left(
+    job: Job, delta_session: SparkSession
+) -> None:
+    job.driver = tasks.FailsAfterCommit
+    job.feed(2).run(delta_session)
+    job.driver = BatchDriver
+    with pytest.raises(RuntimeError, match="the driver dies"):
+        job.feed(2).run(delta_session, once(2, Phase.PENDING_WRITTEN, died))
+    # What the dead driver's tasks left is replaced: the function stamps its rows anew.
+    with pytest.raises(RuntimeError, match="the driver dies"):
+        job.run(delta_session, once(2, Phase.SINK_WRITTEN, died))
+    shutil.rmtree(job.folder / "local")
+    assert [report.outcome for report in job.run(delta_session)] == [Outcome.TAKEN_FROM_SINK, Outcome.COMPUTED]
+    job.assert_right(4, delta_session)
+    changelogs = {path.name for path in job.root.glob("state/0/*/*.changelog")}
+    assert changelogs == {f"{version}.changelog" for version in range(1, 5)}
+    assert logs.parse_commit((job.root / "commits/3").read_bytes(), "x").ids is None
+
+
+def test_a_zombie_whose_function_is_not_deterministic_is_refused_by_the_next_load_of_a_new_host(
+    job: Job, delta_session: SparkSession
+) -> None:
+    job.feed(2).run(delta_session)
+    zombie = job.store(1, 0, job.folder / "local-of-a-zombie")
+    keys, _ = zip(*zombie.scan(), strict=True)
+    zombie.delete(pa.array(keys, pa.large_binary()))
+    # It falls asleep between its look at the commit log and its upload.
+    late = zombie._finished_changelog().path.read_bytes()
+    job.feed(1).run(delta_session)
+    (job.root / "state/0/0/3.changelog").write_bytes(late)
+    shutil.rmtree(job.folder / "local")
+    with pytest.raises(VersionNotLoadable, match=r"3\.changelog: version 3 \(batch 2\) .* not confirmed.* version 2"):
+        job.feed(1).run(delta_session)
+    assert job.committed() == 3
+
+
+def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt_of_the_other_one(
+    job: Job, delta_session: SparkSession
+) -> None:
+    job.feed(1).run(delta_session)
+    job.structure = Structure.V2
+    before = sorted(path for path in job.root.rglob("*") if path.is_file())
+    with pytest.raises(OtherStructure, match=r"structure V1, the job asks for V2 -> statekeeper switch .* --to v2"):
+        job.feed(1).run(delta_session)
+    assert sorted(path for path in job.root.rglob("*") if path.is_file()) == before
+
+    job.structure = Structure.V1
+    with pytest.raises(RuntimeError, match="the driver dies"):
+        job.run(delta_session, once(1, Phase.SINK_WRITTEN, died))
+    (pending,) = (job.root / names.PENDING).glob("1-*.json")
+    pending.write_text(pending.read_text().replace('"structure": "v1"', '"structure": "v2"'))
+    with pytest.raises(SinkConflict, match="knows with other source offsets, schema or structure"):
+        job.run(delta_session)

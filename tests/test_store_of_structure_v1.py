@@ -1,0 +1,164 @@
+"""Structure V1, where attempts at one version replace each other's file: what the digests tell, and what goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import VersionNotLoadable
+from statestore.format import logs, names
+from statestore.format.changelog import Header, read_header
+from statestore.format.names import EMPTY, VersionId
+from statestore.format.structure import Structure
+from statestore.lineage import BaseKind
+from statestore.storage import Storage, open_storage
+from tests.hosts import STORE, History, Host, column
+from tests.snapshots import publish_snapshot
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "root"))
+
+
+@pytest.fixture
+def hosts(storage: Storage, tmp_path: Path) -> list[Host]:
+    return [Host(storage, tmp_path / name, structure=Structure.V1) for name in "abcd"]
+
+
+def attempt(host: Host, base: VersionId, value: bytes) -> VersionId:
+    return host.commit(base, {b"counter": value})
+
+
+def confirm(storage: Storage, version: VersionId) -> None:
+    """What the driver does with the attempt that it chose."""
+    digests = {STORE.operator: ((str(version.digest),),) * (STORE.partition + 1)}
+    storage.create(names.commits(version.version - 1), logs.encode_commit(logs.CommitLog(0, None, digests)))
+
+
+def test_a_version_is_sparks_plain_changelog_under_its_number(hosts: list[Host], storage: Storage) -> None:
+    version = attempt(hosts[0], EMPTY, b"1")
+    assert [entry.path for entry in storage.list("")] == ["state/0/3/1.changelog"]
+    assert read_header(storage.read("state/0/3/1.changelog"), "x") == Header(lineage=None)
+    assert version.id is None
+    assert version.digest is not None
+
+
+def test_the_same_changes_on_the_same_base_have_the_same_digest_on_any_host(hosts: list[Host]) -> None:
+    first = [attempt(host, EMPTY, b"1") for host in hosts[:2]]
+    assert first[0].is_same(first[1])
+    second = [attempt(host, first[0], b"2") for host in hosts[:3]]
+    assert second[0].is_same(second[1])
+    assert second[0].is_same(second[2])
+    assert hosts[3].read(second[0]) == {b"counter": b"2"}
+
+
+def test_a_zombie_that_does_the_same_again_harms_nobody(hosts: list[Host], storage: Storage) -> None:
+    history = History()
+    history.grow(hosts[0], 4)
+    zombie = hosts[1].load(history.versions[2])
+    zombie.put(column([b"key 003", b"counter", b"key 000"]), column([b"born in 3", b"3", None]))
+    assert zombie.commit().is_same(history.versions[3])
+    assert hosts[2].read(history.head) == history.states[-1]
+
+
+def test_a_zombie_that_replaces_a_confirmed_changelog_is_found_out_by_the_next_load_from_storage(
+    hosts: list[Host], storage: Storage
+) -> None:
+    history = History()
+    history.grow(hosts[0], 2)
+    # It has looked whether its batch is committed, and falls asleep.
+    zombie = attempt(hosts[1], history.head, b"of the zombie")
+    late = storage.read(STORE.changelog(zombie))
+    history.grow(hosts[0], 3)
+    good = storage.read(STORE.changelog(zombie))
+    storage.replace(STORE.changelog(zombie), late)
+
+    for host in (hosts[2], hosts[1]):  # one that knows nothing, and the zombie's own, whose cache has its changelog
+        for _ in range(2):
+            with pytest.raises(VersionNotLoadable) as raised:
+                host.load(history.head)
+            assert raised.value.path == STORE.changelog(history.versions[3])
+            assert "version 5 (batch 4) of state/0/3 cannot be loaded" in str(raised.value)
+            assert "replaced by an attempt that was not confirmed" in str(raised.value)
+            assert "newest version that still loads is version 2 (batch 1)" in str(raised.value)
+        assert host.read(history.versions[2]) == history.states[2]
+    # Who has the confirmed one goes on, and has what the others need.
+    assert hosts[0].read(history.head) == history.states[-1]
+    kept = hosts[0].folder / "changelogs" / names.cached_changelog(history.versions[3])
+    assert kept.read_bytes() == good
+    storage.replace(STORE.changelog(zombie), kept.read_bytes())
+    for host in hosts:
+        assert host.read(history.head) == history.states[-1]
+
+
+def test_a_zombie_that_finds_its_batch_committed_writes_nothing(hosts: list[Host], storage: Storage) -> None:
+    history = History()
+    history.grow(hosts[0], 2)
+    zombie = hosts[1].load(history.head)
+    zombie.put(column([b"counter"]), column([b"of the zombie"]))
+    history.grow(hosts[0], 1)
+    before = storage.read(STORE.changelog(history.head))
+    assert not zombie.commit().is_same(history.head)
+    assert storage.read(STORE.changelog(history.head)) == before
+    assert hosts[2].read(history.head) == history.states[-1]
+
+
+def test_a_host_that_saw_the_attempt_that_lost_loads_the_one_that_was_confirmed(
+    hosts: list[Host], storage: Storage
+) -> None:
+    base = attempt(hosts[0], EMPTY, b"1")
+    lost = attempt(hosts[0], base, b"lost")
+    assert hosts[0].read(lost) == {b"counter": b"lost"}
+    assert hosts[0].keep_house(lost)
+    assert hosts[0].holds().is_same(lost)
+    won = attempt(hosts[1], base, b"won")
+    head = attempt(hosts[1], won, b"3")
+    assert not won.is_same(lost)
+    for host in hosts[:3]:
+        assert host.read(won) == {b"counter": b"won"}
+        assert host.read(head) == {b"counter": b"3"}
+
+
+def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_which_it_was(hosts: list[Host]) -> None:
+    base = attempt(hosts[0], EMPTY, b"1")
+    assert hosts[0].keep_house(base)
+    for value in (b"lost", b"won"):
+        middle = attempt(hosts[0], base, value)
+    head = attempt(hosts[1], middle, b"3")
+    with hosts[0].load(head) as store:
+        assert dict(store.scan()) == {b"counter": b"3"}
+        assert store.load_metrics.base is BaseKind.LOCAL
+
+
+def test_a_snapshot_of_which_no_commit_tells_the_digest_is_no_base_and_that_is_said(
+    hosts: list[Host], storage: Storage, tmp_path: Path
+) -> None:
+    history = History()
+    history.grow(hosts[0], 6)
+    for number in (2, 4):
+        publish_snapshot(storage, STORE, history.versions[number], history.states[number], tmp_path)
+    storage.delete([names.commits(3)])
+    with hosts[1].load(history.head) as store:
+        assert dict(store.scan()) == history.states[-1]
+        assert (store.load_metrics.base, store.load_metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 4)
+        assert store.load_metrics.skipped_snapshots == (
+            "state/0/3/4.zip: commits/3 does not tell the digest of its version",
+        )
+    storage.delete([names.commits(1), STORE.changelog(VersionId(1))])
+    with pytest.raises(
+        VersionNotLoadable, match=r"1\.changelog.*is not there; state/0/3/4\.zip: commits/3 does not tell"
+    ):
+        hosts[2].load(history.head)
+
+
+def test_a_chain_may_begin_anew_at_any_version_that_has_a_snapshot(
+    hosts: list[Host], storage: Storage, tmp_path: Path
+) -> None:
+    """As a switchover from structure V2 leaves it."""
+    start = VersionId(40, digest="12345678-0000-4000-8000-000000000000")
+    publish_snapshot(storage, STORE, start, {b"counter": b"39"}, tmp_path)
+    confirm(storage, start)
+    version = attempt(hosts[0], start, b"40")
+    assert hosts[0].read(version) == hosts[1].read(version) == {b"counter": b"40"}
