@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
-from tests.interop.test_twins import clean, statekeeper
+from tests.interop.twins import clean, switch
 
 pytestmark = pytest.mark.spark
 
@@ -27,10 +27,9 @@ def begun(spark: SparkSession, folder: Path, name: str, structure: Structure) ->
     return NativeQuery(spark, folder / "query", OPERATORS[name], structure.conf)
 
 
-def switch(query: NativeQuery, to: Structure, scratch: Path) -> None:
+def switched(query: NativeQuery, to: Structure, scratch: Path) -> None:
     """By the command, and by the conf that goes with it."""
-    root = str(query.checkpoint)
-    statekeeper("switch", root, "--to", to.value, "--apply", "--i-stopped-it", "--scratch", str(scratch))
+    switch(query, to, scratch)
     query.confs |= to.conf
 
 
@@ -44,15 +43,15 @@ def test_spark_goes_on_in_the_other_structure_as_a_twin_that_never_switched(
     query.saved("middle")
     middle = state(query)
     storage = open_storage(str(query.checkpoint))
-    switch(query, structure.other, folder)
+    switched(query, structure.other, folder)
     clean(storage, folder)
     assert state(query) == middle
     query.run(2)
     clean(storage, folder)
-    switch(query, structure, folder)
+    switched(query, structure, folder)
     clean(storage, folder)
     query.run(1)
-    switch(query, structure.other, folder)
+    switched(query, structure.other, folder)
     query.run(1)
     clean(storage, folder)
     outputs, end = query.outputs, state(query)
@@ -78,7 +77,7 @@ def test_a_checkpoint_of_which_only_the_conf_was_changed_is_switched_all_the_sam
         query.run(1)
     assert (query.checkpoint / "offsets" / "3").exists()
     assert (query.checkpoint / "state" / "0" / "0" / "4.changelog").exists()
-    switch(query, Structure.V2, folder)
+    switched(query, Structure.V2, folder)
     query.run(1)
     outputs, end = query.outputs, state(query)
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from statestore import catalog
 from statestore.cli import main
 from statestore.engine.rocks import Database
+from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit.findings import What
 from statestore.storage import Storage, open_storage
@@ -83,6 +84,12 @@ def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     heads = catalog.heads(storage)
     assert heads is not None
     assert len(changelogs(storage)) == len(heads.heads)
+
+
+def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> None:
+    """By the command; the conf is the caller's business."""
+    root = str(query.checkpoint)
+    statekeeper("switch", root, "--to", to.value, "--apply", "--i-stopped-it", "--scratch", str(scratch), *options)
 
 
 def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:

@@ -18,6 +18,7 @@ import pytest
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
 from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
 from statestore.maintenance.audit.findings import What
 from statestore.storage import open_storage
 from tests.interop import twins
@@ -40,6 +41,7 @@ class Kind(Enum):
 
     RESTART = "goes on from our snapshots"
     UPGRADE = "a later one goes on from our snapshots"
+    SWITCH = "goes on in the other structure"
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
 
 
@@ -80,6 +82,8 @@ def all_cases() -> Iterator[Case]:
                     continue
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
+                if minor != "3.5":
+                    yield Case(group, Kind.SWITCH, minor)
                 for to in MINORS[MINORS.index(minor) + 1 :]:
                     yield Case(group, Kind.UPGRADE, to)
                 if (minor, structure) == ("4.0", "2"):
@@ -103,7 +107,13 @@ class Origin:
         """Raises `AssertionError` for what is not equal, `Refused` for what Spark says, and what the verbs raise."""
         self.query.restored("middle")
         self.query.spark = self.sparks.get(case.to, self.group.structure)
-        {Kind.RESTART: self._restart, Kind.UPGRADE: self._upgrade, Kind.REPAIR: self._repair}[case.kind](case.to)
+        self.query.confs = self.group.confs
+        {
+            Kind.RESTART: self._restart,
+            Kind.UPGRADE: self._upgrade,
+            Kind.SWITCH: self._switch,
+            Kind.REPAIR: self._repair,
+        }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
         self._is_clean()
@@ -118,6 +128,19 @@ class Origin:
         self._with_snapshots(to)
         self._goes_on(to)
         self._tells_a_key_less(to)
+
+    def _switch(self, to: str) -> None:
+        """There, on to the end as the twin, and back: what the reader shows is the same each time."""
+        here = Structure(f"v{self.group.structure}")
+        for_spark = ["--for-spark", to] if to in ("4.0", "4.1") else []
+        for structure, expected in ((here.other, self.twin.middle), (here, self.twin.end)):
+            twins.switch(self.query, structure, self.folder, *for_spark)
+            self.query.spark = self.sparks.get(to, structure.value[1:])
+            self.query.confs = {**self.query.confs, **structure.conf}
+            oracle = self._oracle(to)
+            assert oracle.state() == expected
+            if structure is not here:
+                twins.goes_on(self.query, oracle, self.twin)
 
     def _repair(self, to: str) -> None:
         with pytest.raises(Refused, match="Expected v1, but found v2"):
@@ -160,16 +183,17 @@ class Origin:
 
     def _oracle(self, minor: str) -> twins.Oracle:
         """By its own reader; that of a later Spark on a copy, where it has none that reads this."""
-        is_read_by_itself = (minor, self.group.structure) not in _NO_READER
+        structure = self.query.confs[FORMAT]
+        is_read_by_itself = (minor, structure) not in _NO_READER
         reader = minor if is_read_by_itself else READER
 
         def state() -> twins.State:
             with self._as_read_by(reader):
-                return remote.state(self.query, spark=self.sparks.get(reader, self.group.structure))
+                return remote.state(self.query, spark=self.sparks.get(reader, structure))
 
         def views() -> Mapping[str, Sequence[str]]:
             with self._as_read_by(reader):
-                return remote.views_as_json(self.query, spark=self.sparks.get(reader, self.group.structure))
+                return remote.views_as_json(self.query, spark=self.sparks.get(reader, structure))
 
         return twins.Oracle(state, views)
 
@@ -180,7 +204,7 @@ class Origin:
         here, kept = self.query.checkpoint, self.folder / "kept"
         path = here / names.operator_metadata(0)
         of_sessions = self.group.minor == "3.5" and self.group.operator in _PREFIX_COLUMNS and not path.exists()
-        of_4_0 = self.group.minor == "4.0" and self.group.structure == "2" and reader != "4.0"
+        of_4_0 = self.group.minor == "4.0" and self.query.confs[FORMAT] == "2" and reader != "4.0"
         if not of_sessions and not of_4_0:
             yield
             return

@@ -96,7 +96,8 @@ class Sparks:
             spark.stop()
 
     def get(self, minor: str, structure: str) -> RemoteSpark:
-        """The Spark of a minor release, for queries of this structure."""
+        """The Spark of a minor release, for queries of this structure; all but 4.0 run those of either in one process."""
+        structure = structure if minor == "4.0" else "1"
         running = self._running.get(minor)
         if running is not None and running[0] == structure:
             return running[1]
@@ -118,21 +119,27 @@ class RemoteQuery(NativeQuery):
 
     def __init__(self, spark: RemoteSpark, folder: Path, name: str, confs: Mapping[str, str]) -> None:
         super().__init__(spark, folder, OPERATORS[name], confs)
-        self._asked = {"operator": name, "folder": str(folder), "confs": dict(confs)}
+        self.confs = dict(confs)
+        self._asked: dict[str, Any] = {"operator": name, "folder": str(folder)}
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Which query a request is of."""
+        return {**self._asked, "confs": self.confs}
 
     def run(self, batches: int) -> None:
         done, self.batches = self.batches, self.batches + batches
-        answer = self.spark.ask("run", done=done, batches=batches, **self._asked)
+        answer = self.spark.ask("run", done=done, batches=batches, **self.asked)
         self.outputs.update({int(batch): Counter(rows) for batch, rows in answer["outputs"].items()})
 
 
 def state(query: RemoteQuery, *, spark: RemoteSpark | None = None) -> dict[str, Counter[str]]:
     """As `native.state`, by the query's Spark or by another."""
-    answer = (spark or query.spark).ask("state", **query._asked)
+    answer = (spark or query.spark).ask("state", **query.asked)
     return {view: Counter(rows) for view, rows in answer["state"].items()}
 
 
 def views_as_json(query: RemoteQuery, *, spark: RemoteSpark | None = None) -> dict[str, list[str]]:
     """As `native.views_as_json`, by the query's Spark or by another."""
-    views: dict[str, list[str]] = (spark or query.spark).ask("views", batch=None, **query._asked)["views"]
+    views: dict[str, list[str]] = (spark or query.spark).ask("views", batch=None, **query.asked)["views"]
     return views
