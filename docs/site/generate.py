@@ -6,6 +6,7 @@ What is written here by hand, because the code does not say it, is complete or t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
@@ -46,6 +47,7 @@ _MEANINGS = {
     "retention.most_files": "so many files are deleted in a run at most, the rest in the next ones",
 }
 _DAY_SECONDS = 86_400.0
+_INTEROP = Path("reference", "interop-results.json")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -178,10 +180,51 @@ def duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
+def _interop(docs: Path, kind: str) -> list[dict[str, Any]]:
+    """What `make interop-matrix` wrote of its cases."""
+    results: list[dict[str, Any]] = json.loads((docs / _INTEROP).read_text())
+    return [result for result in results if result["kind"] == kind]
+
+
+def _minor(version: str) -> str:
+    return version.rpartition(".")[0]
+
+
+def _sparks(docs: Path) -> Iterator[str]:
+    releases = sorted({result["to"] for result in _interop(docs, "restart")})
+    cases = [result for kind in ("restart", "upgrade", "repair") for result in _interop(docs, kind)]
+    passed = sum(result["passed"] for result in cases)
+    yield f"Last run: {passed:,} of {len(cases):,} cases passed, on Spark {', '.join(releases)}."
+
+
+def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Path], Iterator[str]]:
+    """Operators down, releases across; in each cell the structures that passed, and what did not."""
+
+    def table(docs: Path) -> Iterator[str]:
+        results = _interop(docs, kind)
+        columns = sorted({column(result) for result in results})
+        yield f"| operator | {' | '.join(columns)} |"
+        yield f"| :-- |{' :-: |' * len(columns)}"
+        for operator in dict.fromkeys(result["operator"] for result in results):
+            cells = []
+            for name in columns:
+                here = [one for one in results if one["operator"] == operator and column(one) == name]
+                cells.append(
+                    " ".join(one["structure"] if one["passed"] else f"**{one['structure']} fails**" for one in here)
+                )
+            yield f"| {operator} | {' | '.join(cells)} |"
+
+    return table
+
+
 _GENERATORS: dict[str, Callable[[Path], Iterator[str] | Sequence[str]]] = {
     "configuration keys": _keys,
     "configuration keys of parents": _keys_of_parents,
     "decisions": _list_of_decisions,
     "errors": _errors,
     "exit codes": _exit_codes,
+    "repairs": _matrix("repair", lambda result: _minor(result["to"])),
+    "restarts": _matrix("restart", lambda result: _minor(result["to"])),
+    "sparks": _sparks,
+    "upgrades": _matrix("upgrade", lambda result: f"{_minor(result['from'])} → {_minor(result['to'])}"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -21,6 +22,7 @@ from assets.checks import _contradicted
 from assets.definitions import build
 from statestore.cli import main
 from statestore.errors import StatekeeperError
+from statestore.format.sparks import Spark
 from statestore.maintenance import config
 from statestore.maintenance.audit import What
 
@@ -119,6 +121,19 @@ def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: What
     row = f"| `{what.code}` | {what.value} |"
     pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
     assert pages == [_contradicted(what)]
+
+
+# -- Spark's releases ---------------------------------------------------------------------------------------------------
+
+
+def test_the_last_run_of_the_interop_matrix_stands_on_its_page_whatever_came_of_it(site: Path) -> None:
+    page = _Page(site / "reference" / "sparks.html")
+    results = json.loads((DOCS / "reference" / "interop-results.json").read_text())
+    passed = [result for result in results if result["passed"]]
+    assert f"{len(passed)} of {len(results)} cases passed" in page.text
+    assert page.text.count(" fails") == len(results) - len(passed)
+    assert {result["to"].rpartition(".")[0] for result in results} == {spark.value for spark in Spark}
+    assert all(result["operator"] in page.text for result in results)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

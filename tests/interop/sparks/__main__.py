@@ -65,13 +65,14 @@ def _run(cases: Sequence[Case]) -> None:
     """Keep a result of each case; what goes wrong in one is no other's business."""
     with Sparks(FOLDER / "logs" / str(os.getpid())) as sparks:
         for group, of_group in itertools.groupby(cases, key=lambda case: case.group):
-            folder = Path(tempfile.mkdtemp(dir=_scratch(), prefix="case-"))
+            scratch = FOLDER / "scratch" / str(os.getpid())
+            scratch.mkdir(parents=True, exist_ok=True)
             origin: Origin | None = None
             for case in of_group:
                 started = time.monotonic()
                 why = None
                 try:
-                    origin = origin or Origin(group, sparks, folder)
+                    origin = origin or Origin(group, sparks, Path(tempfile.mkdtemp(dir=scratch, prefix="case-")))
                     origin.run(case)
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"[:2000]
@@ -82,13 +83,7 @@ def _run(cases: Sequence[Case]) -> None:
                 results.keep(FOLDER, result)
                 line = f"{result.seconds:6.1f} s  {case.name}" + ("" if why is None else f"  FAILED\n{why[:300]}")
                 CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
-            shutil.rmtree(folder)
-
-
-def _scratch() -> Path:
-    scratch = FOLDER / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
-    return scratch
+            shutil.rmtree(scratch)
 
 
 def _options() -> argparse.Namespace:

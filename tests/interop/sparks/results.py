@@ -24,7 +24,8 @@ _CODE = (
     "tests/interop/native.py",
     "tests/interop/twins.py",
     "tests/interop/dumped.py",
-    "tests/interop/sparks/c*.py",
+    "tests/interop/sparks/cases.py",
+    "tests/interop/sparks/child.py",
     "tests/interop/sparks/*.txt",
     "requirements.lock",
 )

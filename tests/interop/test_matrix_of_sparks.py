@@ -1,0 +1,46 @@
+"""The cases of `make interop-matrix`, and which results of them count; the cases themselves take other Sparks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from statestore.format.sparks import Spark
+from tests.interop.native import OPERATORS
+from tests.interop.sparks import results
+from tests.interop.sparks.cases import Kind, all_cases
+from tests.interop.sparks.remote import MINORS
+from tests.interop.sparks.results import Result
+
+CASES = list(all_cases())
+
+
+def test_every_operator_goes_on_on_every_spark_that_has_it_in_every_structure_that_it_has() -> None:
+    restarts = {(case.group.operator, case.group.structure, case.to) for case in CASES if case.kind is Kind.RESTART}
+    assert restarts == {
+        (name, structure, minor)
+        for name, operator in OPERATORS.items()
+        for structure, minor in itertools.product("12", MINORS)
+        if operator.since <= minor and (structure == "1" or Spark(minor).knows_v2)
+    }
+
+
+def test_every_way_from_a_spark_to_a_later_one_is_gone() -> None:
+    upgrades = {(case.group.minor, case.to) for case in CASES if case.kind is Kind.UPGRADE}
+    assert upgrades == set(itertools.combinations(MINORS, 2))
+
+
+def test_each_case_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_what_passed_on_other_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, failed = CASES[0], CASES[1]
+    results.keep(tmp_path, Result(passed, None, 1.0, ("4.2.0", "4.2.0")))
+    results.keep(tmp_path, Result(failed, "AssertionError", 1.0, ("4.2.0", "4.2.0")))
+    assert list(results.passed(tmp_path)) == [passed.name]
+    assert [result.why for result in results.of(tmp_path, CASES)] == [None, "AssertionError"]
+    monkeypatch.setattr(results, "code", lambda: "another")
+    assert results.of(tmp_path, CASES) == []
