@@ -220,7 +220,7 @@ def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePat
     """The version of each store that a batch made."""
     path = names.commits(batch)
     log = logs.parse_commit(storage.read(path), path)
-    marks = log.digests if log.ids is None else log.ids
+    marks = log.marks
     found: dict[StorePath, VersionId] = {}
     for operator in _operators(storage, batch, None if marks is None else marks.keys(), known.metadata):
         named_partitions = None if marks is None else len(marks[operator.operator])
@@ -228,9 +228,11 @@ def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePat
         for place, info in enumerate(operator.stores):
             for partition in range(partitions):
                 store = StorePath(operator.operator, partition, info.name)
-                checkpoint_id = None if log.ids is None else _mark_of(log.ids, store, place, "checkpoint id", path)
-                digest = None if log.digests is None else _mark_of(log.digests, store, place, "digest", path)
-                found[store] = VersionId(batch + 1, checkpoint_id, digest)
+                if marks is None:
+                    found[store] = VersionId(batch + 1)
+                else:
+                    what = "digest" if log.ids is None else "checkpoint id"
+                    found[store] = log.version(batch + 1, _mark_of(marks, store, place, what, path))
     if marks is not None:
         # A store that nobody describes would be left out of all maintenance without a word.
         named = sum(len(stores) for partitions in marks.values() for stores in partitions)

@@ -198,7 +198,7 @@ class StateRoot:
             )
         log = logs.parse_commit(data, path)
         self._require_structure(path, log)
-        by_store = log.digests if log.ids is None else log.ids
+        by_store = log.marks
         if by_store is None:
             raise CorruptFile(
                 "says no digests: nothing tells which changelogs it confirms",
@@ -208,10 +208,7 @@ class StateRoot:
         wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:
             raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
-        return {op: tuple(self._version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
-
-    def _version(self, number: int, mark: str) -> VersionId:
-        return VersionId(number, mark) if self.structure is Structure.V2 else VersionId(number, digest=mark)
+        return {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
 
     def _require_structure(self, path: str, log: logs.CommitLog) -> None:
         held = Structure.V1 if log.ids is None else Structure.V2

@@ -10,6 +10,7 @@ from statestore import binding, catalog
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.storage import Storage, at_once
 from statestore.store import StateStore, StoreAddress
@@ -28,8 +29,10 @@ class Checkpoint:
         folder: Path,
         partitions: int = 2,
         schema: binding.StoreSchema = NO_ROWS,
+        structure: Structure = Structure.V2,
     ) -> None:
         self.storage = storage
+        self.structure = structure
         self.stores = [StorePath(0, partition) for partition in range(partitions)]
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
@@ -64,8 +67,10 @@ class Checkpoint:
                 new.append(opened.commit())
         self.states.append([changed(s, c) for s, c in zip(self.states[-1], changes, strict=True)])
         self.versions.append(new)
-        ids = tuple((str(version.id),) for version in new)
-        self.storage.create(names.commits(number), logs.encode_commit(logs.CommitLog(0, {0: ids})))
+        marks = {0: tuple((str(version.mark),) for version in new)}
+        is_v1 = self.structure is Structure.V1
+        log = logs.CommitLog(0, None, marks) if is_v1 else logs.CommitLog(0, marks)
+        self.storage.create(names.commits(number), logs.encode_commit(log))
 
     def grow(self, batches: int) -> None:
         """So many batches, each of which puts, overwrites and deletes; a store's changes grow with its partition."""
@@ -88,7 +93,13 @@ class Checkpoint:
         """A store, by way of a host's folder."""
         address = StoreAddress(store, folder / f"{store.operator}-{store.partition}")
         return StateStore.load(
-            address, version, storage=self.storage, clock=SystemClock(), ids=RandomIds(), snapshots=snapshots
+            address,
+            version,
+            storage=self.storage,
+            clock=SystemClock(),
+            ids=RandomIds(),
+            snapshots=snapshots,
+            structure=self.structure,
         )
 
     def assert_right(self, host: Path, batch: int | None = None) -> None:

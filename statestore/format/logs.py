@@ -14,6 +14,7 @@ from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.json_object import json_object
+from statestore.format.names import VersionId
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -62,6 +63,15 @@ class CommitLog:
     next_watermark_ms: int
     ids: ByStore | None
     digests: ByStore | None = None
+
+    @property
+    def marks(self) -> ByStore | None:
+        """What tells the committed versions from others of their numbers: the ids, or the digests."""
+        return self.digests if self.ids is None else self.ids
+
+    def version(self, number: int, mark: str) -> VersionId:
+        """The version of that number which the commit marks so."""
+        return VersionId(number, digest=mark) if self.ids is None else VersionId(number, mark)
 
 
 def encode_metadata(query_id: str) -> bytes:

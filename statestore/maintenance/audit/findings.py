@@ -43,6 +43,7 @@ class What(Enum):
     STORE_UNDESCRIBED = "files of a store that nothing describes"
     CHANGELOG_MISSING = "a changelog is missing"
     CHANGELOG_UNREADABLE = "a changelog cannot be read"
+    CHANGELOG_REPLACED = "a changelog is another one than its commit confirms"
     LINEAGE_AT_ODDS = "a changelog was written on top of another state than the commit log says"
     FAMILIES_LOST = "no snapshot is left that names a store's column families"
     NO_BASE = "there is nothing to start a load from"

@@ -204,20 +204,20 @@ def _root(
     files: Mapping[StorePath, StoreFiles],
     strangers: list[str],
 ) -> RootFacts:
-    ids = [commit.ids for commit in log.readable.values()]
-    numbers = {operator for of_commit in ids for operator in of_commit or ()}
+    marks = [commit.marks for commit in log.readable.values()]
+    numbers = {operator for of_commit in marks for operator in of_commit or ()}
     paths = {entry.path for entry in state}
     described = catalog.newest_metadata(paths)
     numbers |= described.keys()
-    if None in ids:
-        # A commit of structure V1 names no store: which there are, the folders tell.
+    if None in marks:
+        # A commit of structure V1 that Spark wrote names no store: which there are, the folders tell.
         numbers |= {store.operator for store in files}
     # Of a partition whose folder is gone only the commits of structure V2, and the offset log, know.
     shuffled = _shuffle_partitions(log)
     seen = {
         operator: max(
             len({store.partition for store in files if store.operator == operator}),
-            *(len((of_commit or {}).get(operator, ())) for of_commit in ids),
+            *(len((of_commit or {}).get(operator, ())) for of_commit in marks),
             shuffled or 0,
         )
         for operator in numbers
@@ -314,9 +314,9 @@ def _described(
             described[operator] = metadata.stores
             continue
         kinds = {store.store for store in files if store.operator == operator}
-        widths = {len(stores) for commit in log.readable.values() for stores in (commit.ids or {}).get(operator, ())}
+        widths = {len(stores) for commit in log.readable.values() for stores in (commit.marks or {}).get(operator, ())}
         if len(kinds) == 1 and widths <= {1}:
-            named = max((len((commit.ids or {}).get(operator, ())) for commit in log.readable.values()), default=0)
+            named = max((len((commit.marks or {}).get(operator, ())) for commit in log.readable.values()), default=0)
             folders = {store.partition for store in files if store.operator == operator}
             partitions = named or catalog.width(folders, _shuffle_partitions(log))
             described[operator] = (StoreInfo(kinds.pop(), 0, partitions),)
@@ -332,7 +332,7 @@ def _committed(
     for batch, commit in log.readable.items():
         for operator, infos in described.items():
             width = _width(root, log, operator, infos, batch)
-            named = None if commit.ids is None else commit.ids.get(operator, ())
+            named = None if commit.marks is None else commit.marks.get(operator, ())
             problem = None if named is None else _misfit(named, infos, width)
             if problem is not None:
                 misfits.setdefault(batch, Misfit(operator, problem))
@@ -344,7 +344,7 @@ def _committed(
                     of_store[batch + 1] = VersionId(batch + 1)
                 else:
                     with suppress(IndexError):
-                        of_store[batch + 1] = VersionId(batch + 1, named[partition][place])
+                        of_store[batch + 1] = commit.version(batch + 1, named[partition][place])
     return found, misfits
 
 
@@ -353,8 +353,8 @@ def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreI
     metadata, schema = root.operators[operator], root.schemas.get(operator)
     name = metadata.name if isinstance(metadata, OperatorMetadata) else ""
     is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
-    ids = log.readable[batch].ids
-    named = None if ids is None else len(ids.get(operator, ()))
+    marks = log.readable[batch].marks
+    named = None if marks is None else len(marks.get(operator, ()))
     pinned = log.pinned_partitions(batch) if name else None
     described = {info.partitions for info in infos}
     one = next(iter(described)) if len(described) == 1 else 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from statestore import catalog
+from statestore import catalog, digests
 from statestore.base import SnapshotUnusable, open_base
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain, SnapshotFacts, walk
@@ -17,7 +17,7 @@ from statestore.changelogs import readable
 from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
@@ -231,19 +231,32 @@ class _Decoding:
             return header.lineage, records
 
         found = attempt(path, read)
+        replaced = not isinstance(found, Bad) and self._is_replaced(version, target)
         target.unlink(missing_ok=True)
         if isinstance(found, Bad):
             _refuse_unknown(found)
             self.look.changelogs[version] = found
             return
         lineage, records = found
-        if (lineage is None) != (version.id is None):
+        if replaced:
+            what = "is not the changelog that its commit confirms: an attempt that lost has replaced it"
+            self.look.changelogs[version] = Bad(path, Flaw.REPLACED, what)
+        elif (lineage is None) != (version.id is None):
             self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, "has a lineage in structure V1, or none in V2")
         elif lineage is not None and (problem := _disagreement(self.look.chain, version, lineage)):
             self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, problem)
         self.decoded = replace(
             self.decoded, changelogs=self.decoded.changelogs + 1, records=self.decoded.records + records
         )
+
+    def _is_replaced(self, version: VersionId, changelog: Path) -> bool:
+        """Whether a changelog is another one than the digests of the commits say; not when they do not say it."""
+        versions = self.look.chain.versions
+        place = version.version - versions[0].version
+        before = versions[place - 1] if place else EMPTY
+        if version.digest is None or before.version != version.version - 1 or (before != EMPTY and not before.digest):
+            return False
+        return not digests.following(self.look.chain.store, before, changelog).is_same(version)
 
     def _snapshot(self, version: VersionId, folder: Path) -> None:
         """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from statestore.chain import Chain, SnapshotFacts
 from statestore.format import names
@@ -222,7 +224,16 @@ class Judge:
             return Verdict(entry.path, entry.size_bytes, Rule.SPARKS_LOG)
         if self._floor is None or batch >= self._floor - 1:
             return Verdict(entry.path, entry.size_bytes, Rule.LOG)
+        if entry.path == names.commits(batch) and batch >= self._oldest_base_commit:
+            return Verdict(entry.path, entry.size_bytes, Rule.RESTORES)
         return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG)
+
+    @cached_property
+    def _oldest_base_commit(self) -> float:
+        """In structure V1 the commit of a base tells its digest, without which it is none: from this batch on they stay."""
+        bases = [self._base(chain) for chain in self.gathered.chains if chain.head.digest is not None]
+        oldest = (0 if base is None else base.version - 1 for base in bases if base != EMPTY)
+        return min(oldest, default=math.inf)
 
     def _record(self, entry: Entry, stays_seconds: float, rule: Rule, now_seconds: float) -> Verdict:
         young = is_young(entry, stays_seconds, now_seconds)

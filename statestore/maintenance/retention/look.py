@@ -45,7 +45,9 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
         return Gathered(is_own, None, (), {}, logs, 0, now)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
     look = _Look(storage, policy, now, is_own)
-    last = None if everything or not is_own else last_pass.read(storage)
+    # In structure V1 the commits of all bases stay, so that all stores have to be looked at.
+    is_v1 = any(head.digest is not None for head in heads.heads.values())
+    last = None if everything or not is_own or is_v1 else last_pass.read(storage)
     if last is not None:
         due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
