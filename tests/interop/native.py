@@ -70,13 +70,19 @@ Query = Callable[[DataFrame, DataFrame], DataFrame]
 @dataclass(frozen=True)
 class Operator:
     """A stateful operator of Spark's: the query over a left and a right stream that has it, and how it is run. `views`:
-    the options with which Spark's reader shows its state, one for each part of it. `since`: the first Spark that has it."""
+    the options with which Spark's reader shows its state, one for each part of it. `since` and
+    `until`: the first and the last Spark that runs it."""
 
     query: Query
     mode: str = "append"
     confs: Mapping[str, str] = field(default_factory=dict)
     views: Sequence[Mapping[str, str]] = ({},)
     since: str = "3.5"
+    until: str = "4.3"
+
+    def runs_on(self, minor: str) -> bool:
+        """Whether that Spark runs it."""
+        return self.since <= minor <= self.until
 
 
 def _aggregation(left: DataFrame, _: DataFrame) -> DataFrame:
@@ -115,7 +121,15 @@ def _apply_in_pandas(left: DataFrame, _: DataFrame) -> DataFrame:
     )
 
 
-def _join(left: DataFrame, right: DataFrame) -> DataFrame:
+def _of_all_rows(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.agg(F.count("x").alias("n"), F.sum("x").alias("total"))
+
+
+def _limited(left: DataFrame, _: DataFrame) -> DataFrame:
+    return left.limit(100)
+
+
+def _join(left: DataFrame, right: DataFrame, how: str = "leftOuter") -> DataFrame:
     ours = left.withWatermark("at", "2 minutes").select("k", F.col("at").alias("a"), F.col("x").alias("l"))
     theirs = right.withWatermark("at", "2 minutes").select(
         F.col("k").alias("rk"), F.col("at").alias("b"), F.col("x").alias("r")
@@ -125,7 +139,11 @@ def _join(left: DataFrame, right: DataFrame) -> DataFrame:
         & (F.col("b") >= F.col("a") - F.expr("interval 1 minute"))
         & (F.col("b") <= F.col("a") + F.expr("interval 3 minutes"))
     )
-    return ours.join(theirs, soon, "leftOuter")
+    return ours.join(theirs, soon, how)
+
+
+def _inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return _join(left, right, "inner")
 
 
 class _Everything(StatefulProcessor):
@@ -190,6 +208,10 @@ OPERATORS: Mapping[str, Operator] = {
     "dropDuplicatesWithinWatermark": Operator(_distinct_for_a_while),
     "sessions": Operator(_sessions),
     "applyInPandasWithState": Operator(_apply_in_pandas, "update"),
+    "aggregation of all rows": Operator(_of_all_rows, "update"),
+    "limit": Operator(_limited),
+    # No Spark runs outer joins in this format, and those from 4.0 on run none: they do not know how to write its schema.
+    "join 1": Operator(_inner_join, confs={JOIN_FORMAT: "1"}, views=_JOIN_VIEWS, until="3.5"),
     "join 2": Operator(_join, confs={JOIN_FORMAT: "2"}, views=_JOIN_VIEWS),
     "join 3": Operator(_join, confs={JOIN_FORMAT: "3"}, views=_JOIN_VIEWS, since="4.1"),
     "join 4": Operator(
@@ -204,6 +226,9 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "two operators": Operator(_two_operators, views=({"operatorId": "0"}, {"operatorId": "1"})),
 }
+
+HERE = tuple(name for name, operator in OPERATORS.items() if operator.runs_on("4.2"))
+"""Those that the project's own Spark runs."""
 
 
 class NativeQuery:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from statestore.cli import main
 from statestore.engine.rocks import Database
 from tests.interop.dumped import Row, dumped, expected, shown
-from tests.interop.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, views_as_json
+from tests.interop.native import FORMAT, HERE, OPERATORS, STATE_STORE, NativeQuery, views_as_json
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ BY_THE_WAY = {f"{STATE_STORE}rowChecksum.enabled": "true", f"{STATE_STORE}rocksd
 
 MATRIX = [
     (name, structure, how)
-    for name in OPERATORS
+    for name in HERE
     for structure, how in (("1", "plain"), ("2", "plain"), ("2", "checksums and commas"))
 ]
 IN_CI = [

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
+from tests.interop.native import FORMAT, HERE, OPERATORS, NativeQuery, state
 from tests.interop.twins import clean, switch
 
 pytestmark = pytest.mark.spark
 
-MATRIX = [(name, structure) for structure in Structure for name in OPERATORS]
+MATRIX = [(name, structure) for structure in Structure for name in HERE]
 IN_CI = [("aggregation", Structure.V1), ("join 2", Structure.V1), ("transformWithState", Structure.V2)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 

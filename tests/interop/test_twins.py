@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 from statestore.cli import main
 from statestore.storage import open_storage
 from tests.interop import twins
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state, views_as_json
+from tests.interop.native import FORMAT, HERE, OPERATORS, NativeQuery, state, views_as_json
 
 pytestmark = pytest.mark.spark
 
-MATRIX = [(name, structure) for structure in ("1", "2") for name in OPERATORS]
+MATRIX = [(name, structure) for structure in ("1", "2") for name in HERE]
 IN_CI = [("aggregation", "1"), ("transformWithState", "2"), ("join 3", "1"), ("two operators", "2")]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 

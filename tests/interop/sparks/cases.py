@@ -78,17 +78,18 @@ def all_cases() -> Iterator[Case]:
     for structure in ("1", "2"):
         for minor in MINORS:
             for operator, described in OPERATORS.items():
-                if described.since > minor or (structure == "2" and minor == "3.5"):
+                if not described.runs_on(minor) or (structure == "2" and minor == "3.5"):
                     continue
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
                 if minor != "3.5":
                     yield Case(group, Kind.SWITCH, minor)
-                for to in MINORS[MINORS.index(minor) + 1 :]:
+                later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to)]
+                for to in later:
                     yield Case(group, Kind.UPGRADE, to)
                 if (minor, structure) == ("4.0", "2"):
                     refused = Group(minor, structure, operator, own_snapshots=True)
-                    for to in MINORS[MINORS.index(minor) + 1 :]:
+                    for to in later:
                         yield Case(refused, Kind.REPAIR, to)
 
 
