@@ -96,10 +96,11 @@ def of_fleet(looked: Looked, clean: Mapping[str, float], now_seconds: float) -> 
     ages = {name: max(0, round(now_seconds - at)) for name, at in clean.items()}
     worst_first = sorted(rows.items(), key=lambda row: (-row[1].errors, -row[1].restore_seconds, row[0]))
     left = [one.least_commits_left for one in rows.values() if one.least_commits_left is not None]
-    columns = {"query": "string", "version": "int", "stores": "int", "longest_tail": "int", "restore_seconds": "float"}
-    columns |= {"bytes": "int", "reclaimable_bytes": "int", "reclaimed_bytes": "int", "orphan_files": "int"}
-    columns |= {"commits_left": "int", "clean_audit_age_seconds": "int"}
-    columns |= {"errors": "int", "warnings": "int", "requests": "int"}
+    # What is wrong first: Dagster cuts wide tables off.
+    columns = {"query": "string", "version": "int", "errors": "int", "warnings": "int", "stores": "int"}
+    columns |= {"longest_tail": "int", "restore_seconds": "float", "bytes": "int", "reclaimable_bytes": "int"}
+    columns |= {"reclaimed_bytes": "int", "orphan_files": "int", "commits_left": "int"}
+    columns |= {"clean_audit_age_seconds": "int", "requests": "int"}
     return {
         "health": metadata.table(columns, ((name, *_cells(one, ages.get(name))) for name, one in worst_first)),
         "picture": pictures.of_fleet(rows),
@@ -125,9 +126,10 @@ def of_fleet(looked: Looked, clean: Mapping[str, float], now_seconds: float) -> 
 
 
 def _cells(one: Health, clean_age_seconds: int | None) -> tuple[object, ...]:
-    restart = (one.version, one.stores, one.longest_tail, round(one.restore_seconds, 3))
+    findings = (one.version, one.errors, one.warnings, one.stores)
+    restart = (one.longest_tail, round(one.restore_seconds, 3))
     sizes = (one.bytes, one.reclaimable_bytes, one.reclaimed_bytes, one.orphan_files)
-    return (*restart, *sizes, one.least_commits_left, clean_age_seconds, one.errors, one.warnings, one.requests)
+    return (*findings, *restart, *sizes, one.least_commits_left, clean_age_seconds, one.requests)
 
 
 def every_query_is_in_order(looked: Looked) -> dg.AssetCheckResult:

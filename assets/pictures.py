@@ -1,11 +1,16 @@
-"""Pictures in metadata: SVG in a Markdown image. Drawn by hand: a plotting library costs each run a second of imports."""
+"""Pictures in metadata: SVG in a Markdown image. Drawn by hand: a plotting library costs each run a second of imports.
+
+Dagster shows Markdown of less than 1,000 characters where it stands, and a link to it otherwise. So all of one colour is
+one path, and what has to be percent-encoded is, and nothing else.
+"""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import groupby
+from urllib.parse import quote
 
 import dagster as dg
 
@@ -18,7 +23,12 @@ from statestore.maintenance.health import Health
 _VERSIONS = 60
 _STEP = 14
 _LEFT = 20
-_GREEN, _BLUE, _RED, _GREY = "#2e7d32", "#1565c0", "#c62828", "#9e9e9e"
+_GREEN, _BLUE, _RED, _GREY = "green", "royalblue", "crimson", "#999"
+_DOTS = f"stroke-width='8' stroke-linecap='round' stroke-dasharray='0 {_STEP}'"
+_SQUARES = f"stroke-width='12' stroke-dasharray='12 {_STEP - 12}'"
+_BARS = "stroke-width='16'"
+_UNENCODED = " '/:;=,+.!*$&?@~-"
+"""What may stand as it is in an address between < and > in Markdown."""
 
 
 def of_lineage(facts: Facts, found: Audit) -> dg.MarkdownMetadataValue:
@@ -29,68 +39,67 @@ def of_lineage(facts: Facts, found: Audit) -> dg.MarkdownMetadataValue:
     chosen = named[0] if named else (longest.store if longest else None)
     if chosen is None:
         return dg.MetadataValue.md("no store could be looked at")
-    return _image(lineage_svg(stores[chosen]), f"lineage of {chosen}")
+    return _image(lineage_svg(stores[chosen]), "lineage")
 
 
 def lineage_svg(store: StoreFacts) -> str:
     """Squares are snapshots, dots changelogs, both on the line of committed versions; dead branches lie below it. What
-    cannot be loaded is red; the line is green from the base on that a load of the head starts from."""
+    cannot be loaded is red, the changelogs that a load of the head replays are green, snapshots blue."""
     chain = store.chain
     shown = chain.versions[-_VERSIONS:]
     at = {version: _LEFT + number * _STEP for number, version in enumerate(shown)}
-    width = max(420, _LEFT * 2 + len(shown) * _STEP)
-    parts = [_text(_LEFT, 18, f"{chain.store}: head {chain.head.version}, {_base(chain)}", 12)]
-    for before, version in pairwise(shown):
-        parts.append(_line(at[before], at[version], 60, _colour(chain, version)))
-    for version in shown:
-        parts += _marks(chain, version, at[version], 60)
-        if version.version % 10 == 0 or version == chain.head:
-            parts.append(_text(at[version] - 6, 88, str(version.version), 9))
     by_number = {version.version: x for version, x in at.items()}
-    dead = [v for v in (*chain.files.changelogs, *chain.files.snapshots) if v not in at and v.version in by_number]
-    parts += [
-        f'<circle cx="{by_number[version.version]}" cy="104" r="4" fill="{_GREY}"><title>{version}</title></circle>'
-        for version in dead
-    ]
-    parts.append(_text(_LEFT, 128, "■ snapshot   ● changelog   grey, below: never committed   red: does not load", 10))
-    return _svg(width, 140, parts)
+    dots: defaultdict[str, list[int]] = defaultdict(list)
+    squares: defaultdict[str, list[int]] = defaultdict(list)
+    replayed = set(chain.tail(chain.head)) if chain.head in chain.bases else set()
+    for version, x in at.items():
+        if version in chain.files.changelogs or version in chain.broken:
+            dots[_colour(chain, version, replayed)].append(x)
+        if version in chain.snapshots:
+            squares[_BLUE if chain.snapshots[version].is_whole else _RED].append(x)
+    dead = {v.version for v in (*chain.files.changelogs, *chain.files.snapshots) if v not in at}
+    below = _runs([by_number[number] for number in sorted(dead & by_number.keys())], 100)
+    lines = {colour: _runs(xs, 60) for colour, xs in dots.items()}
+    if below:
+        lines[_GREY] = lines.get(_GREY, "") + below
+    parts = [_text(_LEFT, 18, f"{chain.store}: head {chain.head.version}, {_base(chain)}")]
+    parts.append(_paths("", {_GREY: f"M{_LEFT} 60h{(len(shown) - 1) * _STEP}"}))
+    parts.append(_paths(_DOTS, lines))
+    parts.append(_paths(_SQUARES, {colour: _runs(xs, 40, wide=12) for colour, xs in squares.items()}))
+    ends = {shown[0]: at[shown[0]], shown[-1]: at[shown[-1]]}
+    parts += [_text(x - 6, 84, str(version.version)) for version, x in ends.items()]
+    said = "square: snapshot, dot: changelog; green: replayed by a restart; red: does not load; below: never committed"
+    parts.append(_text(_LEFT, 124, said))
+    return _svg(max(640, _LEFT * 2 + len(shown) * _STEP), 134, parts)
 
 
 def of_fleet(rows: Mapping[str, Health]) -> dg.MarkdownMetadataValue:
     """Bars of what each query holds and what of it is reclaimable, the largest first."""
-    return _image(fleet_svg(rows), "bytes of each query")
+    return _image(fleet_svg(rows), "bytes")
 
 
-def fleet_svg(rows: Mapping[str, Health], most: int = 12) -> str:
+def fleet_svg(rows: Mapping[str, Health], most: int = 6) -> str:
     """See `of_fleet`."""
     largest = sorted(rows.items(), key=lambda row: -row[1].bytes)[:most]
-    scale = 360 / max((health.bytes for _, health in largest if health.bytes), default=1)
-    parts = [_text(_LEFT, 18, f"state by query, the largest {len(largest)} of {len(rows)}: live, and reclaimable", 12)]
+    scale = 300 / max((health.bytes for _, health in largest if health.bytes), default=1)
+    live = reclaimable = ""
+    parts = [_text(_LEFT, 18, f"state by query, the largest {len(largest)} of {len(rows)}; grey: reclaimable")]
     for number, (name, health) in enumerate(largest):
-        y = 34 + number * 24
-        live = (health.bytes - health.reclaimable_bytes) * scale
-        parts.append(_text(_LEFT, y + 12, name, 11))
-        parts.append(_bar(160, y, live, _BLUE))
-        parts.append(_bar(160 + live, y, health.reclaimable_bytes * scale, _GREY))
-        parts.append(_text(166 + health.bytes * scale, y + 12, f"{health.bytes / 1024 / 1024:,.1f} MiB", 10))
-    return _svg(640, 44 + len(largest) * 24, parts)
+        y = 42 + number * 24
+        end = round((health.bytes - health.reclaimable_bytes) * scale)
+        live += f"M280 {y}h{max(end, 1)}"
+        if health.reclaimable_bytes:
+            reclaimable += f"M{280 + end} {y}h{max(round(health.reclaimable_bytes * scale), 1)}"
+        shown = name if len(name) <= 24 else f"{name[:23]}~"
+        parts.append(_text(_LEFT, y + 4, f"{shown} {health.bytes / 1024 / 1024:,.1f} MiB"))
+    parts.append(_paths(_BARS, {_BLUE: live, _GREY: reclaimable}))
+    return _svg(600, 44 + len(largest) * 24, parts)
 
 
-def _marks(chain: Chain, version: VersionId, x: int, y: int) -> list[str]:
-    marks = []
-    colour = _GREEN if version in chain.bases else _RED
-    if version in chain.files.changelogs or version in chain.broken:
-        title = chain.broken.get(version, f"{chain.store.changelog(version)}")
-        fill = _RED if version in chain.broken and version not in chain.snapshots else colour
-        marks.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{fill}"><title>{escape(title)}</title></circle>')
-    if version in chain.snapshots:
-        facts = chain.snapshots[version]
-        fill = _BLUE if facts.is_whole else _RED
-        title = facts.damage or chain.store.snapshot(version)
-        marks.append(
-            f'<rect x="{x - 6}" y="{y - 26}" width="12" height="12" fill="{fill}"><title>{escape(title)}</title></rect>'
-        )
-    return marks
+def _colour(chain: Chain, version: VersionId, replayed: set[VersionId]) -> str:
+    if version not in chain.bases or (version in chain.broken and version not in chain.snapshots):
+        return _RED
+    return _GREEN if version in replayed else _GREY
 
 
 def _base(chain: Chain) -> str:
@@ -100,32 +109,32 @@ def _base(chain: Chain) -> str:
     return f"loads from version {base.version} and {len(chain.tail(chain.head))} changelogs"
 
 
-def _colour(chain: Chain, version: VersionId) -> str:
-    if version not in chain.bases:
-        return _RED
-    replayed = chain.tail(chain.head) if chain.head in chain.bases else ()
-    return _GREEN if version in replayed else _GREY
+def _runs(xs: Iterable[int], y: int, *, wide: int = 0) -> str:
+    """A line for each run of neighbours, which its dashes cut into marks of that width around each x."""
+    lines = ""
+    for _, run in groupby(enumerate(xs), key=lambda pair: pair[1] - pair[0] * _STEP):
+        places = [x for _, x in run]
+        # A dash without a length is drawn where the line goes on behind it.
+        lines += f"M{places[0] - wide // 2} {y}h{places[-1] - places[0] + max(wide, 1)}"
+    return lines
 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" font-family="sans-serif">'
-    )
-    return f'{head}<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'
+    size = f"width='{width:.0f}' height='{height:.0f}'"
+    how = "font-family='sans-serif' font-size='12' style='background:white'"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' {size} {how}>"
+    return f"{head}{''.join(parts)}</svg>"
 
 
-def _text(x: float, y: float, text: str, size: int) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}">{escape(text)}</text>'
+def _paths(how: str, lines: Mapping[str, str]) -> str:
+    """Lines by colour, all drawn in one way."""
+    paths = "".join(f"<path stroke='{colour}' d='{line}'/>" for colour, line in lines.items() if line)
+    return f"<g {how}>{paths}</g>" if how else paths
 
 
-def _line(start: float, end: float, y: float, colour: str) -> str:
-    return f'<line x1="{start:.0f}" x2="{end:.0f}" y1="{y:.0f}" y2="{y:.0f}" stroke="{colour}" stroke-width="2"/>'
-
-
-def _bar(x: float, y: float, width: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width, 0.5):.1f}" height="16" fill="{colour}"/>'
+def _text(x: float, y: float, text: str) -> str:
+    return f"<text x='{x:.0f}' y='{y:.0f}'>{escape(text, quote=False)}</text>"
 
 
 def _image(svg: str, title: str) -> dg.MarkdownMetadataValue:
-    data = base64.b64encode(svg.encode()).decode()
-    return dg.MetadataValue.md(f"![{title}](data:image/svg+xml;base64,{data})")
+    return dg.MetadataValue.md(f"![{title}](<data:image/svg+xml,{quote(svg, safe=_UNENCODED)}>)")

@@ -219,6 +219,9 @@ def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     figures = shown(green, "fleet_health")
     whole = health.look(flights.storage, Policies())
     assert (figures["queries"], figures["longest_tail"], figures["bytes"]) == (1, 9, whole.bytes)
+    (row,) = [record.data for record in figures["health"].records]
+    assert (row["version"], row["errors"], row["stores"], row["bytes"]) == (9, 0, 2, whole.bytes)
+    assert (row["orphan_files"], row["clean_audit_age_seconds"], row["requests"]) == (0, 0, whole.requests)
     assert checks(green)["every_query_is_in_order"].passed
     broken = flights.stores[0].changelog(flights.versions[9][0])
     flights.storage.delete([broken])

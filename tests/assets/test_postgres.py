@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import dagster as dg
 import pytest
@@ -63,11 +64,11 @@ def postgres(folder: Path) -> Iterator[int]:
 
 @pytest.fixture
 def home(folder: Path, postgres: int, tmp_path: Path) -> Path:
-    """A DAGSTER_HOME as docs/platform.md describes it, with a database of its own."""
+    """A DAGSTER_HOME as docs/how-to/postgres.md describes it, with a database of its own."""
     database = f"dagster_{next(_NUMBERS)}"
     run(folder, "createdb", "-h", "127.0.0.1", "-p", str(postgres), "-U", "dagster", database)
-    described = (REPOSITORY / "docs" / "platform.md").read_text().partition("## Postgres")[2]
-    storage = described.partition("```yaml\n")[2].partition("```")[0]
+    described = (REPOSITORY / "docs" / "how-to" / "postgres.md").read_text()
+    storage = dedent(described.partition("```yaml\n")[2].partition("    ```")[0])
     storage = storage.replace("db_name: dagster", f"db_name: {database}").replace("port: 5432", f"port: {postgres}")
     made = tmp_path / "home"
     made.mkdir()

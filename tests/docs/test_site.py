@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -235,3 +236,16 @@ def test_each_make_target_in_the_docs_exists() -> None:
     called = [(page, arguments[0]) for page, arguments in _calls("make")]
     assert len(called) > 5
     assert [one for one in called if one[1] not in targets] == []
+
+
+def test_each_promise_names_a_test_that_is_there_and_says_whether_it_is_a_slow_one() -> None:
+    page = (DOCS / "reliability.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+\.py)::(test_\w+)`( \(slow\))? \|", page, re.MULTILINE)
+    assert len(rows) > 40
+    assert len(rows) == page.count(".py::test_"), "each stands in a table"
+    for file, name, slow in rows:
+        module = ast.parse((REPOSITORY / "tests" / file).read_text())
+        found = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert len(found) == 1, f"{file}::{name}"
+        marks = [ast.unparse(mark) for mark in found[0].decorator_list]
+        assert ("pytest.mark.slow" in marks) == bool(slow), f"{file}::{name}"

@@ -1,0 +1,119 @@
+"""The pictures in metadata: what they show, that they are images, and that they are small enough to be shown at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+from assets import pictures
+from statestore.clock import RandomIds, SystemClock
+from statestore.maintenance import audit, health, snapshot
+from statestore.maintenance.config import Policies
+from statestore.maintenance.health import Health
+from statestore.storage import open_storage
+from tests.checkpoints import Checkpoint
+
+SHOWN_AT_ONCE = 1000
+"""Characters of Markdown; of more Dagster shows a link."""
+
+GREEN, BLUE, RED, GREY = "green", "royalblue", "crimson", "#999"
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Seventy versions of two stores, with snapshots of each tenth and of the last but three."""
+    folder = tmp_path_factory.mktemp("grown")
+    made = Checkpoint(open_storage(str(folder / "root")), folder / "job")
+    for batches in (10, 10, 10, 10, 10, 10, 7):
+        made.grow(batches)
+        for action in snapshot.plan(snapshot.gather(made.storage), snapshot.SnapshotPolicy(), take_all=True).take:
+            snapshot.execute(made.storage, action, scratch=folder, clock=SystemClock(), ids=RandomIds())
+    made.grow(3)
+    return made
+
+
+@pytest.fixture
+def checkpoint(grown: Checkpoint, tmp_path: Path) -> Checkpoint:
+    return grown.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")
+
+
+def drawn(checkpoint: Checkpoint) -> ElementTree.Element:
+    """The picture of the lineage as it is shown."""
+    facts = audit.gather(checkpoint.storage)
+    return svg(pictures.of_lineage(facts, audit.judge(facts)).md_str or "")
+
+
+def svg(markdown: str) -> ElementTree.Element:
+    """What is in a Markdown image. None of it may end the address, or the line."""
+    match = re.fullmatch(r"!\[(\w+)\]\(<data:image/svg\+xml,([^<>\n]*)>\)", markdown)
+    assert match, markdown
+    assert len(markdown) < SHOWN_AT_ONCE
+    return ElementTree.fromstring(unquote(match[2]))
+
+
+def marks(picture: ElementTree.Element, y: int) -> dict[str, int]:
+    """How many marks of each colour are on a line of the picture."""
+    found: dict[str, int] = {}
+    for group in picture.iter(f"{NAMESPACE}g"):
+        for path in group.iter(f"{NAMESPACE}path"):
+            for _, at, long in re.findall(r"M(\d+) (\d+)h(\d+)", path.get("d", "")):
+                if int(at) == y:
+                    colour = path.get("stroke", "")
+                    found[colour] = found.get(colour, 0) + (int(long) + 13) // 14
+    return found
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in picture.iter(f"{NAMESPACE}text")]
+
+
+def test_a_lineage_is_drawn_with_its_snapshots_and_what_a_restart_replays(checkpoint: Checkpoint) -> None:
+    picture = drawn(checkpoint)
+    assert marks(picture, 40) == {BLUE: 6}, "snapshots of versions 20 to 60, and 67"
+    assert marks(picture, 60) == {GREEN: 3, GREY: 57}
+    assert texts(picture)[0] == "state/0/0: head 70, loads from version 67 and 3 changelogs"
+    assert texts(picture)[1:3] == ["11", "70"], "the newest sixty"
+
+
+def test_what_does_not_load_is_red_and_what_was_never_committed_lies_below(checkpoint: Checkpoint) -> None:
+    store = checkpoint.stores[1]
+    checkpoint.storage.delete([store.changelog(checkpoint.versions[69][1])])
+    lost = replace(checkpoint.versions[40][1], id=RandomIds().fresh())
+    checkpoint.storage.create(store.changelog(lost), b"of an attempt that died")
+    picture = drawn(checkpoint)
+    assert texts(picture)[0] == f"{store}: head 70, cannot be loaded"
+    assert marks(picture, 60) == {GREY: 58, RED: 2}
+    assert marks(picture, 100) == {GREY: 1}
+    zips = [store.snapshot(checkpoint.versions[number][1]) for number in (60, 67)]
+    checkpoint.storage.delete(zips[:1])
+    checkpoint.storage.replace(zips[1], b"no zip")
+    assert marks(drawn(checkpoint), 40) == {BLUE: 4, RED: 1}
+
+
+def test_the_largest_queries_of_a_fleet_are_drawn_with_what_is_reclaimable_whatever_they_are_called(
+    checkpoint: Checkpoint,
+) -> None:
+    one = health.look(checkpoint.storage, Policies())
+    rows: dict[str, Health] = {
+        f"jobs.<a & b's {number} {'long ' * 20}>": replace(one, bytes=number << 20, reclaimable_bytes=number << 19)
+        for number in range(1, 12)
+    }
+    picture = svg(pictures.of_fleet(rows).md_str or "")
+    shown = texts(picture)
+    assert shown[0] == "state by query, the largest 6 of 11; grey: reclaimable"
+    assert [text.rpartition("~ ")[2] for text in shown[1:]] == [f"{number:.1f} MiB" for number in range(11, 5, -1)]
+    bars = {path.get("stroke"): path.get("d", "").count("M") for path in picture.iter(f"{NAMESPACE}path")}
+    assert bars == {BLUE: 6, GREY: 6}
+    assert svg(pictures.of_fleet({}).md_str or "") is not None
+
+
+def test_where_no_store_could_be_looked_at_that_is_said(checkpoint: Checkpoint) -> None:
+    facts = audit.gather(checkpoint.storage)
+    none = replace(facts, stores=())
+    assert pictures.of_lineage(none, audit.judge(none)).md_str == "no store could be looked at"
