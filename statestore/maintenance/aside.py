@@ -1,6 +1,6 @@
-"""What repairs have put aside: kept as it was, to be put back.
+"""What repairs and switchovers have put aside: kept as it was, to be put back.
 
-    _statekeeper/aside/<run>.json      where the query stood: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
+    _statekeeper/aside/<run>.json      of a repair, where the query stood: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
     _statekeeper/aside/<run>/<path>    a file as it was
 
 A snapshot that lies here still names tables in its store's folder. Retention keeps them for as long as it lies here, and

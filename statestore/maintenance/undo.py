@@ -94,7 +94,8 @@ def plan(gathered: Gathered) -> tuple[PutBack, ...]:
         raise RefusedAsUnsafe(
             "where the query stood at the repair is not known",
             path=names.aside_standing(gathered.run),
-            hint="retention was taking what was put aside, as it was old: it is too late",
+            hint="a switchover put it aside, and `statekeeper switch` tells the way back; or it was old, and retention is "
+            "taking it",
         )
     if gathered.stood != gathered.stands:
         now = "no batch is committed" if gathered.stands is None else f"the newest batch is {gathered.stands.batch}"

@@ -14,7 +14,7 @@ from statestore.format.names import StorePath, VersionId
 class RetentionPolicy:
     """What stays: the newest `versions` versions, and everything younger than `grace_seconds`; both hold.
 
-    `history_seconds`: how long records of maintenance stay; `aside_seconds`: how long a repair can be taken back. At most
+    `history_seconds`: how long records of maintenance stay; `aside_seconds`: how long what was put aside stays. At most
     `most_files` files are deleted in a run.
     """
 
@@ -34,7 +34,7 @@ class Rule(Enum):
     LOG = "belongs to a retained batch"
     REUSABLE = "Spark may name it again in its next snapshot"
     UPLOADED = "a table that no snapshot names: Spark may be about to"
-    ASIDE = "put aside by a repair, or named by a snapshot that was: repair --undo needs it"
+    ASIDE = "put aside by a repair or a switchover, or named by a snapshot that was: the way back needs it"
     SPARKS_LOG = "a log that Spark purges itself"
     HELD = "its store cannot be judged: see the findings"
     UNKNOWN = "no file that is known"
@@ -43,7 +43,7 @@ class Rule(Enum):
     UNNAMED = "a table that no kept snapshot names"
     OLD_LOG = "belongs to a batch below the floor"
     OLD_RECORD = "an old record of maintenance"
-    OLD_ASIDE = "put aside by a repair longer ago than retention.aside"
+    OLD_ASIDE = "put aside by a repair or a switchover longer ago than retention.aside"
     LEFTOVER = "an unfinished file of a dead process"
 
     @property
