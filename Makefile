@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -33,8 +33,9 @@ lint: env
 	$(BIN)/lint-imports
 
 # Several test processes at once would fetch the same files.
-.venv/.jars: .venv/.made
-	@$(BIN)/python -c "from pipelines.session import spark_session; spark_session('jars').stop()" 2> $@.log || { cat $@.log; exit 1; }
+FETCH := from pipelines.session import S3A_PACKAGES, spark_session; spark_session('jars', packages=S3A_PACKAGES).stop()
+.venv/.jars: .venv/.made pipelines/session.py
+	@$(BIN)/python -c "$(FETCH)" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 test: env .venv/.jars
@@ -73,6 +74,10 @@ sparks: $(SPARKS:%=var/sparks/%/.made)
 # Every operator of Spark's, in both structures, on every Spark from 3.5 on, beside a twin that nobody touched
 interop-matrix: env sparks
 	$(BIN)/python -m tests.interop.sparks $(ARGS)
+
+# A quarter of an hour: Spark keeps its checkpoints in a bucket, and goes on there after each verb
+interop-s3a: env .venv/.jars
+	$(BIN)/python -m pytest tests/interop/test_s3a.py -m "slow or not slow" $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env

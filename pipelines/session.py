@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from delta import configure_spark_with_delta_pip
@@ -21,6 +21,21 @@ _GET_JAVA = (
 )
 _JAVA_VERSIONS = (17, 21)
 
+S3A_PACKAGES = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    "software.amazon.awssdk:s3:2.35.4",
+    "software.amazon.awssdk:s3-transfer-manager:2.35.4",
+)
+"""Hadoop's connector to S3 in the release of Spark 4.2's Hadoop, and what it needs of Amazon's SDK: 15 MB, where the bundle
+that it asks for itself is 690."""
+
+_LEFT_OUT = (
+    "software.amazon.awssdk:bundle",
+    "org.wildfly.openssl:wildfly-openssl",
+    # Spark brings its own, and these are found first.
+    "io.netty:*",
+)
+
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -33,6 +48,7 @@ _CONF = {
     # Small tables: fifty tasks to read a table's state cost more than the state.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.jars.excludes": ",".join(_LEFT_OUT),
     # What Spark's reader of the state needs to be told; a checkpoint does not say it.
     PROVIDER: ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -66,12 +82,15 @@ def require_classic(session: SparkSession) -> None:
         )
 
 
-def spark_session(name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with Delta. `conf` goes over the defaults. Raises `UnsupportedEnvironment`."""
+def spark_session(
+    name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None, packages: Sequence[str] = ()
+) -> SparkSession:
+    """A session with Delta and with `packages` (`S3A_PACKAGES`, for tables and checkpoints on `s3a://`). `conf` goes over
+    the defaults. Raises `UnsupportedEnvironment`."""
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**_CONF, **(conf or {})}.items():
         builder = builder.config(key, value)
-    return configure_spark_with_delta_pip(builder).getOrCreate()
+    return configure_spark_with_delta_pip(builder, list(packages)).getOrCreate()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from pipelines.session import spark_session
+from pipelines.session import S3A_PACKAGES, spark_session
 from statestore.format.structure import Structure
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.s3_server import S3Server
@@ -69,6 +69,6 @@ def storage(storage_spec: StorageSpec) -> Storage:
 def delta_session() -> Iterator[SparkSession]:
     """The one Spark session of all tests in this process, as the pipelines make it. A task may fail twice."""
     conf = {"spark.sql.shuffle.partitions": "2"}
-    session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf)
+    session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf, packages=S3A_PACKAGES)
     yield session
     session.stop()

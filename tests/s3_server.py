@@ -113,3 +113,7 @@ class S3Server:
 class _QuietHandler(MotoRequestHandler):
     def log(self, *_: object) -> None:
         """Say nothing."""
+
+    def handle_expect_100(self) -> bool:
+        """Leave it to Werkzeug, which says "100 Continue" as well: Amazon's client would take the second for the reply."""
+        return True

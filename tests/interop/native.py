@@ -282,13 +282,12 @@ class NativeQuery:
 
     def saved(self, name: str) -> None:
         """Keep the query as it is now."""
-        shutil.copytree(self.checkpoint, self.folder / name)
+        self._keep(name)
         self._saved[name] = (self.batches, dict(self.outputs))
 
     def restored(self, name: str) -> None:
         """Be as it was when that was saved."""
-        shutil.rmtree(self.checkpoint)
-        shutil.copytree(self.folder / name, self.checkpoint)
+        self._take_back(name)
         self.batches, outputs = self._saved[name]
         self.outputs = dict(outputs)
         # A run takes all the input that there is, and a twin may have gone farther.
@@ -296,6 +295,13 @@ class NativeQuery:
             for path in (self.folder / side).glob("*.parquet"):
                 if int(path.stem) >= self.batches:
                     path.unlink()
+
+    def _keep(self, name: str) -> None:
+        shutil.copytree(self.checkpoint, self.folder / name)
+
+    def _take_back(self, name: str) -> None:
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(self.folder / name, self.checkpoint)
 
 
 @contextmanager
