@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a interop-stores pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -78,6 +78,16 @@ interop-matrix: env sparks
 # A quarter of an hour: Spark keeps its checkpoints in a bucket, and goes on there after each verb
 interop-s3a: env .venv/.jars
 	$(BIN)/python -m pytest tests/interop/test_s3a.py -m "slow or not slow" $(ARGS)
+
+# Minutes: roots on Azure and on Google's cloud, on servers that speak their protocols. It needs npm and Go
+var/stores/.made: .venv/.made
+	@command -v npm >/dev/null && command -v go >/dev/null || { echo "the servers need npm and Go: nodejs.org, go.dev"; exit 1; }
+	@npm install --silent --no-audit --no-fund --prefix var/stores azurite@3.37.0
+	@GOBIN="$(CURDIR)/var/stores/bin" go install github.com/fsouza/fake-gcs-server@v1.56.1
+	@touch $@
+
+interop-stores: env var/stores/.made
+	$(BIN)/python -m pytest tests/storage -m "slow or not slow" $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env

@@ -29,7 +29,11 @@ _DECISIONS = "decisions"
 _BRANCH = re.compile(r"[│├└─ ]+(?P<name>[A-Z]\w+) +(?P<exit>\d+) +(?P<code>\w+)(?: +(?P<action>.*))?")
 _EXIT_CODE = re.compile(r"(?P<code>\d+) (?P<meaning>[^,.]+)")
 _ROOT_KEYS = {
-    "url": ("text", "required", "a path, taken from the file's folder, or a URL: `s3://bucket/folder`"),
+    "url": (
+        "text",
+        "required",
+        "a path, taken from the file's folder, or a URL (`s3://`, `abfss://`, `gs://`, `hdfs://`)",
+    ),
     "storage": ("table of texts", "`{}`", "how to open it: `endpoint_url`, `key`, `secret`, `region`, `anon`; S3 only"),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),

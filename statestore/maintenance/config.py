@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 from statestore.errors import BadConfiguration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.storage import StorageSpec
+from statestore.storage import StorageSpec, canonical
 
 FILE_NAME = "statekeeper.toml"
 
@@ -112,16 +112,17 @@ class Configuration:
     parents: Mapping[str, Parent] = field(default_factory=dict)
 
     def find(self, name_or_url: str) -> Root:
-        """The root of that name or URL; one that is not configured gets the defaults."""
+        """The root of that name or URL, however that is spelled; one that is not configured gets the defaults."""
         if name_or_url in self.roots:
             return self.roots[name_or_url]
+        url = canonical(name_or_url)
         for root in self.roots.values():
-            if root.spec.url == name_or_url:
+            if root.spec.url == url:
                 return root
         parent, _, folder = name_or_url.partition(".")
         if parent in self.parents and _NAME.fullmatch(folder):
             return self.parents[parent].child(folder)
-        return Root(name_or_url, StorageSpec(name_or_url), self.defaults)
+        return Root(name_or_url, StorageSpec(url), self.defaults)
 
 
 def parse_duration(text: str) -> float:
@@ -183,7 +184,7 @@ class _Reader:
         options = self.table(body, "storage", f"{where}.")
         if not _SCHEME.match(url):
             url = str(self._path.parent / url)
-        return StorageSpec(url, tuple((key, str(value)) for key, value in options.items()))
+        return StorageSpec(canonical(url), tuple((key, str(value)) for key, value in options.items()))
 
     def _own_policies(self, body: dict[str, Any], defaults: Policies, where: str, *others: str) -> Policies:
         """The policies of a root or a parent, whose table holds its place and `others`, too."""

@@ -1,4 +1,4 @@
-"""Where bytes live: local disk and S3, with every request counted.
+"""Where bytes live: local disk, S3, and what fsspec has a driver for, with every request counted.
 
 Here belongs what moves whole objects and knows nothing of what is in them. Names and contents of a checkpoint's files
 are the business of `statestore.format`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,6 +29,7 @@ from statestore.storage.base import (
 )
 from statestore.storage.local import LocalStorage
 from statestore.storage.parallel import at_once
+from statestore.storage.urls import canonical
 
 __all__ = [
     "DELETE_BATCH",
@@ -41,11 +42,13 @@ __all__ = [
     "Storage",
     "StorageSpec",
     "at_once",
+    "canonical",
     "is_hidden",
     "open_storage",
     "read_or_none",
 ]
 
+_DRIVEN = ("abfss", "gs", "hdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _SYSTEM_CLOCK = SystemClock()
 _RANDOM_IDS = RandomIds()
@@ -70,13 +73,15 @@ def open_storage(
     ids: Ids = _RANDOM_IDS,
     options: Mapping[str, str] | None = None,
 ) -> Storage:
-    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder` or `s3a://bucket/folder`.
+    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder`, or one that a driver of fsspec's is for
+    (`abfss://`, `gs://`, `hdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`.
 
     `options` are added to those of the spec. S3 knows `endpoint_url`, `key`, `secret`, `region` and `anon` ("true");
-    what is not given comes from the usual AWS_* variables and files. Nothing is requested yet.
-    Raises StorageError for an unknown scheme or option.
+    what is not given comes from the usual AWS_* variables and files, and so it is for the others. Nothing is requested yet.
+    Raises StorageError for an unknown scheme or option, and where a driver is not installed.
     """
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
+    spec = replace(spec, url=canonical(spec.url))
     chosen = {**dict(spec.options), **(options or {})}
     parts = urlsplit(spec.url)
     scheme = parts.scheme if _SCHEME.match(spec.url) else ""
@@ -85,17 +90,24 @@ def open_storage(
         _refuse_unknown(chosen, (), spec.url)
         # Spark writes `file:/path`; a url is percent-encoded, a bare path is not.
         return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids)
-    if scheme in ("s3", "s3a") and parts.netloc:
+    if scheme == "s3" and parts.netloc:
         # Imported on demand: it takes a second, and a root on local disk does without.
         from statestore.storage import s3
 
         _refuse_unknown(chosen, s3.OPTIONS, spec.url)
         bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
         return s3.S3Storage(bucket, checked_folder(folder.strip("/")), clock=clock, ids=ids, options=chosen)
+    if scheme in _DRIVEN and (parts.netloc or scheme == "hdfs"):
+        from statestore.storage import drivers, remote
+
+        _refuse_unknown(chosen, drivers.options_of(scheme), spec.url)
+        checked_folder(parts.path.strip("/"))
+        return remote.RemoteStorage(spec.url, drivers.open_driver(spec.url, chosen))
     raise StorageError(
         "names no storage that is known",
         path=spec.url,
-        hint="use a local path, file:///path, s3://bucket/folder or s3a://bucket/folder",
+        hint="use a local path, s3://bucket/folder (or s3a://), abfss://container@account.dfs.core.windows.net/folder, "
+        "gs://bucket/folder or hdfs://namenode/folder",
     )
 
 

@@ -152,7 +152,7 @@ def test_a_local_root_is_named_by_a_path_or_a_file_url(spaced: Path) -> None:
         assert open_storage(url).read("name") == b"bytes"
 
 
-@pytest.mark.parametrize("url", ["", "gs://bucket/x", "dbfs:/x", "file://tmp/x", "s3:///x", "s3:/bucket/x"])
+@pytest.mark.parametrize("url", ["", "ftp://bucket/x", "gs:///x", "dbfs:/x", "file://tmp/x", "s3:///x", "s3:/bucket/x"])
 def test_an_unknown_url_is_refused_with_what_is_known(url: str) -> None:
     with pytest.raises(StorageError, match="s3://bucket/folder"):
         open_storage(url)

@@ -1,4 +1,4 @@
-"""What holds on local disk and on S3 alike: each test runs on both."""
+"""What holds in each kind of store alike: each test runs on all of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from statestore.errors import AlreadyExists, LocalStateError, ObjectMissing, StorageError
 from statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
+from statestore.storage.remote import RemoteStorage
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
 MEGABYTE = 1024 * 1024
@@ -24,6 +25,11 @@ MEGABYTE = 1024 * 1024
 
 def names(storage: Storage, prefix: str = "") -> list[str]:
     return [entry.path for entry in storage.list(prefix)]
+
+
+def takes_many(storage: Storage) -> bool:
+    """Whether it deletes many objects by one request."""
+    return not isinstance(storage, RemoteStorage)
 
 
 def outcome(act: Callable[[], Created]) -> Created | type[Exception]:
@@ -265,7 +271,7 @@ def test_many_deletes_go_a_thousand_to_a_request(storage: Storage) -> None:
     storage.create("a/1500", b"")
     before = storage.requests.snapshot()
     storage.delete(f"a/{number}" for number in range(2001))
-    assert storage.requests.since(before) == RequestCounts(delete=3)
+    assert storage.requests.since(before) == RequestCounts(delete=3 if takes_many(storage) else 2001)
     assert names(storage) == []
 
 
@@ -297,7 +303,14 @@ def test_each_call_costs_one_request_and_its_bytes(storage: Storage, tmp_path: P
     storage.stat("name")
     storage.delete(["name", "control"])
     assert storage.requests.snapshot() == RequestCounts(
-        read=3, create=1, replace=1, list=1, stat=1, delete=1, bytes_read=12, bytes_written=8
+        read=3,
+        create=1,
+        replace=1,
+        list=1,
+        stat=1,
+        delete=1 if takes_many(storage) else 2,
+        bytes_read=12,
+        bytes_written=8,
     )
 
 

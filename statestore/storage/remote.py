@@ -1,0 +1,283 @@
+"""A root behind one of fsspec's drivers: on Azure, on Google's cloud, on HDFS. Which one, and what it can: see `drivers`.
+
+One call of the driver counts as one request: its own retries are not seen here. A driver that cannot create an object only
+where nothing is may read, and nothing else: two maintainers could overwrite each other's lease, and nobody would know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from statestore.errors import (
+    AccessDenied,
+    AlreadyExists,
+    BucketMissing,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StorageError,
+)
+from statestore.storage.base import (
+    Created,
+    Entries,
+    Entry,
+    Kind,
+    Names,
+    OpenedStore,
+    checked,
+    checked_folder,
+    is_listed,
+)
+from statestore.storage.content import PIECE_BYTES, Content, scratch_file
+from statestore.storage.drivers import Opened
+from statestore.storage.parallel import at_once
+
+_TIMES = ("last_modified", "mtime", "updated", "LastModified")
+"""Where drivers put the time at which an object was written."""
+
+_DENIED = {401, 403}
+_MISSING = 404
+
+T = TypeVar("T")
+
+
+class RemoteStorage(OpenedStore):
+    """Storage through a driver of fsspec's."""
+
+    def __init__(self, url: str, opened: Opened) -> None:
+        super().__init__(url.rstrip("/"))
+        self._files = opened.files
+        self._place = opened.place
+        self._creates = opened.creates
+        self._failures = opened.failures
+        self._upload = opened.upload
+        self._is_seen = False
+
+    def read(self, path: str) -> bytes:
+        return self._cat(path)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        if start < 0 or length < 0:
+            raise ValueError(f"no range of bytes: {length} from {start}")
+        if not length:
+            self._size(path)
+            return b""
+        try:
+            return self._cat(path, start=start, end=start + length)
+        except ObjectMissing:
+            raise
+        except StorageError:
+            # Stores refuse a range that starts where the object has ended, each in words of its own.
+            if start < self._size(path):
+                raise
+            return b""
+
+    def download(self, path: str, target: Path) -> int:
+        size_bytes = 0
+        with scratch_file(target) as write:
+            # The drivers' own way holds much of a large object in memory.
+            while piece := self.read_range(path, size_bytes, PIECE_BYTES):
+                write(piece)
+                size_bytes += len(piece)
+                if len(piece) < PIECE_BYTES:
+                    break
+        return size_bytes
+
+    def create(self, path: str, data: bytes | Path) -> Created:
+        content = Content.of(data)
+        if content.pieces > 1 and self.stat(path) is not None:
+            # A large upload would learn of the conflict only at its end.
+            self._require_writable()
+            return self._compare(path, content)
+        try:
+            self._put(Kind.CREATE, path, content, mode="create")
+        except AlreadyExists:
+            # Not believed at once: the driver may have sent it again when a reply was lost. See `s3`.
+            return self._compare(path, content)
+        return Created.NEW
+
+    def replace(self, path: str, data: bytes | Path) -> None:
+        self._put(Kind.REPLACE, path, Content.of(data))
+
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
+        folder = self._folder(prefix)
+        entries = []
+        for name, about in self._listing(prefix, lambda: self._found(folder)).items():
+            path = self._path(name, folder, prefix)
+            if path is not None and about["type"] == "file" and is_listed(path, prefix, hidden=hidden):
+                entries.append(_entry(path, about))
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def folders(self, prefix: str) -> Names:
+        folder = self._folder(prefix)
+        listed = self._listing(prefix, lambda: {one["name"]: one for one in self._files.ls(folder, detail=True)})
+        paths = (self._path(name.rstrip("/"), folder, "") for name, one in listed.items() if one["type"] == "directory")
+        return sorted(path for path in paths if path and "/" not in path and not path.startswith("."))
+
+    def stat(self, path: str) -> Entry | None:
+        place = self._at(path)
+        self.requests.count(Kind.STAT)
+        try:
+            with self._translated(path):
+                about = self._files.info(place)
+        except ObjectMissing:
+            self._require_bucket()
+            return None
+        self._is_seen = True
+        return _entry(path, about) if about["type"] == "file" else None
+
+    def delete(self, paths: Iterable[str]) -> None:
+        places = {path: self._at(path) for path in paths}
+        if not places:
+            return
+        self._require_writable()
+
+        def delete(path: str) -> None:
+            self.requests.count(Kind.DELETE)
+            with suppress(ObjectMissing), self._translated(path):
+                # One by one, and by name: the drivers' way to delete many takes `*` and `?` in a name for a pattern.
+                self._files.rm_file(places[path])
+
+        at_once(delete, list(places))
+
+    def _put(self, kind: Kind, path: str, content: Content, **how: str) -> None:
+        place = self._at(path)
+        self._require_writable()
+        self.requests.count(kind, bytes_written=content.size_bytes)
+        try:
+            with self._translated(path):
+                if isinstance(content.data, Path):
+                    self._files.put_file(str(content.data), place, **how, **self._upload)
+                else:
+                    self._files.pipe_file(place, content.data, **how)
+        except ObjectMissing as error:
+            raise self._no_bucket() from error
+
+    def _cat(self, path: str, **how: int) -> bytes:
+        place = self._at(path)
+        self.requests.count(Kind.READ)
+        with self._translated(path):
+            data = bytes(self._files.cat_file(place, **how))
+        self.requests.received(len(data))
+        return data
+
+    def _size(self, path: str) -> int:
+        """The object's bytes. Raises `ObjectMissing`."""
+        found = self.stat(path)
+        if found is None:
+            raise ObjectMissing("is not there", path=self._shown(path))
+        return found.size_bytes
+
+    def _found(self, folder: str) -> Mapping[str, Any]:
+        found = self._files.find(folder, detail=True)
+        # Of what is no folder, but an object, some give its name alone.
+        return found if isinstance(found, dict) else {}
+
+    def _listing(self, prefix: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        self.requests.count(Kind.LIST)
+        try:
+            with self._translated(prefix):
+                found = ask()
+        except ObjectMissing:
+            found = {}
+        if found:
+            self._is_seen = True
+        else:
+            self._require_bucket()
+        return found
+
+    def _require_bucket(self) -> None:
+        """A root that looks empty because its bucket is misspelt must not be taken for a new one."""
+        if self._is_seen:
+            return
+        bucket = self._place.partition("/")[0]
+        self.requests.count(Kind.LIST)
+        try:
+            with self._translated(""):
+                self._files.ls(bucket or "/", detail=True)
+        except ObjectMissing as error:
+            raise self._no_bucket() from error
+        self._is_seen = True
+
+    def _no_bucket(self) -> BucketMissing:
+        return BucketMissing(
+            "the bucket or container does not exist", path=self.url, hint="create it, or correct the url"
+        )
+
+    def _compare(self, path: str, content: Content) -> Created:
+        """SAME when the object has this content, else `AlreadyExists`; an object that cannot be read is neither."""
+        found = self.stat(path)
+        shown = self._shown(path)
+        if found is None:
+            raise StorageError("was reported to exist and is not there", path=shown, hint="try again")
+        if found.size_bytes == content.size_bytes and content.equals(
+            lambda start, length: self.read_range(path, start, length)
+        ):
+            return Created.SAME
+        raise AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+
+    def _require_writable(self) -> None:
+        if not self._creates:
+            raise RefusedAsUnsafe(
+                "is only read: its driver cannot create a file only where none is, and so two could overwrite each other",
+                path=self.url,
+                hint="copy the checkpoint to a local disk, S3, Azure or Google's cloud to work on it; see "
+                "docs/how-to/where-checkpoints-lie.md",
+            )
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            raise self._translation(error, self._shown(path)) from error
+
+    def _translation(self, error: Exception, shown: str) -> StorageError | Exception:
+        status = getattr(error, "status_code", None) or getattr(error, "code", None)
+        if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or status == _MISSING:
+            return ObjectMissing("is not there", path=shown)
+        if isinstance(error, FileExistsError):
+            return AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+        is_denied = isinstance(error, PermissionError) or status in _DENIED or "Forbidden" in str(error)
+        if is_denied or "Authentication" in type(error).__name__ or "Credential" in type(error).__name__:
+            return AccessDenied(
+                f"the store refuses it: {_line(error)}", path=shown, hint="give credentials, or correct them"
+            )
+        return StorageError(
+            f"{type(error).__name__}: {_line(error)}", path=shown, hint="look at the url, its options and the network"
+        )
+
+    def _at(self, path: str) -> str:
+        return f"{self._place}/{checked(path)}"
+
+    def _folder(self, prefix: str) -> str:
+        return f"{self._place}/{checked_folder(prefix)}".rstrip("/")
+
+    def _path(self, name: str, folder: str, prefix: str) -> str | None:
+        """The path below the root of what a listing of `folder` names; None for what is not in it, and for the marks by
+        which consoles and Hadoop keep empty folders."""
+        inside = name.removeprefix(f"{folder}/")
+        path = f"{prefix}/{inside}" if prefix else inside
+        try:
+            return None if inside == name else checked(path)
+        except ValueError:
+            return None
+
+    def _shown(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
+
+def _entry(path: str, about: Mapping[str, Any]) -> Entry:
+    found = next((about[name] for name in _TIMES if about.get(name)), None)
+    if isinstance(found, str):
+        found = datetime.fromisoformat(found)
+    if isinstance(found, datetime):
+        found = found.timestamp()
+    return Entry(path, int(about["size"]), found)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,41 @@
+"""What every store must do is asked of all of them: on disk, on S3 and, by `make interop-stores`, on Azure and Google."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from statestore.storage import StorageSpec
+from tests.s3_server import S3Server
+from tests.storage.servers import Azurite, FakeGcs
+
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    server = Azurite()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def fake_gcs() -> Iterator[FakeGcs]:
+    server = FakeGcs()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["local", "s3", pytest.param("azurite", marks=SLOW), pytest.param("fake_gcs", marks=SLOW)])
+def storage_spec(request: pytest.FixtureRequest, tmp_path: Path) -> StorageSpec:
+    """An empty root in each kind of store in turn."""
+    if request.param == "local":
+        return StorageSpec(str(tmp_path / "root"))
+    server = request.getfixturevalue("s3_server" if request.param == "s3" else request.param)
+    if isinstance(server, S3Server):
+        return StorageSpec(f"s3://{server.make_bucket()}/a root", tuple(server.options.items()))
+    return server.new_root()

@@ -1,0 +1,34 @@
+"""The ways in which one root is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore.storage import canonical, open_storage
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("s3a://bucket/jobs/orders", "s3://bucket/jobs/orders"),
+        ("s3a://bucket/jobs/orders/", "s3://bucket/jobs/orders"),
+        ("S3A://Bucket/Jobs", "s3://Bucket/Jobs"),
+        ("s3://bucket", "s3://bucket"),
+        ("abfs://c@account.dfs.core.windows.net/jobs/", "abfss://c@account.dfs.core.windows.net/jobs"),
+        ("gs://bucket/jobs", "gs://bucket/jobs"),
+        ("hdfs:///jobs/orders", "hdfs:///jobs/orders"),
+        ("file:///jobs/orders", "file:///jobs/orders"),
+        ("/jobs/orders/", "/jobs/orders/"),
+        ("jobs", "jobs"),
+        ("", ""),
+    ],
+)
+def test_one_root_has_one_url(written: str, meant: str) -> None:
+    assert canonical(written) == meant
+    assert canonical(meant) == meant
+
+
+def test_what_is_printed_of_a_root_is_the_same_for_each_spelling() -> None:
+    options = {"key": "a", "secret": "b"}
+    urls = ("s3://bucket/jobs", "s3a://bucket/jobs", "s3a://bucket/jobs/")
+    assert {open_storage(url, options=options).url for url in urls} == {"s3://bucket/jobs"}
