@@ -1,0 +1,90 @@
+"""Whole checkpoints that Spark wrote, in every form: audited, dumped and snapshotted without starting Spark.
+
+What they are dumped to is compared with what Spark's own reader showed of them when they were written.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statestore import catalog
+from statestore.clock import RandomIds, SystemClock
+from statestore.maintenance import audit, retention
+from statestore.maintenance import snapshot as snapshots
+from statestore.storage import Storage, open_storage
+from tests.interop.dumped import dumped, expected, shown
+
+FIXTURES = sorted((Path(__file__).parent / "fixtures" / "checkpoints").glob("spark-*.zip"))
+FEWEST = 18
+
+
+@dataclass
+class Written:
+    """A checkpoint of Spark's, and what its reader showed of it, by the reader's options."""
+
+    checkpoint: Path
+    views: dict[str, list[str]]
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(str(self.checkpoint))
+
+    def differing(self, rows: list[dict[str, Any]]) -> list[str]:
+        """The views in which these rows are not what Spark showed."""
+        told = {view: json.loads(view) for view in self.views}
+        return [v for v, options in told.items() if shown(rows, options) != expected(self.views[v], options)]
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda path: path.stem.removeprefix("spark-"))
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
+    with zipfile.ZipFile(request.param) as archive:
+        archive.extractall(tmp_path)
+    return Written(tmp_path / "checkpoint", json.loads((tmp_path / "shown.json").read_text()))
+
+
+def test_all_of_them_are_there() -> None:
+    assert len(FIXTURES) >= FEWEST
+
+
+def test_the_audit_finds_nothing_and_the_dump_shows_what_spark_showed(written: Written, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")}
+    found = audit.judge(audit.gather(written.storage, scratch=tmp_path / "scratch"))
+    assert found.findings == ()
+    heads = catalog.heads(written.storage)
+    assert heads is not None
+    assert [store.store for store in found.stores] == sorted(heads.heads)
+    rows = dumped(written.checkpoint)
+    assert rows
+    assert written.differing(rows) == []
+    assert written.differing(rows[1:]), "a row less is seen"
+    assert {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")} == before
+
+
+def test_a_snapshot_at_the_head_alone_holds_all_of_it(written: Written, tmp_path: Path) -> None:
+    storage = written.storage
+    gathered = snapshots.gather(storage, at_head=True)
+    planned = snapshots.plan(gathered, snapshots.SnapshotPolicy(), take_all=True)
+    at_head = {one.store for one in planned.leave if one.reason is snapshots.WhyNot.AT_HEAD}
+    assert at_head | {action.store for action in planned.take} == {fact.store for fact in gathered.stores}
+    for action in planned.take:
+        snapshots.execute(storage, action, scratch=tmp_path / "scratch", clock=SystemClock(), ids=RandomIds())
+    assert audit.judge(audit.gather(storage, scratch=tmp_path / "scratch")).findings == ()
+    policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
+    plan = retention.plan(retention.gather(storage, policy, clock=SystemClock()), policy)
+    assert plan.findings == ()
+    assert plan.floor == plan.head
+    storage.delete([verdict.path for verdict in plan.deletions])
+    storage.delete([entry.path for entry in storage.list("state") if entry.path.endswith(".changelog")])
+    assert written.differing(dumped(written.checkpoint)) == []
+
+
+def test_retention_of_all_its_versions_deletes_nothing(written: Written) -> None:
+    policy = retention.RetentionPolicy(versions=100, grace_seconds=0)
+    plan = retention.plan(retention.gather(written.storage, policy, clock=SystemClock()), policy)
+    assert (plan.findings, plan.floor, plan.deletions) == ((), 1, [])
