@@ -62,7 +62,7 @@ def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, sto
         try:
             done.extend(runs.repair(storage, planned, run=run, holder=holder(), clock=clock))
         finally:
-            TALK.print(f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it")
+            TALK.print(f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it", soft_wrap=True)
     output.show(_object(planned, run, done), lambda console: _print(console, planned, done))
     sys.exit(FINDINGS if planned.asks or len(done) < len(planned.actions) else 0)
 
