@@ -186,8 +186,12 @@ def duration(seconds: float) -> str:
 
 def _interop(docs: Path, kind: str) -> list[dict[str, Any]]:
     """What `make interop-matrix` wrote of its cases."""
+    return [result for result in _all_interop(docs) if result["kind"] == kind]
+
+
+def _all_interop(docs: Path) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = json.loads((docs / _INTEROP).read_text())
-    return [result for result in results if result["kind"] == kind]
+    return results
 
 
 def _minor(version: str) -> str:
@@ -195,10 +199,10 @@ def _minor(version: str) -> str:
 
 
 def _sparks(docs: Path) -> Iterator[str]:
-    releases = sorted({result["to"] for result in _interop(docs, "restart")})
-    cases = [result for kind in ("restart", "upgrade", "repair") for result in _interop(docs, kind)]
+    cases = _all_interop(docs)
+    releases = sorted({result["to"] for result in cases})
     passed = sum(result["passed"] for result in cases)
-    yield f"Last run: {passed:,} of {len(cases):,} cases passed, on Spark {', '.join(releases)}."
+    yield f"As each was last run, {passed:,} of {len(cases):,} cases passed, on Spark {', '.join(releases)}."
 
 
 def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Path], Iterator[str]]:
@@ -207,6 +211,9 @@ def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Pat
     def table(docs: Path) -> Iterator[str]:
         results = _interop(docs, kind)
         columns = sorted({column(result) for result in results})
+        if not columns:
+            yield "None was run yet."
+            return
         yield f"| operator | {' | '.join(columns)} |"
         yield f"| :-- |{' :-: |' * len(columns)}"
         for operator in dict.fromkeys(result["operator"] for result in results):
@@ -230,5 +237,6 @@ _GENERATORS: dict[str, Callable[[Path], Iterator[str] | Sequence[str]]] = {
     "repairs": _matrix("repair", lambda result: _minor(result["to"])),
     "restarts": _matrix("restart", lambda result: _minor(result["to"])),
     "sparks": _sparks,
+    "switches": _matrix("switch", lambda result: _minor(result["to"])),
     "upgrades": _matrix("upgrade", lambda result: f"{_minor(result['from'])} → {_minor(result['to'])}"),
 }

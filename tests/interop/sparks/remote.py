@@ -82,34 +82,29 @@ class RemoteSpark:
 
 
 class Sparks:
-    """Started as they are asked for, and one of each release at a time."""
+    """Started as they are asked for, one of each release, and of 4.0 one for each structure."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._running: dict[str, tuple[str, RemoteSpark]] = {}
+        self._running: dict[tuple[str, str], RemoteSpark] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for _structure, spark in self._running.values():
+        for spark in self._running.values():
             spark.stop()
 
     def get(self, minor: str, structure: str) -> RemoteSpark:
         """The Spark of a minor release, for queries of this structure; all but 4.0 run those of either in one process."""
         structure = structure if minor == "4.0" else "1"
-        running = self._running.get(minor)
-        if running is not None and running[0] == structure:
-            return running[1]
-        if running is not None:
-            running[1].stop()
-        spark = RemoteSpark(minor, structure, self._logs / f"{minor}-V{structure}.log")
-        self._running[minor] = (structure, spark)
-        return spark
+        if (minor, structure) not in self._running:
+            self._running[minor, structure] = RemoteSpark(minor, structure, self._logs / f"{minor}-V{structure}.log")
+        return self._running[minor, structure]
 
     def drop_dead(self) -> None:
         """Those whose process has ended are started again when they are asked for."""
-        self._running = {minor: held for minor, held in self._running.items() if held[1].is_alive}
+        self._running = {which: spark for which, spark in self._running.items() if spark.is_alive}
 
 
 class RemoteQuery(NativeQuery):

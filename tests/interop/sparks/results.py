@@ -83,21 +83,23 @@ def _read(folder: Path, case: Case) -> Result | None:
 
 
 def write(found: Sequence[Result]) -> None:
-    """What the docs show: the cases, and the patch releases that they ran on."""
-    lines = [
-        json.dumps(
-            {
-                "operator": result.case.group.operator,
-                "structure": f"V{result.case.group.structure}",
-                "kind": result.case.kind.name.lower(),
-                "from": result.versions[0],
-                "to": result.versions[1],
-                "passed": result.passed,
-            }
-        )
-        for result in found
-    ]
-    WRITTEN.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
+    """What the docs show: each case as it came out when it was last run, and the patch releases that it ran on."""
+    before: list[dict[str, Any]] = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else []
+    lines = {line["case"]: line for line in before} | {result.case.name: _line(result) for result in found}
+    kept = [lines[case.name] for case in all_cases() if case.name in lines]
+    WRITTEN.write_text("[\n " + ",\n ".join(map(json.dumps, kept)) + "\n]\n")
+
+
+def _line(result: Result) -> dict[str, Any]:
+    return {
+        "case": result.case.name,
+        "operator": result.case.group.operator,
+        "structure": f"V{result.case.group.structure}",
+        "kind": result.case.kind.name.lower(),
+        "from": result.versions[0],
+        "to": result.versions[1],
+        "passed": result.passed,
+    }
 
 
 def tables(found: Sequence[Result]) -> Iterator[Table]:
