@@ -102,6 +102,12 @@ class Parent:
         url = "/".join(part.rstrip("/") for part in (self.spec.url, folder, self.below) if part)
         return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies)
 
+    def child_at(self, url: str) -> Root | None:
+        """The root in it that has this URL; None for another place."""
+        folder = url.removeprefix(f"{self.spec.url.rstrip('/')}/").partition("/")[0]
+        child = self.child(folder) if _NAME.fullmatch(folder) else None
+        return child if child is not None and child.spec.url == url else None
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -122,6 +128,9 @@ class Configuration:
         parent, _, folder = name_or_url.partition(".")
         if parent in self.parents and _NAME.fullmatch(folder):
             return self.parents[parent].child(folder)
+        for one in self.parents.values():
+            if child := one.child_at(url):
+                return child
         return Root(name_or_url, StorageSpec(url), self.defaults)
 
 

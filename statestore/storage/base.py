@@ -207,6 +207,12 @@ def is_listed(path: str, prefix: str, *, hidden: bool = False) -> bool:
     return is_below(prefix, TEMP_FOLDER) or not is_below(path, TEMP_FOLDER)
 
 
+def marks_folder(path: str, size_bytes: int) -> bool:
+    """Whether an object of that name stands for a folder: empty, and named as consoles and Hadoop name it (`state/`), or
+    Amazon's EMR (`state_$folder$`)."""
+    return path.endswith("/") or (size_bytes == 0 and path.endswith("_$folder$"))
+
+
 def is_below(path: str, folder: str) -> bool:
     """Whether `path` is the folder or in it."""
     return path == folder or path.startswith(f"{folder}/")

@@ -30,6 +30,7 @@ from statestore.storage.base import (
     checked,
     checked_folder,
     is_listed,
+    marks_folder,
 )
 from statestore.storage.content import PIECE_BYTES, Content, scratch_file
 from statestore.storage.drivers import Opened
@@ -107,7 +108,9 @@ class RemoteStorage(OpenedStore):
         entries = []
         for name, about in self._listing(prefix, lambda: self._found(folder)).items():
             path = self._path(name, folder, prefix)
-            if path is not None and about["type"] == "file" and is_listed(path, prefix, hidden=hidden):
+            if path is None or about["type"] != "file" or marks_folder(path, int(about["size"])):
+                continue
+            if is_listed(path, prefix, hidden=hidden):
                 entries.append(_entry(path, about))
         return sorted(entries, key=lambda entry: entry.path)
 
@@ -257,8 +260,8 @@ class RemoteStorage(OpenedStore):
         return f"{self._place}/{checked_folder(prefix)}".rstrip("/")
 
     def _path(self, name: str, folder: str, prefix: str) -> str | None:
-        """The path below the root of what a listing of `folder` names; None for what is not in it, and for the marks by
-        which consoles and Hadoop keep empty folders."""
+        """The path below the root of what a listing of `folder` names; None for what is not in it, and for what no path
+        is named like, as the marks of folders."""
         inside = name.removeprefix(f"{folder}/")
         path = f"{prefix}/{inside}" if prefix else inside
         try:

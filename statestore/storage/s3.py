@@ -33,6 +33,7 @@ from statestore.storage.base import (
     checked,
     checked_folder,
     is_listed,
+    marks_folder,
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
 from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_passing, translate
@@ -268,10 +269,12 @@ class S3Storage(OpenedStore):
     def _listed(self, found: Iterable[Any], prefix: str, *, hidden: bool) -> Iterator[Entry]:
         for item in found:
             path = item["Key"].removeprefix(self._before)
+            if marks_folder(path, item["Size"]):
+                continue
             try:
                 checked(path)
             except ValueError:
-                continue  # Consoles and Hadoop mark folders by empty objects whose names end in '/'.
+                continue  # Names that no path below a root has; whose they are is unknown.
             if is_listed(path, prefix, hidden=hidden):
                 yield Entry(path, item["Size"], item["LastModified"].timestamp())
 

@@ -171,8 +171,9 @@ def test_a_root_on_s3_is_maintained_the_same(
     url = f"s3://{s3_server.make_bucket()}/flights"
     twin = flights.copied_to(open_storage(url, options=s3_server.options), tmp_path / "job on S3")
     options = ", ".join(f'{name} = "{value}"' for name, value in s3_server.options.items())
+    as_spark_writes_it = url.replace("s3:", "s3a:")
     configuration.write_text(
-        configuration.read_text().replace('url = "flights"', f'url = "{url}"\nstorage = {{ {options} }}')
+        configuration.read_text().replace('url = "flights"', f'url = "{as_spark_writes_it}"\nstorage = {{ {options} }}')
     )
     assert maintained(definitions, instance).success
     twin.grow(4)

@@ -74,6 +74,36 @@ def test_each_folder_of_a_parent_is_a_root_that_says_what_the_parent_says(tmp_pa
         found.parents["jobs"].child("a b")
 
 
+def test_a_root_is_found_by_its_url_however_that_is_spelled(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [roots.clicks]
+            url = "s3a://bucket/clicks/"
+            mode = "observe"
+
+            [parents.jobs]
+            url = "s3a://bucket/jobs/"
+            below = "state"
+            mode = "observe"
+            """,
+        )
+    )
+    for url in ("s3://bucket/clicks", "s3a://bucket/clicks", "s3a://bucket/clicks/"):
+        assert found.find(url) == found.roots["clicks"]
+    for url in ("s3://bucket/jobs/orders/state", "s3a://bucket/jobs/orders/state/"):
+        assert found.find(url) == found.parents["jobs"].child("orders")
+        assert found.find(url).policies.mode is Mode.OBSERVE
+    for url in (
+        "s3://bucket/jobs/orders",
+        "s3://bucket/jobs/orders/state/0",
+        "s3://bucket/jobs/a b/state",
+        "s3://jobs",
+    ):
+        assert found.find(url).policies.mode is None, "a place of its own"
+
+
 def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed() -> None:
     policies = Configuration().find("anything").policies
     assert policies.mode_for(is_own=True) is Mode.FULL

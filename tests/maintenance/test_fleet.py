@@ -8,6 +8,7 @@ from statestore.maintenance.config import Configuration, Parent, Policies, Root
 from statestore.maintenance.fleet import discover, forget_seconds
 from statestore.storage import StorageSpec, open_storage
 from tests.checkpoints import Checkpoint
+from tests.s3_server import S3Server
 
 
 def checkpoint(url: str, scratch: Path, batches: int) -> None:
@@ -26,6 +27,18 @@ def test_the_folders_of_a_parent_are_found_with_their_newest_batch(tmp_path: Pat
     assert {name: query.version for name, query in found.queries.items()} == {"jobs.orders": 3}
     assert found.waiting == ("jobs.empty",)
     assert list(found.problems) == ["jobs.just made"], "a name that no partition could have is a problem, not a crash"
+
+
+def test_the_folders_of_a_parent_in_a_bucket_are_found_by_either_spelling(s3_server: S3Server, tmp_path: Path) -> None:
+    bucket, options = s3_server.make_bucket(), tuple(s3_server.options.items())
+    Checkpoint(open_storage(StorageSpec(f"s3://{bucket}/jobs/orders/state", options)), tmp_path).grow(2)
+    s3_server.put(bucket, "jobs/", b"")
+    s3_server.put(bucket, "jobs/orders/", b"")
+    for scheme in ("s3", "s3a"):
+        parent = Parent("jobs", StorageSpec(f"{scheme}://{bucket}/jobs", options), Policies(), below="state")
+        found = discover(Configuration(parents={"jobs": parent}))
+        assert {name: query.version for name, query in found.queries.items()} == {"jobs.orders": 2}
+        assert (found.waiting, found.problems) == ((), {})
 
 
 def test_one_that_cannot_be_looked_at_does_not_hide_the_others_and_counts_as_there(tmp_path: Path) -> None:

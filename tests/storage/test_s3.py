@@ -165,7 +165,10 @@ def test_a_listing_of_many_pages_is_whole(storage: Storage, s3_server: S3Server,
 def test_markers_of_folders_are_not_listed(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     storage.create("state/name", b"")
     s3_server.put(bucket, "root/state/", b"")
+    s3_server.put(bucket, "root/state/0_$folder$", b"")
     assert [entry.path for entry in storage.list("")] == ["state/name"]
+    s3_server.put(bucket, "root/state/1_$folder$", b"not empty, and so not one")
+    assert [entry.path for entry in storage.list("state")] == ["state/1_$folder$", "state/name"]
 
 
 def test_a_root_does_not_see_its_neighbour(storage: Storage, s3_server: S3Server, bucket: str) -> None:
