@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from statestore.catalog import Heads
@@ -58,16 +58,10 @@ def standing(storage: Storage, run: str) -> Standing | None:
         raise CorruptFile("is not the JSON that it should be", path=path, hint=hint) from error
 
 
-def snapshots(storage: Storage, entries: Iterable[Entry], stores: Collection[StorePath]) -> Snapshots:
+def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePath]) -> Snapshots:
     """The snapshots of these stores among what was put aside. One request each. Raises `StorageError`."""
-    found: dict[StorePath, dict[str, SnapshotMetadata | None]] = {}
-    to_read: list[tuple[StorePath, str]] = []
-    for entry in entries:
-        aside = names.parse_aside(entry.path)
-        place = names.parse_store_path(aside[1]) if aside else None
-        if place is not None and place[1].kind is StoreFileKind.SNAPSHOT and place[0] in stores:
-            to_read.append((place[0], entry.path))
-            found[place[0]] = {}
+    to_read = [(store, path) for store, path in _zips(entries) if store in of]
+    found: dict[StorePath, dict[str, SnapshotMetadata | None]] = {store: {} for store, _ in to_read}
 
     def read(at: tuple[StorePath, str]) -> None:
         store, path = at
@@ -80,3 +74,17 @@ def snapshots(storage: Storage, entries: Iterable[Entry], stores: Collection[Sto
 
     at_once(read, to_read)
     return found
+
+
+def stores(entries: Iterable[Entry]) -> frozenset[StorePath]:
+    """The stores of which snapshots are put aside."""
+    return frozenset(store for store, _ in _zips(entries))
+
+
+def _zips(entries: Iterable[Entry]) -> Iterator[tuple[StorePath, str]]:
+    """The snapshots among what was put aside: whose they are, and where they lie now."""
+    for entry in entries:
+        aside = names.parse_aside(entry.path)
+        place = names.parse_store_path(aside[1]) if aside else None
+        if place is not None and place[1].kind is StoreFileKind.SNAPSHOT:
+            yield place[0], entry.path

@@ -17,7 +17,8 @@ from statestore.errors import RefusedAsUnsafe, StorageError
 from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance import lease, quiet, repair, retention, runs, snapshot, undo
+from statestore.maintenance import audit, lease, quiet, repair, retention, runs, snapshot, undo
+from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.repair import PutAside, RepairPlan, Spark, Why
 from statestore.maintenance.retention import Rule
 from statestore.storage import Kind, Storage, open_storage
@@ -228,6 +229,10 @@ def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_
     kept = {v.path for v in plan.verdicts if v.rule is Rule.ASIDE}
     assert kept & tables, "these are named by what was put aside alone"
     assert kept - tables == {entry.path for entry in storage.list(names.ASIDE)}
+    told = audit.judge(audit.gather(storage), AuditPolicy(retained_versions=1))
+    assert {(store.garbage_files, store.orphan_files) for store in told.stores} == {(0, 0)}, (
+        "nor does the audit say it goes"
+    )
     take_back(storage, run)
     now = contents(storage)
     assert now == {path: body for path, body in before.items() if path in now}

@@ -98,7 +98,7 @@ class RootFacts:
     `seen`: how many partitions of an operator the logs and the files know.
     `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
     `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
-    begun and has not ended.
+    begun and has not ended. `put_aside`: the stores of which snapshots are put aside, which may name any table of theirs.
     """
 
     query: str | Bad
@@ -110,6 +110,7 @@ class RootFacts:
     strangers: tuple[str, ...]
     switched: int | None = None
     half_switched: Standing | Bad | None = None
+    put_aside: frozenset[StorePath] = frozenset()
 
 
 class Keeper(Enum):

@@ -18,7 +18,7 @@ from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
-from statestore.maintenance import time_line
+from statestore.maintenance import aside, time_line
 from statestore.maintenance.audit.facts import (
     Bad,
     Facts,
@@ -241,6 +241,7 @@ def _root(
         seen,
         tuple(sorted([*strangers, *_strangers(state)])),
         *_switchovers(storage, control),
+        aside.stores(control),
     )
 
 

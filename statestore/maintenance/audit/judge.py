@@ -45,7 +45,7 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
         max(facts.logs.commits, default=None),
         restart,
         tuple(findings),
-        tuple(store_audit(one, policy) for one in views),
+        tuple(store_audit(one, policy, put_aside=one.facts.store in facts.root.put_aside) for one in views),
         {store.store: store.decoded for store in stores if store.decoded is not None},
         facts.requests,
         (_SCANNED if facts.deep else _BYTES_NOT_READ, *_NO_CHECKSUM, *judge_spark.unproven(facts)),

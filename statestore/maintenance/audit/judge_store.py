@@ -109,14 +109,13 @@ def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int
     return max(first_committed, left, chain.head.version - policy.retained_versions + 1)
 
 
-def store_audit(one: View, policy: AuditPolicy) -> StoreAudit:
-    """The state of a store."""
+def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> StoreAudit:
+    """The state of a store. `put_aside`: so are snapshots of it, whose tables stay with them."""
     chain = one.chain
     loads = chain.head in chain.bases
     following = _next_lineage_bytes(one.facts)
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
-    garbage = _garbage(chain, policy)
-    orphans = _orphans(chain)
+    garbage, orphans = _garbage(chain, policy, put_aside=put_aside), _orphans(chain, put_aside=put_aside)
     return StoreAudit(
         one.facts.store,
         chain.head,
@@ -151,7 +150,7 @@ def _commits_left(head: VersionId, used_bytes: int, ceiling_bytes: int) -> int:
     return 0 if used_bytes > ceiling_bytes else (ceiling_bytes - used_bytes) // an_item + 1
 
 
-def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
+def _garbage(chain: Chain, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
     """Files up to the head that no retained version needs: dead branches, old versions, tables that nothing names."""
     floor = max(chain.versions[0].version, chain.head.version - policy.retained_versions + 1)
     base = chain.bases.get(chain.versions[floor - chain.versions[0].version])
@@ -164,13 +163,13 @@ def _garbage(chain: Chain, policy: AuditPolicy) -> list[Entry]:
     ]
     kept = [chain.snapshots[version].metadata for version in needed if version in chain.snapshots]
     # What an unreadable zip names is not known: nothing that it may need is called garbage.
-    if None not in kept:
+    if None not in kept and not put_aside:
         named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.named_files}
         garbage += [entry for name, entry in chain.files.tables.items() if name not in named]
     return garbage
 
 
-def _orphans(chain: Chain) -> list[Entry]:
+def _orphans(chain: Chain, *, put_aside: bool) -> list[Entry]:
     """Files that no committed version can reach. What is older than the chain, or newer than its head, may be one's."""
     committed, oldest = set(chain.versions), chain.versions[0].version
     dead = {
@@ -186,7 +185,7 @@ def _orphans(chain: Chain) -> list[Entry]:
     ]
     facts = [chain.snapshots.get(version) for version in chain.files.snapshots if version not in dead]
     metadata = [one.metadata for one in facts if one is not None and one.metadata is not None]
-    if len(metadata) == len(facts):
+    if len(metadata) == len(facts) and not put_aside:
         named = {table.dfs_name for one in metadata for table in one.named_files}
         orphans += [entry for name, entry in chain.files.tables.items() if name not in named]
     return orphans
