@@ -106,6 +106,11 @@ def _of_logs(gathered: Gathered) -> Iterator[str]:
             f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.batch}: restore the commits "
             f"that were lost, or delete the offsets after batch {gathered.batch}"
         )
+    if gathered.pending:
+        yield (
+            f"{gathered.pending[0]}: the sink may hold batch {gathered.batch + 1} already, by ids of this structure: start "
+            f"the job once, so that the batch ends"
+        )
     if gathered.repartitions:
         yield (
             f"{names.offsets(gathered.begun)} names another number of partitions: Spark's offline repartition has not "

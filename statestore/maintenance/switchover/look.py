@@ -51,6 +51,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
         commit.decode(),
         logs.is_plain_commit(commit, path),
         begun,
+        _pending(storage, batch + 1),
         _repartitions(storage, batch, begun),
         of_snapshots.conf,
         any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
@@ -70,6 +71,11 @@ def _measured(storage: Storage, fact: snapshot.StoreFacts, files: catalog.StoreF
     table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
     problem = fact.problem or base.damage
     return StoreFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
+
+
+def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
+    paths = [entry.path for entry in storage.list(names.PENDING)]
+    return tuple(p for p in paths if (place := names.parse_pending(p.rpartition("/")[2])) and place[0] == batch)
 
 
 def _newest_offsets(storage: Storage) -> int:

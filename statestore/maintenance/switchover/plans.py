@@ -43,6 +43,7 @@ class Gathered:
     commit           the newest commit, as text
     is_plain_commit  whether there is nothing in it that is not known here
     begun            the newest batch that the offset log knows, -1 for none
+    pending          what attempts of our own jobs at the batch after it have left
     repartitions     whether that batch has another number of partitions than the newest commit
     audit            None while a switchover is half done: it was clean when that began
     free_bytes       of local disk
@@ -56,6 +57,7 @@ class Gathered:
     commit: str = ""
     is_plain_commit: bool = True
     begun: int = -1
+    pending: tuple[str, ...] = ()
     repartitions: bool = False
     conf: StateConf = OURS
     may_be_of_4_0: bool = False
