@@ -11,10 +11,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statestore.maintenance import lease, runs, switchover
+from statestore.maintenance.switchover import Machine
+from statestore.storage import Kind, Storage, open_storage
+from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.interop.native import FORMAT, HERE, OPERATORS, NativeQuery, state
-from tests.interop.twins import clean, switch
+from tests.interop.twins import clean, statekeeper, switch
 
 pytestmark = pytest.mark.spark
 
@@ -86,3 +91,64 @@ def test_a_checkpoint_of_which_only_the_conf_was_changed_is_switched_all_the_sam
     query.run(2)
     assert query.outputs == outputs
     assert state(query) == end
+
+
+@pytest.mark.parametrize("structure", Structure, ids=lambda structure: structure.value)
+def test_spark_starts_on_nothing_that_is_half_switched_and_goes_on_after_it_was_finished_or_taken_back(
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    structure: Structure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path_factory.mktemp("half")
+    query = begun(spark, folder, "aggregation", structure)
+    query.run(3)
+    query.saved("middle")
+    query.run(2)
+    outputs, end = query.outputs, state(query)
+
+    # To V2 it dies when all snapshots stand; to V1 when the commit is written and one of the snapshots with ids is away.
+    last_write = names.switchover(1, "made-0-1-default") if structure is Structure.V1 else "aside"
+    for way_out in ("--apply", "--abort"):
+        query.restored("middle")
+        query.confs |= structure.conf
+        storage = open_storage(str(query.checkpoint))
+        snapshots_of(query, folder)
+        with pytest.raises(SimulatedCrash):
+            plan = switchover.plan(switchover.gather(storage, scratch=folder), structure.other)
+            machine = Machine(folder, SystemClock(), RandomIds(), workers=1)
+            run = RandomIds().fresh()
+            dying = DiesAfter(storage, last_write)
+            runs.switch(dying, plan, lambda _: None, run=run, holder="a test", machine=machine)
+        # The commit decides which structure it is of; a start in that one is refused.
+        query.confs |= Structure.V1.conf
+        with pytest.raises(StreamingQueryException, match="CANNOT_LOAD_STATE_STORE"):
+            query.run(0)
+        lease.break_lease(storage, run=RandomIds().fresh(), holder="a test", clock=SystemClock())
+        direction = ["--to", structure.other.value] if way_out == "--apply" else []
+        statekeeper("switch", str(query.checkpoint), way_out, *direction, "--i-stopped-it")
+        query.confs |= (structure.other if way_out == "--apply" else structure).conf
+        query.run(2)
+        assert query.outputs == outputs
+        assert state(query) == end
+
+
+class DiesAfter(FaultyStorage):
+    """The process dies when it has written a certain file, or put one aside."""
+
+    def __init__(self, inner: Storage, what: str) -> None:
+        super().__init__(inner)
+        self._what = what
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        if self._what == "aside":
+            is_it = request.kind is Kind.REPLACE and request.path.startswith(names.ASIDE)
+        else:
+            is_it = request.kind is Kind.REPLACE and request.path == self._what
+        return Fault.AFTER if is_it else None
+
+
+def snapshots_of(query: NativeQuery, folder: Path) -> None:
+    """One of each store at its head."""
+    root = str(query.checkpoint)
+    statekeeper("snapshot", root, "--at-head", "--i-stopped-it", "--mode", "snapshots", "--scratch", str(folder))

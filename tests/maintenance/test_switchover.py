@@ -16,7 +16,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.engine.rocks import Database
 from statestore.errors import CorruptFile, HalfSwitched, RefusedAsUnsafe, RootHeld, StatekeeperError
 from statestore.format import logs, names
-from statestore.format.names import VersionId
+from statestore.format.names import StoreFile, StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
@@ -186,6 +186,44 @@ def test_a_query_that_began_before_4_2_and_left_no_sidecar_may_be_of_4_0_and_has
     [refusal] = planned(local, Structure.V2, tmp_path).refusals
     assert "say --for-spark" in refusal
     assert not planned(local, Structure.V2, tmp_path, Spark.V4_1).refusals
+
+
+def test_what_leads_back_stays_until_a_second_snapshot_of_the_new_structure_is_what_the_floor_is_restored_from(
+    local: Storage, tmp_path: Path
+) -> None:
+    policy = RetentionPolicy(versions=2, grace_seconds=0)
+
+    def collect() -> set[str]:
+        gathered = retention.gather(local, policy, clock=SystemClock())
+        deletions = retention.plan(gathered, policy)
+        list(runs.delete(local, gathered, deletions, holder="a test", clock=SystemClock(), ids=RandomIds()))
+        return {e.path for e in local.list(names.STATE) if (place := names.parse_store_path(e.path)) and is_v1(place)}
+
+    def is_v1(place: tuple[StorePath, StoreFile]) -> bool:
+        return place[1].version.id is None
+
+    def take_snapshots() -> None:
+        for action in snapshot.plan(snapshot.gather(local), snapshot.SnapshotPolicy(), take_all=True).take:
+            snapshot.execute(local, action, scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
+
+    checkpoint = Checkpoint(local, tmp_path / "job")
+    checkpoint.grow(4)
+    without_ids(checkpoint)
+    binding = local.read(names.BINDING)
+    local.delete([names.BINDING])
+    switch(local, Structure.V2, tmp_path)
+    local.create(names.BINDING, binding)
+    heads = catalog.heads(local)
+    assert heads is not None
+    checkpoint.versions[-1] = [heads.heads[store] for store in checkpoint.stores]
+    before = {path for path in contents(local) if (place := names.parse_store_path(path)) and is_v1(place)}
+    assert len(before) == 8
+    checkpoint.grow(4)
+    assert collect() == before, "only the switchover's own snapshots stand between the query and nothing"
+    take_snapshots()
+    checkpoint.grow(2)
+    assert collect() == set()
+    checkpoint.assert_right(tmp_path / "host")
 
 
 # -- reasons not to go -------------------------------------------------------------------------------------------------

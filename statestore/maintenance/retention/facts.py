@@ -43,7 +43,8 @@ class Gathered:
     stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch.
 
     `since`: the last pass, when only the stores that are due since then were looked at. `aside`: the snapshots of these
-    stores that repairs have put aside.
+    stores that repairs have put aside. `switched`: the version with which the newest switchover between the structures
+    begins.
     """
 
     is_own: bool
@@ -55,6 +56,7 @@ class Gathered:
     now_seconds: float
     since: LastPass | None = None
     aside: Snapshots = field(default_factory=dict)
+    switched: int | None = None
 
 
 def loadable(chain: Chain) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from statestore import catalog
+from statestore import catalog, switch_journal
 from statestore.catalog import CommitLog, StoreFiles
 from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
@@ -33,8 +33,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
 
     Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
     one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
-    commit. And a listing of each log, and of what repairs have put aside. Raises `NotACheckpoint`, `CorruptFile` for a
-    commit log that cannot be read (nothing may be deleted then), `StorageError`.
+    commit. And a listing of each log, of what repairs have put aside and of switchovers. Raises `NotACheckpoint`,
+    `CorruptFile` for a commit log that cannot be read (nothing may be deleted then), `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # The log before the files: what is committed in between is newer than this head, and stays.
@@ -65,7 +65,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
 
 
 def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
-    """The same with what repairs have put aside. Call it after the files were listed.
+    """The same with what repairs have put aside, and with switchovers. Call it after the files were listed.
 
     Losing schedule of the other order: what is put aside is listed; a repair puts a snapshot aside; the files are listed,
     and nothing names its tables. Of an undo at that moment the second look before the deletions knows.
@@ -73,7 +73,9 @@ def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
     entries = tuple(storage.list(names.ASIDE))
     stores = [chain.store for chain in gathered.chains]
     logs = replace(gathered.logs, aside=entries)
-    return replace(gathered, logs=logs, aside=aside.snapshots(storage, entries, stores))
+    journals = [entry.path for entry in storage.list(names.SWITCHOVERS)]
+    switched = switch_journal.newest_switched(storage, journals)
+    return replace(gathered, logs=logs, aside=aside.snapshots(storage, entries, stores), switched=switched)
 
 
 def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:

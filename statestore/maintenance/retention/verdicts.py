@@ -32,6 +32,7 @@ class Rule(Enum):
     RUNNING = "newer than the head: an attempt may be at work"
     YOUNG = "younger than the grace period"
     LOG = "belongs to a retained batch"
+    WAY_BACK = "of the structure before the switchover: no second snapshot of the new one is the floor's base yet"
     REUSABLE = "Spark may name it again in its next snapshot"
     UPLOADED = "a table that no snapshot names: Spark may be about to"
     ASIDE = "put aside by a repair or a switchover, or named by a snapshot that was: the way back needs it"

@@ -116,6 +116,8 @@ def carry_out(
             path=storage.url,
             hint="--abort makes it what it was; do not start the query before",
         )
+    # What the last retention pass remembers is of the other structure's snapshots.
+    storage.delete([names.RETAINED])
     journal.end(storage, begun, Ending.SWITCHED)
     told(Progress(Phase.ENDED))
     return begun
