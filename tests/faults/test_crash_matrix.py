@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from statestore import digests
 from statestore.errors import StorageError
 from statestore.format.names import StoreFileKind, VersionId, parse_store_file
+from statestore.format.structure import Structure
 from statestore.storage import Storage
 from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.hosts import STORE, History, Host, changed, column
@@ -31,6 +33,10 @@ class Scene:
     storage: Storage
     history: History
     folder: Path
+    structure: Structure
+
+    def host(self, folder: Path, storage: Storage | None = None) -> Host:
+        return Host(storage or self.storage, folder, structure=self.structure)
 
 
 def load(host: Host, scene: Scene) -> VersionId | None:
@@ -59,12 +65,12 @@ FEWEST_CASES = {"cold load": 17, "load that catches up": 8, "cold load and commi
 
 
 @pytest.fixture
-def scene(storage: Storage, tmp_path: Path) -> Scene:
+def scene(storage: Storage, tmp_path: Path, structure: Structure) -> Scene:
     history = History()
-    writer = Host(storage, tmp_path / "writer")
+    writer = Host(storage, tmp_path / "writer", structure=structure)
     history.grow(writer, 6)
     publish_snapshot(storage, STORE, history.versions[3], history.states[3], tmp_path)
-    return Scene(storage, history, tmp_path / "hosts")
+    return Scene(storage, history, tmp_path / "hosts", structure)
 
 
 @pytest.mark.parametrize("name", ACTS)
@@ -76,10 +82,11 @@ def test_a_crash_at_any_request_loses_nothing_and_shows_nothing_wrong(
     if warm is None:
         prepared.mkdir(parents=True)
     else:
-        assert Host(scene.storage, prepared).read(scene.history.versions[warm]) == scene.history.states[warm]
+        assert scene.host(prepared).read(scene.history.versions[warm]) == scene.history.states[warm]
 
     rehearsal = FaultyStorage(scene.storage)
-    act(Host(rehearsal, _copy(prepared, scene.folder / "rehearsal")), scene)
+    act(scene.host(_copy(prepared, scene.folder / "rehearsal"), rehearsal), scene)
+    _forget(scene)
     cases = crash_matrix(rehearsal.trace)
     for number, (request, fault) in enumerate(cases):
         before = _versions_in_storage(scene)
@@ -87,12 +94,12 @@ def test_a_crash_at_any_request_loses_nothing_and_shows_nothing_wrong(
         folder = _copy(prepared, scene.folder / f"case {number}")
         version: VersionId | None = None
         with suppress(SimulatedCrash, StorageError):
-            version = act(Host(faulty, folder), scene)
+            version = act(scene.host(folder, faulty), scene)
         assert len(faulty.trace) > request.number, f"{request} was not reached"
 
         # The same host comes up again, and so does one that knows nothing.
-        fresh = Host(scene.storage, scene.folder / f"fresh {number}")
-        again = Host(scene.storage, folder)
+        fresh = scene.host(scene.folder / f"fresh {number}")
+        again = scene.host(folder)
         for host in (again, fresh):
             assert host.read(scene.history.head) == scene.history.states[-1], (request, fault)
         _check_what_was_added(scene, before, again, version)
@@ -101,6 +108,7 @@ def test_a_crash_at_any_request_loses_nothing_and_shows_nothing_wrong(
             assert fresh.read(done) == changed(scene.history.states[-1], CHANGES), (request, fault)
         for old, state in list(zip(scene.history.versions, scene.history.states, strict=True))[::2]:
             assert fresh.read(old) == state, (request, fault)
+        _forget(scene)
         shutil.rmtree(folder)
         shutil.rmtree(fresh.folder)
     assert len(cases) >= FEWEST_CASES[name]
@@ -115,7 +123,22 @@ def _check_what_was_added(scene: Scene, before: set[VersionId], host: Host, vers
     assert version is None or version in added
     for landed in added:
         assert landed.version == scene.history.head.version + 1
+        if scene.structure is Structure.V1:
+            landed = confirmed_as(landed, scene, host)
         assert host.read(landed) == changed(scene.history.states[-1], CHANGES)
+
+
+def confirmed_as(version: VersionId, scene: Scene, host: Host) -> VersionId:
+    """The version with the digest that its file gives it on top of the head."""
+    file = host.folder / "landed"
+    scene.storage.download(STORE.changelog(version), file)
+    return digests.following(STORE, scene.history.head, file)
+
+
+def _forget(scene: Scene) -> None:
+    """In structure V1 the next case writes to the same name: whether it is this one's file could not be told."""
+    if scene.structure is Structure.V1:
+        scene.storage.delete([STORE.changelog(VersionId(scene.history.head.version + 1))])
 
 
 def _versions_in_storage(scene: Scene) -> set[VersionId]:

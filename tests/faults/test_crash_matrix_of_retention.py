@@ -13,6 +13,7 @@ import pytest
 from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.errors import StorageError
 from statestore.format import names
+from statestore.format.structure import Structure
 from statestore.maintenance import lease, retention, runs, snapshot
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, StorageSpec, open_storage
@@ -21,6 +22,7 @@ from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_mat
 from tests.hosts import column
 from tests.storage.clocks import SleeplessClock
 
+STRUCTURES = pytest.mark.parametrize("structure", [Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)])
 POLICY = RetentionPolicy(versions=3, grace_seconds=0)
 RETAINED_BATCHES = (9, 10, 11)
 FEWEST_CASES = 60
@@ -37,10 +39,10 @@ def garbage_collection(storage: Storage, clock: Clock) -> None:
 
 
 @pytest.fixture
-def checkpoint(storage_spec: StorageSpec, tmp_path: Path) -> Checkpoint:
+def checkpoint(storage_spec: StorageSpec, tmp_path: Path, structure: Structure) -> Checkpoint:
     """Three snapshots, an attempt that was never committed, and a table that no zip names."""
     storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}/prepared"))
-    made = Checkpoint(storage, tmp_path / "job", partitions=1)
+    made = Checkpoint(storage, tmp_path / "job", partitions=1, structure=structure)
     for _ in range(3):
         made.grow(4)
         [action] = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True).take
@@ -64,6 +66,7 @@ def copies(storage_spec: StorageSpec, checkpoint: Checkpoint) -> Iterator[Storag
         number += 1
 
 
+@STRUCTURES
 def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_second_run_ends_well(
     storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
@@ -73,6 +76,7 @@ def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_s
     assert cases >= (FEWEST_CASES if is_local else FEWEST_CASES // SHARE_ON_S3)
 
 
+@STRUCTURES
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_same_for_each_case_on_s3(storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path) -> None:
