@@ -14,6 +14,7 @@ BENCHMARKS: Mapping[str, str] = {
     "snapshot_cost": "what a snapshot and a load cost, beside Spark's own store",
     "operator_rows": "rows a second of the stateful operator, beside Spark's own operators",
     "maintenance_requests": "what audit and retention ask of storage over a thousand stores",
+    "switchover": "what it takes to move 200 stores between the structures V1 and V2",
     "first_minutes": "how long a person waits after `make run` until the UI shows it at work",
     "key_layout": "the key group in a key: an int, or two big-endian bytes",
 }

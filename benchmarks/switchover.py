@@ -1,0 +1,154 @@
+"""What it takes to move 200 stores between the structures V1 and V2: seconds and bytes, beside a copy of the bytes."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.measure import Spread, Table, ratio
+from benchmarks.state_roots import StateRoot, changes
+from statestore import binding
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names, operators
+from statestore.format.structure import Structure
+from statestore.maintenance import runs, snapshot, switchover
+from statestore.maintenance.switchover import Machine, Phase, SwitchPlan
+from statestore.storage import Storage, at_once, open_storage
+
+STORES = 200
+KEYS = 5_000
+TAIL = 20
+CHANGED = 500
+_SCHEMA = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[]}')
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One switchover. `expected_bytes`: of the bases and tails; `copy_seconds`: what a plain copy of them took."""
+
+    seconds: float
+    expected_bytes: int
+    read_bytes: int
+    written_bytes: int
+    requests: int
+    copy_seconds: float
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """The benchmark: each round goes to V1, where every snapshot has to be built, and back, where each is used as it is."""
+    moves: dict[str, list[_Move]] = {"to V1, each snapshot built": [], "to V2, each used as it is": []}
+    with tempfile.TemporaryDirectory() as folder:
+        root = StateRoot(Path(folder) / "root", STORES)
+        _describe(root)
+        random = np.random.default_rng(11)
+        _grow(root, random, np.arange(KEYS))
+        _take_snapshots(root, Path(folder))
+        for _ in range(options.rounds):
+            for _ in range(TAIL):
+                _grow(root, random, random.choice(KEYS, CHANGED, replace=False))
+            for name, to in zip(moves, (Structure.V1, Structure.V2), strict=True):
+                moves[name].append(_move(root.storage, to, Path(folder)))
+            _adopt_heads(root)
+    return [
+        Table(
+            f"{STORES} stores of {KEYS:,} keys, {TAIL} changelogs of {CHANGED} since the newest snapshot",
+            ["switchover", "s", "bytes read to base and tail", "MiB written", "requests", "times a copy"],
+            [_row(name, of_name) for name, of_name in moves.items()],
+            [
+                f"bytes read to those of base and tail, {name}: "
+                f"{Spread.of([m.read_bytes / m.expected_bytes for m in of_name]).shown(2, 'x')}"
+                for name, of_name in moves.items()
+            ],
+            [
+                "Everything but the five seconds in which a checkpoint has to be quiet: audits before and after, making "
+                "the snapshots, reading them back, comparing digests of all keys and values, the commit.",
+                "A copy: the same bases and tails, read and written again under other names, as many at a time.",
+                "Of a snapshot that is used as it is, only the zip is written.",
+                "Root and scratch folder on the local disk.",
+            ],
+        )
+    ]
+
+
+def _row(name: str, moves: list[_Move]) -> list[str]:
+    copies = ratio([[move.seconds] for move in moves], [[move.copy_seconds] for move in moves])
+    return [
+        name,
+        Spread.of([move.seconds for move in moves]).shown(1),
+        Spread.of([move.read_bytes / move.expected_bytes for move in moves]).shown(2, "x"),
+        Spread.of([move.written_bytes / 2**20 for move in moves]).shown(1),
+        Spread.of([float(move.requests) for move in moves]).shown(),
+        copies.shown(1, "x"),
+    ]
+
+
+def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
+    copy_seconds = _copied(storage, switchover.plan(switchover.gather(storage, scratch=folder), to), folder)
+    before, started = storage.requests.snapshot(), perf_counter()
+    planned = switchover.plan(switchover.gather(storage, scratch=folder), to)
+    assert not planned.refusals, planned.refusals
+    reached = set()
+    runs.switch(
+        storage,
+        planned,
+        lambda progress: reached.add(progress.phase),
+        run=RandomIds().fresh(),
+        holder="a benchmark",
+        machine=Machine(folder, SystemClock(), RandomIds()),
+    )
+    seconds, spent = perf_counter() - started, storage.requests.since(before)
+    assert Phase.ENDED in reached
+    return _Move(seconds, planned.read_bytes, spent.bytes_read, spent.bytes_written, spent.total, copy_seconds)
+
+
+def _copied(storage: Storage, planned: SwitchPlan, folder: Path) -> float:
+    """How long it takes to read and write what the switchover starts from, and nothing else."""
+    paths = []
+    for step in planned.stores:
+        paths += [step.store.changelog(version) for version in step.load.replay]
+        paths += [entry.path for entry in storage.list(f"{step.store.folder}/SSTs")]
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        copies = open_storage(name)
+
+        def copy(path: str) -> None:
+            copies.create(path, storage.read(path))
+
+        started = perf_counter()
+        at_once(copy, paths)
+        return perf_counter() - started
+
+
+def _describe(root: StateRoot) -> None:
+    """What an audit wants to find."""
+    storage = root.storage
+    storage.delete([names.QUERY_METADATA])
+    bound = binding.Binding("the root", "a query", len(root.stores), 64, (_SCHEMA,))
+    storage.replace(names.BINDING, binding.encode_binding(bound))
+    storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))
+    storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
+
+
+def _grow(root: StateRoot, random: np.random.Generator, numbers: np.ndarray) -> None:
+    pieces = list(changes(random, numbers))
+    root.commit([pieces] * len(root.stores))
+    batch = root.heads[0].version - 1
+    offsets = logs.OffsetLog(0, batch, logs.STATE_CONF, ('"a source"',))
+    root.storage.create(names.offsets(batch), logs.encode_offsets(offsets))
+
+
+def _take_snapshots(root: StateRoot, folder: Path) -> None:
+    for action in snapshot.plan(snapshot.gather(root.storage), snapshot.SnapshotPolicy(), take_all=True).take:
+        snapshot.execute(root.storage, action, scratch=folder, clock=SystemClock(), ids=RandomIds())
+    root.snapshots_are_known()
+
+
+def _adopt_heads(root: StateRoot) -> None:
+    """The next changelogs are written over the ids that the switchover gave."""
+    gathered = snapshot.gather(root.storage)
+    heads = {fact.store: fact.head for fact in gathered.stores}
+    root.lineages = [[heads[store]] for store in root.stores]
