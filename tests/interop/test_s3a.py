@@ -106,7 +106,8 @@ def test_spark_goes_on_after_each_verb_as_a_twin_that_nobody_touched_does(
     query = BucketQuery(spark, folder / "query", OPERATORS[name], confs, bucket)
     query.run(3)
     query.saved("middle")
-    query.run(len(VERBS))
+    for _ in VERBS:
+        query.run(1)  # each start may run a batch without data, too
     outputs, end = query.outputs, state(query)
 
     query.restored("middle")
