@@ -21,12 +21,16 @@ from statestore.errors import StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.storage import Storage, open_storage
 
 FAILED = 1
 FINDINGS = 3
 PARTLY_DONE = 4
 INTERRUPTED = 130
+
+_MIB = 1024 * 1024
 
 TALK = Console(stderr=True)
 """For people, whatever the output is: what happens, and what went wrong."""
@@ -153,6 +157,23 @@ scratch_option = click.option(
     default=lambda: Path(tempfile.gettempdir()),
     show_default="the system's folder for temporary files",
     help="Local disk to work on.",
+)
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=WORKERS,
+    show_default="the number of cores",
+    help="So many stores at a time.",
+)
+memory_option = click.option(
+    "--memory",
+    "memory_bytes",
+    type=click.IntRange(320),
+    default=MEMORY_BYTES // _MIB,
+    show_default=True,
+    callback=lambda _, __, value: value * _MIB,
+    help="MiB of memory to work in, for all workers together.",
 )
 
 

@@ -21,6 +21,7 @@ from statestore.cli.common import (
     Output,
     for_spark_option,
     holder,
+    memory_option,
     mode_option,
     output_option,
     progress_bar,
@@ -28,6 +29,7 @@ from statestore.cli.common import (
     say,
     scratch_option,
     stopped_option,
+    workers_option,
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
@@ -35,11 +37,8 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import records, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
-from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
-
-_MIB = 1024 * 1024
 
 
 @click.command()
@@ -57,21 +56,8 @@ _MIB = 1024 * 1024
 @click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
 @scratch_option
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=WORKERS,
-    show_default="the number of cores",
-    help="So many stores at a time.",
-)
-@click.option(
-    "--memory",
-    "memory_mib",
-    type=click.IntRange(320),
-    default=snapshots.MEMORY_BYTES // _MIB,
-    show_default=True,
-    help="MiB of memory to work in, for all workers together.",
-)
+@workers_option
+@memory_option
 @output_option
 def snapshot(
     root: Opened,
@@ -84,7 +70,7 @@ def snapshot(
     changelogs: int | None,
     scratch: Path,
     workers: int,
-    memory_mib: int,
+    memory_bytes: int,
     output: Output,
 ) -> None:
     """Make snapshots of the stores whose tail is long.
@@ -113,7 +99,7 @@ def snapshot(
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:
         if plan.take:
-            _take(root, plan, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_mib * _MIB)
+            _take(root, plan, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
     finally:
         # Also when it is interrupted: what was made is there. Worst first, as planned.
         places = {action.store: place for place, action in enumerate(plan.take)}

@@ -18,21 +18,19 @@ from statestore.cli.common import (
     Output,
     for_spark_option,
     holder,
+    memory_option,
     output_option,
     progress_bar,
     root_argument,
     scratch_option,
     stopped_option,
+    workers_option,
 )
 from statestore.clock import RandomIds, SystemClock
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Machine, Phase, Progress, SwitchPlan
-
-_MIB = 1024 * 1024
 
 
 @click.command()
@@ -48,21 +46,8 @@ _MIB = 1024 * 1024
 @for_spark_option
 @stopped_option
 @scratch_option
-@click.option(
-    "--workers",
-    type=click.IntRange(1),
-    default=WORKERS,
-    show_default="the number of cores",
-    help="So many stores at a time.",
-)
-@click.option(
-    "--memory",
-    "memory_mib",
-    type=click.IntRange(320),
-    default=MEMORY_BYTES // _MIB,
-    show_default=True,
-    help="MiB of memory to work in, for all workers together.",
-)
+@workers_option
+@memory_option
 @output_option
 def switch(
     root: Opened,
@@ -73,7 +58,7 @@ def switch(
     stopped: bool,
     scratch: Path,
     workers: int,
-    memory_mib: int,
+    memory_bytes: int,
     output: Output,
 ) -> None:
     """Show how a checkpoint gets from structure V1 to V2, or back; with --apply, do it.
@@ -94,7 +79,7 @@ def switch(
     if not apply:
         planned = passes.plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
         _show(output, planned)
-    machine = Machine(scratch, clock, RandomIds(), workers, memory_mib * _MIB)
+    machine = Machine(scratch, clock, RandomIds(), workers, memory_bytes)
     with progress_bar() as bar:
         task = bar.add_task("stores", total=None)
 
