@@ -1,9 +1,9 @@
-"""Which files are of a time line that was given up: somebody took a query back by deleting its newest commits and offsets.
+"""Which files are beside the time line of the commit log: of one that was given up, or of one that leads back.
 
     versions up to `newest`     the logs know of the batch that makes, or is making, them
-    later versions              nobody can have written them but a time line that is no more
+    later versions              given up: somebody took a query back by deleting its newest commits and offsets
 
-One definition, for the audit that tells and the repair that puts aside. Pure.
+One definition, for the audit that tells, the repair that puts aside and the retention that deletes. Pure.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ def given_up(files: StoreFiles, newest: int) -> GivenUp:
         _ordered(version for version in files.changelogs if version.version > newest),
         _ordered(version for version in files.snapshots if version.version > newest),
     )
+
+
+def leads_back(version: VersionId, *, switched: int | None, head: VersionId, base: VersionId | None) -> bool:
+    """Whether a file is of the structure before the switchover that began with version `switched`, and is needed: without
+    it that switchover's own snapshot would be the only way in. `base`: what the oldest retained version is made from."""
+    if switched is None or version.version > switched or (version.id is None) == (head.id is None):
+        return False
+    return base is None or base.version <= switched
 
 
 def _ordered(versions: Iterable[VersionId]) -> tuple[VersionId, ...]:

@@ -220,6 +220,8 @@ def test_what_leads_back_stays_until_a_second_snapshot_of_the_new_structure_is_w
     assert len(before) == 8
     checkpoint.grow(4)
     assert collect() == before, "only the switchover's own snapshots stand between the query and nothing"
+    audited = audit.judge(audit.gather(local), audit.AuditPolicy(retained_versions=2))
+    assert {(store.garbage_files, store.orphan_files) for store in audited.stores} == {(0, 0)}
     take_snapshots()
     checkpoint.grow(2)
     assert collect() == set()

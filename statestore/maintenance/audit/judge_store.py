@@ -15,6 +15,7 @@ from statestore.format.names import VersionId
 from statestore.lineage import shortened
 from statestore.maintenance.audit.facts import Bad, Flaw, StoreFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, Restart, Severity, StoreAudit, What
+from statestore.maintenance.time_line import leads_back
 from statestore.storage import Entry
 from statestore.store import LINEAGE_STOP_BYTES
 
@@ -47,6 +48,7 @@ class View:
     oldest: int
     ceiling_bytes: int
     is_own: bool = True
+    switched: int | None = None
 
     @property
     def chain(self) -> Chain:
@@ -92,7 +94,8 @@ class View:
 def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None) -> View:
     """A store, seen from its oldest retained version; none is older than the one with which a switchover began: what was
     before it is gone back to by the way that leads back."""
-    return View(facts, _oldest(facts, policy, switched), LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES, is_own)
+    ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
+    return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched)
 
 
 def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int:
@@ -115,7 +118,7 @@ def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> S
     loads = chain.head in chain.bases
     following = _next_lineage_bytes(one.facts)
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
-    garbage, orphans = _garbage(chain, policy, put_aside=put_aside), _orphans(chain, put_aside=put_aside)
+    garbage, orphans = _garbage(one, policy, put_aside=put_aside), _orphans(one, policy, put_aside=put_aside)
     return StoreAudit(
         one.facts.store,
         chain.head,
@@ -150,18 +153,25 @@ def _commits_left(head: VersionId, used_bytes: int, ceiling_bytes: int) -> int:
     return 0 if used_bytes > ceiling_bytes else (ceiling_bytes - used_bytes) // an_item + 1
 
 
-def _garbage(chain: Chain, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
-    """Files up to the head that no retained version needs: dead branches, old versions, tables that nothing names."""
+def _floors_base(chain: Chain, policy: AuditPolicy) -> VersionId | None:
+    """What the oldest version that retention keeps is restored from."""
     floor = max(chain.versions[0].version, chain.head.version - policy.retained_versions + 1)
-    base = chain.bases.get(chain.versions[floor - chain.versions[0].version])
+    return chain.bases.get(chain.versions[floor - chain.versions[0].version])
+
+
+def _garbage(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
+    """Files up to the head that no retained version needs: dead branches, old versions, tables that nothing names."""
+    chain, base = one.chain, _floors_base(one.chain, policy)
     needed = {version for version in chain.versions if base is None or version.version >= base.version}
+    needed |= _way_back(one, base)
     garbage = [
         entry
         for files in (chain.files.changelogs, chain.files.snapshots)
         for version, entry in files.items()
         if version.version <= chain.head.version and version not in needed
     ]
-    kept = [chain.snapshots[version].metadata for version in needed if version in chain.snapshots]
+    read = {version: facts.metadata for version, facts in chain.snapshots.items()}
+    kept = [read.get(version) for version in needed if version in chain.files.snapshots]
     # What an unreadable zip names is not known: nothing that it may need is called garbage.
     if None not in kept and not put_aside:
         named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.named_files}
@@ -169,9 +179,17 @@ def _garbage(chain: Chain, policy: AuditPolicy, *, put_aside: bool) -> list[Entr
     return garbage
 
 
-def _orphans(chain: Chain, *, put_aside: bool) -> list[Entry]:
+def _way_back(one: View, base: VersionId | None) -> set[VersionId]:
+    """Versions of the structure before a switchover that retention still keeps."""
+    head, files = one.chain.head, one.chain.files
+    there = (*files.changelogs, *files.snapshots)
+    return {version for version in there if leads_back(version, switched=one.switched, head=head, base=base)}
+
+
+def _orphans(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
     """Files that no committed version can reach. What is older than the chain, or newer than its head, may be one's."""
-    committed, oldest = set(chain.versions), chain.versions[0].version
+    chain = one.chain
+    committed, oldest = {*chain.versions, *_way_back(one, _floors_base(chain, policy))}, chain.versions[0].version
     dead = {
         version
         for version in (*chain.files.changelogs, *chain.files.snapshots)

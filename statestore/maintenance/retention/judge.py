@@ -15,6 +15,7 @@ from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
 from statestore.maintenance.retention.facts import Gathered, batch_of, common_floor, is_young, loadable
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
+from statestore.maintenance.time_line import leads_back
 from statestore.storage import Entry
 
 
@@ -133,7 +134,7 @@ class Judge:
             return Rule.RUNNING
         if chain.odds is not None:
             return Rule.HELD
-        if self._leads_back(chain, base, version):
+        if leads_back(version, switched=self.gathered.switched, head=chain.head, base=base):
             return Rule.WAY_BACK
         if version in chain.versions:
             if base is None:
@@ -152,13 +153,6 @@ class Judge:
         if rule.deletes and self.is_young(entry):
             return Rule.YOUNG
         return rule
-
-    def _leads_back(self, chain: Chain, base: VersionId | None, version: VersionId) -> bool:
-        """Whether the snapshot with which a switchover began would be the only way in without this file."""
-        switched = self.gathered.switched
-        if switched is None or version.version > switched or (version.id is None) == (chain.head.id is None):
-            return False
-        return base is None or base.version <= switched
 
     def _other(self, chain: Chain, base: VersionId | None, entry: Entry) -> Verdict:
         """A checksum stays and goes with its file; without one, with files of its version."""
