@@ -198,6 +198,9 @@ def _print_taken(
                 f"{one.seconds:.2f}",
             )
         console.print(table)
+    findings = [action for action in plan.leave if action.reason.is_finding]
+    for action in findings[: tables.ROWS]:
+        console.print(tables.plain(f"{action.store}: {action.explained}"), soft_wrap=True)
     console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} left alone")
     if failed:
         console.print("run it again: what is done is not done twice")

@@ -59,9 +59,15 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     for chain in gathered.chains:
         loads = [number for number in loadable(chain) if number <= gathered.wanted_floor]
         if max(loads, default=0) < gathered.wanted_floor:
-            holes = (chain.broken[v] for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
+            holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
             broken = chain.odds or next(holes, chain.end)
             yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
+
+
+def _broken(chain: Chain, version: VersionId) -> str:
+    """Why a version does not load: what is wrong with its snapshot, where it has one, is what can be mended."""
+    damage = chain.snapshots[version].damage if version in chain.snapshots else None
+    return damage or chain.broken[version]
 
 
 class Judge:

@@ -33,8 +33,9 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
 
     Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
     one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
-    commit. And a listing of each log, of what repairs have put aside and of switchovers. Raises `NotACheckpoint`,
-    `CorruptFile` for a commit log that cannot be read (nothing may be deleted then), `StorageError`.
+    commit. And a listing of each log, of what repairs have put aside and of switchovers; of a checkpoint of Spark's, the
+    newest offsets. Raises `NotACheckpoint`, `CorruptFile` for a commit log that cannot be read (nothing may be deleted
+    then), `UnknownFormatVersion` also for a state store that is not RocksDB, `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # The log before the files: what is committed in between is newer than this head, and stays.
@@ -43,6 +44,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     now = clock.now_seconds()
     if heads is None:
         return Gathered(is_own, None, (), {}, logs, 0, now)
+    if not is_own:
+        catalog.state_conf(storage, heads.batch)  # another kind of state store has other files
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
     look = _Look(storage, policy, now, is_own)
     # In structure V1 the commits of all bases stay, so that all stores have to be looked at.

@@ -1,0 +1,157 @@
+"""What Statekeeper does not know it refuses by the name of the file, and writes nothing: every verb, on what Spark wrote.
+
+Each checkpoint is one of `fixtures/checkpoints` in which files are as a later Spark, or a plug-in, may write them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from statestore.cli import main
+from statestore.format.compression import blocks
+from statestore.format.compression.lz4_java import BlockWriter
+
+CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints"
+AGGREGATION, ZIPS, FAMILIES = "v2-aggregation", "v2-a-zip-for-each-version", "v2-transformWithState"
+STATE_STORE = "spark.sql.streaming.stateStore."
+Change = Callable[[bytes], bytes]
+
+
+def under(header: str) -> Change:
+    """The same lines below another version."""
+    return lambda data: header.encode() + data[data.index(b"\n") :]
+
+
+def with_conf(name: str, value: str) -> Change:
+    """An offset log of a query that began with that conf."""
+
+    def change(data: bytes) -> bytes:
+        lines = data.split(b"\n")
+        head = json.loads(lines[1])
+        head["conf"][f"{STATE_STORE}{name}"] = value
+        return b"\n".join([lines[0], json.dumps(head).encode(), *lines[2:]])
+
+    return change
+
+
+def saying(old: bytes, new: bytes) -> Change:
+    """The same with other bytes in one place."""
+
+    def change(data: bytes) -> bytes:
+        assert data.count(old) >= 1
+        return data.replace(old, new, 1)
+
+    return change
+
+
+def unpacked(change: Change) -> Change:
+    """The same inside of a changelog's compression."""
+
+    def whole(data: bytes) -> bytes:
+        out = io.BytesIO()
+        writer = BlockWriter(out)
+        writer.write(change(b"".join(blocks(data, "a changelog"))))
+        writer.finish()
+        return out.getvalue()
+
+    return whole
+
+
+def first_record_of_kind(kind: int) -> Change:
+    """Of a changelog whose records say what they do."""
+
+    def change(plain: bytes) -> bytes:
+        place = plain.index(b"]") + 1
+        return plain[:place] + bytes([kind]) + plain[place + 1 :]
+
+    return unpacked(change)
+
+
+def inside_the_zip(change: Change) -> Change:
+    """The same of a snapshot's metadata."""
+
+    def whole(data: bytes) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+            for entry in old.infolist():
+                body = old.read(entry)
+                new.writestr(entry, change(body) if entry.filename == "metadata" else body)
+        return out.getvalue()
+
+    return whole
+
+
+METADATA, BY_BATCH = "state/0/_metadata/metadata", "state/0/_metadata/v2/0"
+SCHEMA, SCHEMAS = "state/0/0/_metadata/schema", "state/0/_stateSchema/default/*"
+HEADS = "state/0/*/3_*.changelog"
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ALL = ("snapshot", "gc", "audit", "dump")
+CASES = {
+    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata b'v3'", ALL),
+    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata b'v3'", ALL),
+    "commits": (AGGREGATION, "commits/*", under("v4"), "log version v4", ALL),
+    "offsets": (AGGREGATION, "offsets/*", under("v3"), "log version v3", ("snapshot", "gc", "dump")),
+    "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", HDFS), "HDFSBackedStateStore", ALL),
+    "a way to merge": (
+        FAMILIES,
+        "offsets/*",
+        with_conf("rocksdb.mergeOperatorVersion", "3"),
+        "mergeOperatorVersion is 3",
+        ALL,
+    ),
+    "an encoding": (AGGREGATION, "offsets/*", with_conf("encodingFormat", "arrow"), "encoded as arrow", ("dump",)),
+    "a schema": (AGGREGATION, SCHEMA, saying(b"v2", b"v9"), "state schema 'v9'", ("dump",)),
+    "a schema of families": (FAMILIES, SCHEMAS, saying(b"v3", b"v9"), "state schema 'v9'", ("dump",)),
+    "a key encoder": (
+        FAMILIES,
+        SCHEMAS,
+        saying(b"NoPrefixKeyStateEncoderSpec", b"HashPrefixKeyEncoderSpec_99"),
+        "HashPrefixKeyEncoderSpec_99",
+        ("dump",),
+    ),
+    "a snapshot's metadata": (ZIPS, "state/0/*/*.zip", inside_the_zip(under("v3")), "snapshot metadata b'v3'", ALL),
+    "a changelog": (AGGREGATION, HEADS, unpacked(saying(b"v3", b"v9")), "changelog format v9", ALL),
+    "a record": (FAMILIES, HEADS, first_record_of_kind(0x30), "a record of kind 0x30", ("snapshot", "audit", "dump")),
+    "a codec": (AGGREGATION, HEADS, lambda data: b"BROTLI" + data, "no changelog of a codec that Spark has", ALL),
+}
+VERBS = {
+    "snapshot": ("--mode", "snapshots", "--all"),
+    "gc": ("--mode", "full", "--apply", "--grace", "0s", "--retain", "1"),
+    "audit": ("--deep",),
+    "dump": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "verb"), [(what, verb) for what, (*_, verbs) in CASES.items() for verb in verbs], ids=str
+)
+def test_what_is_not_known_is_refused_by_name_and_nothing_is_written(tmp_path: Path, what: str, verb: str) -> None:
+    fixture, pattern, change, told, _ = CASES[what]
+    with zipfile.ZipFile(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip") as archive:
+        archive.extractall(tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    changed = [path for path in checkpoint.glob(pattern) if not path.name.startswith(".")]
+    assert changed
+    for path in changed:
+        path.write_bytes(change(path.read_bytes()))
+    before = written(checkpoint)
+    scratch = [] if verb == "gc" else ["--scratch", str(tmp_path / "scratch")]
+    done = CliRunner().invoke(main, [verb, str(checkpoint), *VERBS[verb], *scratch], env={"COLUMNS": "1000"})
+    assert done.exit_code != 0, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert told in done.output
+    assert any(str(path.relative_to(checkpoint)) in done.output for path in changed)
+    assert written(checkpoint) == before
+
+
+def written(checkpoint: Path) -> dict[Path, int]:
+    """Every file, and when it was written; but for the records of maintenance, which tell of a refusal, too."""
+    files = (path for path in checkpoint.rglob("*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in files if "_statekeeper" not in path.parts}
