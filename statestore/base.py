@@ -13,6 +13,8 @@ from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapsho
 from statestore.format.state_conf import StateConf
 from statestore.storage import Storage, at_once
 
+OF_ANOTHER_PAST = "is of another version of that number, which was given up: the query was taken back since"
+
 
 class SnapshotUnusable(Exception):
     """A snapshot that was to be the base is missing or damaged; the text says which file, and how."""
@@ -44,6 +46,8 @@ def open_base(
     zip_path = store.snapshot(version)
     try:
         snapshot = read_snapshot(storage.read(zip_path), zip_path)
+        if not snapshot.is_of(version):
+            raise CorruptFile(OF_ANOTHER_PAST, path=zip_path)
         with translated(path):
             path.mkdir(parents=True)
             for name, body in snapshot.files.items():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from statestore import catalog
+from statestore.base import OF_ANOTHER_PAST
 from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -207,6 +208,8 @@ def look_at_snapshot(
     except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
         return SnapshotFacts(None, str(error))
     metadata = snapshot.metadata
+    if not snapshot.is_of(version):
+        return SnapshotFacts(metadata, f"{path}: {OF_ANOTHER_PAST}", snapshot.is_ours)
     for table in metadata.named_files:
         held = files.tables.get(table.dfs_name)
         if held is None or held.size_bytes != table.size_bytes:

@@ -117,7 +117,8 @@ def next_step(
 def _by_number(target: VersionId, snapshots: Collection[VersionId]) -> LoadPlan:
     """In structure V1 a number is all that a version has: the newest snapshot up to it, and every changelog after that."""
     older = (s for s in snapshots if s.id is None and s.version <= target.version)
-    base = max(older, key=lambda version: version.version, default=EMPTY)
+    newest = max(older, key=lambda version: version.version, default=EMPTY)
+    base = target if newest == target else newest
     replay = tuple(VersionId(number) for number in range(base.version + 1, target.version))
     if base != target:
         replay += (target,)

@@ -121,6 +121,15 @@ def test_a_host_that_saw_the_attempt_that_lost_loads_the_one_that_was_confirmed(
         assert host.read(head) == {b"counter": b"3"}
 
 
+def test_a_host_that_made_both_attempts_at_a_version_takes_the_confirmed_one_and_asks_nobody(hosts: list[Host]) -> None:
+    base = attempt(hosts[0], EMPTY, b"1")
+    won = attempt(hosts[0], base, b"won")
+    attempt(hosts[0], base, b"lost")
+    with hosts[0].load(won) as store:
+        assert dict(store.scan()) == {b"counter": b"won"}
+        assert (store.load_metrics.base, store.load_metrics.requests) == (BaseKind.LOCAL, 0)
+
+
 def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_which_it_was(hosts: list[Host]) -> None:
     base = attempt(hosts[0], EMPTY, b"1")
     assert hosts[0].keep_house(base)

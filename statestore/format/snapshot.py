@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.format.names import VersionId, is_checkpoint_id
 from statestore.format.untrusted import BAD_VALUES
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
@@ -81,11 +82,20 @@ class SnapshotMetadata:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says. `is_ours`: not written by Spark."""
+    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says. `is_ours`: not written by Spark.
+
+    `digest`: in a root of our own in structure V1, of which version of its number it is; it is the zip's comment, which
+    Spark does not look at.
+    """
 
     files: dict[str, bytes]
     metadata: SnapshotMetadata
     is_ours: bool = True
+    digest: str | None = None
+
+    def is_of(self, version: VersionId) -> bool:
+        """Whether it is of that version, and not of another one of the same number; where nothing is told, it is."""
+        return version.digest is None or self.digest in (None, version.digest)
 
 
 def is_small_file(name: str) -> bool:
@@ -101,6 +111,7 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     times = set()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            comment = archive.comment.decode("ascii", "replace")
             for entry in archive.infolist():
                 if entry.filename != _METADATA and not is_small_file(entry.filename):
                     raise CorruptFile(f"a file that no snapshot holds: {entry.filename!r}", path=path, hint=_HINT)
@@ -120,7 +131,7 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     metadata = _parse_metadata(files.pop(_METADATA, None), path)
     if "CURRENT" not in files:
         raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
-    return Snapshot(files, metadata, is_ours=times == {_NO_TIME})
+    return Snapshot(files, metadata, times == {_NO_TIME}, comment if is_checkpoint_id(comment) else None)
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -140,6 +151,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     body = f"{metadata.header}\n{json.dumps(fields, separators=(',', ':'))}".encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = (snapshot.digest or "").encode()
         for name, content in (*sorted(snapshot.files.items()), (_METADATA, body)):
             # Not the clock's time: bytes that depend on nothing else can be sent again after a lost reply.
             time = _NO_TIME if snapshot.is_ours else _NOT_OURS

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.format.names import VersionId
 from statestore.format.snapshot import (
     MAX_UNPACKED_BYTES,
     Snapshot,
@@ -83,6 +84,16 @@ def test_what_is_written_is_read_and_depends_on_nothing_else() -> None:
         snapshot = Snapshot(SMALL_FILES, body)
         assert read(encode_snapshot(snapshot)) == snapshot
         assert encode_snapshot(snapshot) == encode_snapshot(Snapshot(dict(reversed(SMALL_FILES.items())), body))
+
+
+def test_a_snapshot_may_tell_of_which_version_of_its_number_it_is() -> None:
+    mine, other = (VersionId(3, digest=f"{n}ad1c2f0-1111-4222-8333-444455556666") for n in (1, 2))
+    body = SnapshotMetadata("v1", (), 2, {})
+    told = read_snapshot(encode_snapshot(Snapshot(SMALL_FILES, body, digest=mine.digest)), "3.zip")
+    untold = read_snapshot(encode_snapshot(Snapshot(SMALL_FILES, body)), "3.zip")
+    assert (told.digest, untold.digest) == (mine.digest, None)
+    assert [told.is_of(version) for version in (mine, other, VersionId(3))] == [True, False, True]
+    assert [untold.is_of(version) for version in (mine, other, VersionId(3))] == [True, True, True]
 
 
 def test_the_metadata_is_what_spark_4_2_writes() -> None:

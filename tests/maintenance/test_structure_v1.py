@@ -121,6 +121,29 @@ def test_retention_keeps_the_commit_of_each_base_and_what_is_retained_loads_on_a
     checkpoint.assert_right(tmp_path / "the last host")
 
 
+def test_a_snapshot_of_a_time_line_that_was_given_up_is_no_base_whatever_its_number(
+    checkpoint: Checkpoint, storage: Storage, tmp_path: Path
+) -> None:
+    checkpoint.grow(4)
+    take_snapshots(storage, tmp_path)
+    checkpoint.grow(2)
+    take_snapshots(storage, tmp_path)
+    # Somebody takes the query back to batch 4, and it goes on with other rows.
+    storage.delete([names.commits(5), names.offsets(5)])
+    del checkpoint.versions[6:], checkpoint.states[6:]
+    for number in range(3):
+        checkpoint.batch({b"counter": b"other %d" % number}, {b"counter": b"another %d" % number})
+    checkpoint.assert_right(tmp_path / "new host")
+    found = audit.judge(audit.gather(storage)).findings
+    assert {finding.file for finding in found} == {store.snapshot(VersionId(6)) for store in checkpoint.stores}
+    assert all("was given up" in finding.problem for finding in found)
+    collect(storage)
+    for batch in (7, 6, 5):
+        checkpoint.assert_right(tmp_path / f"host of {batch}", batch)
+    take_snapshots(storage, tmp_path)
+    checkpoint.assert_snapshots_are_right(tmp_path / "last host")
+
+
 def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_other(
     checkpoint: Checkpoint, storage: Storage, tmp_path: Path
 ) -> None:

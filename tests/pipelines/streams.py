@@ -16,6 +16,7 @@ from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink, Sink
+from statestore.format.structure import Structure
 from tests.interop import sparks_reader
 
 
@@ -45,6 +46,7 @@ class Stream:
         self.checkpoint = folder / "checkpoint"
         self.facts = str(folder / "facts")
         self.schema = schema
+        self.structure = Structure.V2
         # Version 0: the stream starts behind it.
         write_deltalake(self.table, schema.empty_table())
 
@@ -76,6 +78,7 @@ class Stream:
             sink=sink or DeltaSink(self.facts),
             partitions=partitions,
             key_groups=8,
+            structure=self.structure,
             host=host or Host(str(self.folder / "local")),
             observer=seen,
             trigger={"availableNow": True},
@@ -102,7 +105,8 @@ class Stream:
 
     def state_rows(self, operator: int = 0, batch: int | None = None) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The pairs of `state`, for keys that Python cannot hash."""
-        rows = sparks_reader.state_rows(self.session, str(self.root), operator=operator, batch=batch).collect()
+        where = {"operator": operator, "batch": batch, "structure": self.structure}
+        rows = sparks_reader.state_rows(self.session, str(self.root), **where).collect()
         return [(tuple(row.key)[1:], tuple(row.value)) for row in rows]
 
     def changelogs(self) -> list[str]:

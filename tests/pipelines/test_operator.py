@@ -35,6 +35,7 @@ from statestore.errors import (
 )
 from statestore.format.logs import parse_commit
 from statestore.format.names import VersionId
+from statestore.format.structure import Structure
 from statestore.lineage import LocalCopy
 from tests.pipelines.streams import Seen, Stream, conf
 
@@ -69,9 +70,11 @@ def adding(update: Callable[..., Any] = add_up, **others: Any) -> StatefulOperat
     return StatefulOperator(**{**declared, **others}, update=update)
 
 
-@pytest.fixture
-def stream(delta_session, tmp_path):
-    return Stream(delta_session, tmp_path, ROWS)
+@pytest.fixture(params=[Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)], ids=lambda s: s.value)
+def stream(delta_session, tmp_path, request):
+    stream = Stream(delta_session, tmp_path, ROWS)
+    stream.structure = request.param
+    return stream
 
 
 def rows_of(*rows: tuple[int | None, int]) -> dict[str, list[Any]]:
@@ -408,6 +411,7 @@ def test_the_partition_count_of_the_root_wins_and_that_is_said(stream, caplog):
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("stream", [Structure.V2], indirect=True)
 def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stream):
     for value in (1, 2):
         stream.append(rows_of((1, value)))
@@ -516,7 +520,7 @@ def test_the_hosts_copies_move_forward_behind_the_batches_and_hold_what_was_comm
         time.sleep(0.1)
     assert 5 <= held < 10
     commit = parse_commit((stream.root / "commits" / str(held - 1)).read_bytes(), "commits")
-    assert commit.ids == {0: ((version.id,),)}
+    assert commit.marks == {0: ((version.mark,),)}
 
 
 @pytest.mark.spark

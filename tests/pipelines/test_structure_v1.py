@@ -13,10 +13,12 @@ from pyspark.sql import SparkSession
 from pipelines.driver import BatchDriver
 from pipelines.progress import Outcome, Phase
 from statestore.cli import main
+from statestore.clock import RandomIds, SystemClock
 from statestore.errors import OtherStructure, SinkConflict, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.structure import Structure
-from statestore.maintenance import quiet
+from statestore.maintenance import quiet, snapshot
+from statestore.storage import open_storage
 from tests.pipelines import tasks
 from tests.pipelines.counting import Job, once
 
@@ -49,6 +51,13 @@ def test_a_job_of_structure_v1_survives_its_attempts_and_its_driver_and_spark_re
     changelogs = {path.name for path in job.root.glob("state/0/*/*.changelog")}
     assert changelogs == {f"{version}.changelog" for version in range(1, 5)}
     assert logs.parse_commit((job.root / "commits/3").read_bytes(), "x").ids is None
+    # Spark starts from our snapshots, too.
+    storage = open_storage(str(job.root))
+    for action in snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True).take:
+        snapshot.execute(storage, action, scratch=job.folder / "scratch", clock=SystemClock(), ids=RandomIds())
+    for changelog in job.root.glob("state/0/*/*.changelog"):
+        changelog.unlink()
+    job.assert_right(4, delta_session)
 
 
 def test_a_zombie_whose_function_is_not_deterministic_is_refused_by_the_next_load_of_a_new_host(

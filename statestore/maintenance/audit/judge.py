@@ -14,8 +14,8 @@ _NAMED_FILES = 5
 _NO_CHECKSUM = (
     "the logs, the operators' metadata and the binding carry no checksum: they were compared with each other, "
     "with the names of files and with the lineages",
-    "a whole file that was replaced by another whole one of the same name is seen only where names, sizes, lineages or "
-    "key counts tell it",
+    "a whole file that was replaced by another whole one of the same name is seen only where names, sizes, lineages, "
+    "digests or key counts tell it",
 )
 _BYTES_NOT_READ = "the contents of changelogs and tables were not read: --deep reads every byte"
 _SCANNED = (

@@ -131,7 +131,8 @@ def execute(
         tables, fresh = named(captured, restored.base, doomed_tables(storage, action.store), ids)
         at_once(lambda table: upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        snapshot = Snapshot(small, _metadata(action, restored.base, tables, keys))
+        of_digest = (action.name or action.version).digest
+        snapshot = Snapshot(small, _metadata(action, restored.base, tables, keys), digest=of_digest)
         body = encode_snapshot(snapshot)
         require_unchanged(storage, action, sources)
         published = publish(storage, action, body)
