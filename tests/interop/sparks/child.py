@@ -33,6 +33,8 @@ CONFS = {
     "spark.sql.shuffle.partitions": "2",
     # Cheaper than a try at something that will be refused again.
     "spark.task.maxFailures": "1",
+    # Many of them on few cores: a Python worker may take long to come up.
+    "spark.python.authenticate.socketTimeout": "180",
 }
 
 
