@@ -13,11 +13,14 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from statestore.cli import main
+from statestore.clock import RandomIds
+from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.s3a import BucketQuery, connect, environment
 from tests.interop.soak import Maintenance, expected
 from tests.interop.test_rescues import held
+from tests.interop.test_switchover import switched
 from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
 from tests.s3_server import S3Server
 
@@ -73,6 +76,9 @@ def test_what_spark_keeps_in_a_bucket_is_audited_snapshotted_and_cleaned_and_spa
     query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, bucket)
     query.run(2)
     assert [key for key in query.keys if key.endswith("/")], "Hadoop marks folders"
+    for unfinished in ("commits/.2.{}.tmp", "state/0/0/.3.changelog.{}.tmp"):
+        # What Spark leaves when it dies before it gives a file its name.
+        bucket.put(query.bucket, f"jobs/query/checkpoint/{unfinished.format(RandomIds().fresh())}", b"half")
     clean(query)
     statekeeper("snapshot", query.checkpoint, "--at-head", "--mode", "snapshots", "--scratch", str(folder))
     statekeeper("gc", spelled(query, "s3"), "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
@@ -170,6 +176,24 @@ def test_a_query_that_was_taken_back_in_a_bucket_goes_on_after_a_repair(
     assert query.outputs == outputs
     assert held(query) == end
     clean(query)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_query_in_a_bucket_is_moved_to_the_other_structure_and_back(
+    spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("bucket")
+    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, bucket)
+    query.run(2)
+    for structure in (Structure.V2, Structure.V1):
+        switched(query, structure, folder)
+        clean(query)
+        query.run(2)
+        clean(query)
+    outputs, end = expected(6)
+    assert query.outputs == outputs
+    assert held(query) == end
 
 
 def files(query: NativeQuery) -> set[str]:
