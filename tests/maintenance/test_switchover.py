@@ -158,6 +158,21 @@ def test_it_goes_there_and_back_as_often_as_one_likes(
     assert structure_of(storage) is source
 
 
+def test_a_root_of_our_own_goes_there_and_back_by_fresh_digests(local: Storage, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(local, tmp_path / "job")
+    checkpoint.grow(3)
+    seen = set()
+    for to in (Structure.V1, Structure.V2, Structure.V1, Structure.V2):
+        switch(local, to, tmp_path)
+        assert is_right(checkpoint, local, tmp_path)
+        assert audit.judge(audit.gather(local)).findings == ()
+        heads = catalog.heads(local)
+        assert heads is not None
+        seen |= {version.digest if to is Structure.V1 else version.id for version in heads.heads.values()}
+    assert len(seen) == 8
+    assert None not in seen
+
+
 def test_in_structure_v2_of_spark_4_0_snapshots_have_the_header_that_it_reads(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:

@@ -237,8 +237,8 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
             digest = database.digest()
     body = storage.read(old)
     found = read_snapshot(body, old)
-    if found.metadata.header != header:
-        body = encode_snapshot(replace(found, metadata=replace(found.metadata, header=header)))
+    if (found.metadata.header, found.digest) != (header, name.digest):
+        body = encode_snapshot(replace(found, metadata=replace(found.metadata, header=header), digest=name.digest))
     storage.create(new, body)
     files = catalog.files(storage, step.store.folder)[step.store]
     damage = look_at_snapshot(storage, step.store, name, files).damage
