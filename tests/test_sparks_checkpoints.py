@@ -21,7 +21,7 @@ from statestore.storage import Storage, open_storage
 from tests.interop.dumped import dumped, expected, shown
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "checkpoints").glob("spark-*.zip"))
-FEWEST = 18
+FEWEST = 20
 
 
 @dataclass

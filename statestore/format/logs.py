@@ -4,6 +4,7 @@ metadata      {"id": "<uuid>"}
 offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources
 commits/N     v1, then {nextBatchWatermarkMs}; in roots of our own with statekeeperDigests, in the form of the ids of v2
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
+              v3, of Spark 4.2 with sinks that have names: either of them with sinkMetadataMap
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ENCODING = _STATE + "encodingFormat"
 """In the offset logs of queries that began with Spark 4.0 or later."""
 
 _IDS = "stateUniqueIds"
+_SINKS = "sinkMetadataMap"
 _DIGESTS = "statekeeperDigests"
 """Spark skips fields that it does not know."""
 
@@ -58,11 +60,12 @@ ByStore = dict[int, tuple[tuple[str, ...], ...]]
 @dataclass(frozen=True)
 class CommitLog:
     """One `commits/N`. `ids` is None in v1. `digests`: in v1, what the committed versions are, as `statestore.digests` has
-    it; None where Spark wrote the commit, and in v2."""
+    it; None where Spark wrote the commit, and in v2. `sinks`: in v3, what Spark says of them, as it is."""
 
     next_watermark_ms: int
     ids: ByStore | None
     digests: ByStore | None = None
+    sinks: dict[str, Any] | None = None
 
     @property
     def marks(self) -> ByStore | None:
@@ -117,7 +120,10 @@ def encode_commit(log: CommitLog) -> bytes:
         body[_IDS] = _encoded(log.ids)
     elif log.digests is not None:
         body[_DIGESTS] = _encoded(log.digests)
-    return (b"v1\n" if log.ids is None else b"v2\n") + json.dumps(body, separators=(",", ":")).encode()
+    header = b"v1\n" if log.ids is None else b"v2\n"
+    if log.sinks is not None:
+        header, body[_SINKS] = b"v3\n", log.sinks
+    return header + json.dumps(body, separators=(",", ":")).encode()
 
 
 def _encoded(by_store: ByStore) -> dict[str, list[list[str]]]:
@@ -125,16 +131,20 @@ def _encoded(by_store: ByStore) -> dict[str, list[list[str]]]:
 
 
 def parse_commit(data: bytes, path: str) -> CommitLog:
-    """The content of `commits/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
-    lines = _lines(data, path, known=("v1", "v2"))
+    """The content of `commits/N`. Raises `UnknownFormatVersion` for another header than v1 to v3, `CorruptFile`."""
+    lines = _lines(data, path, known=("v1", "v2", "v3"))
     body = json_object("\n".join(lines[1:]).encode(), path)
     try:
         watermark_ms = int(body.get("nextBatchWatermarkMs", 0))
+        digests = _parsed(body[_DIGESTS]) if _DIGESTS in body else None
+        if lines[0] == "v1":
+            return CommitLog(watermark_ms, None, digests)
         if lines[0] == "v2":
             return CommitLog(watermark_ms, _parsed(body[_IDS]))
-        return CommitLog(watermark_ms, None, _parsed(body[_DIGESTS]) if _DIGESTS in body else None)
+        ids = _parsed(body[_IDS]) if body.get(_IDS) is not None else None
+        return CommitLog(watermark_ms, ids, digests, dict(body[_SINKS]))
     except BAD_VALUES as error:
-        field_name = _IDS if lines[0] == "v2" else _DIGESTS
+        field_name = {"v1": _DIGESTS, "v2": _IDS}.get(lines[0], f"{_IDS} or {_SINKS}")
         raise CorruptFile(f"{field_name} is not what it should be", path=path) from error
 
 

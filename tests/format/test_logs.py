@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +65,21 @@ def test_sparks_own_texts_are_read() -> None:
     assert encode_commit(COMMIT) == v2
 
 
-@pytest.mark.parametrize("header", ["v3", "v10"])
+def test_commits_of_sparks_that_name_their_sinks_are_read_and_written_again_as_they_were() -> None:
+    sinks = b'"sinkMetadataMap":{"a":{"sinkName":"a","commitOffset":"-","isActive":true}}}'
+    of_v1 = b'v3\n{"nextBatchWatermarkMs":7,' + sinks
+    of_v2 = b'v3\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":[["%s"]]},' % ID.encode() + sinks
+    for data, ids in ((of_v1, None), (of_v2, {0: ((ID,),)})):
+        log = parse_commit(data, "commits/0")
+        assert log.ids == ids
+        assert encode_commit(log) == data
+    # In the other structure they are named as before.
+    assert encode_commit(replace(parse_commit(of_v2, "commits/0"), ids=None)) == of_v1
+    with pytest.raises(CorruptFile, match="commits/0: stateUniqueIds or sinkMetadataMap"):
+        parse_commit(b'v3\n{"nextBatchWatermarkMs":7}', "commits/0")
+
+
+@pytest.mark.parametrize("header", ["v4", "v10"])
 def test_a_later_version_is_refused_by_name(header: str) -> None:
     with pytest.raises(UnknownFormatVersion, match=f"commits/3: log version {header}"):
         parse_commit(f"{header}\n{{}}".encode(), "commits/3")

@@ -35,6 +35,8 @@ except ImportError:  # Spark 3.5 has none, and the queries without one run there
 STATE_STORE = "spark.sql.streaming.stateStore."
 FORMAT = f"{STATE_STORE}checkpointFormatVersion"
 CHANGELOGS = f"{STATE_STORE}rocksdb.changelogCheckpointing.enabled"
+NAMED_SINKS = "spark.sql.streaming.queryEvolution.enableSinkEvolution"
+"""Of Spark 4.2: sinks have names, and commits tell of them, in a version of their own."""
 ONLY_CHANGELOGS: Mapping[str, str] = {
     f"{STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     CHANGELOGS: "true",
@@ -269,14 +271,16 @@ class NativeQuery:
                 self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.folder / side))
                 for side in ("left", "right")
             ]
-            query = (
+            writer = (
                 self.operator.query(*streams)
                 .writeStream.outputMode(self.operator.mode)
                 .foreachBatch(keep)
                 .option("checkpointLocation", str(self.checkpoint))
                 .trigger(availableNow=True)
-                .start()
             )
+            if self.confs.get(NAMED_SINKS) == "true":
+                writer._jwrite.name("the_sink")
+            query = writer.start()
             query.awaitTermination()
             self.progress = query.recentProgress
 
