@@ -132,7 +132,6 @@ _DRIVERS = {
     ),
 }
 
-
 _OPENED: dict[object, Any] = {}
 """The file systems of this process, which share what costs much to make. A fork must not use its parent's."""
 
@@ -145,7 +144,7 @@ def options_of(scheme: str) -> tuple[str, ...]:
 def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     """The driver for a URL with one of the schemes above. Nothing is requested yet, but that HDFS is connected to.
 
-    Raises `StorageError` where the driver, or what it needs, is not installed.
+    Raises `StorageError` where the driver, or what it needs, is not installed, or it is given no credentials.
     """
     parts = urlsplit(url)
     driver = _DRIVERS[parts.scheme]
@@ -157,15 +156,18 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
         told["anon"] = told["anon"].lower() == "true"
     environment = sorted(item for item in os.environ.items() if item[0].startswith(("AZURE_", "GOOGLE_", "STORAGE_")))
     key = (os.getpid(), driver.kind, *sorted(told.items()), *environment)
+    failures: tuple[type[Exception], ...] = (ImportError,)
     try:
+        failures = (ImportError, *_failures(driver))
         # Without its caches: a listing that decides must be new.
         files = _OPENED.get(key) or _OPENED.setdefault(
             key, _named(driver.kind)(skip_instance_cache=True, use_listings_cache=False, **told)
         )
-    except (ImportError, OSError, ValueError) as error:
+    except failures as error:
         what = f"{driver.package} cannot be used: {str(error).partition(chr(10))[0]}"
-        raise StorageError(what, path=url, hint=driver.needs or "look at the root's storage options") from error
-    return Opened(files, driver.place(parts).rstrip("/"), driver.creates, driver.upload, _failures(driver))
+        hint = driver.needs or "give credentials, or look at the root's storage options"
+        raise StorageError(what, path=url, hint=hint) from error
+    return Opened(files, driver.place(parts).rstrip("/"), driver.creates, driver.upload, failures)
 
 
 def _require_installed(driver: Driver, url: str) -> None:

@@ -131,6 +131,24 @@ def test_hdfs_without_hadoops_client_says_what_to_install(monkeypatch: pytest.Mo
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("gs://bucket/jobs", {"token": "google_default"}),
+        ("abfss://container/jobs", {}),
+        ("abfss://c@account.dfs.core.windows.net/jobs", {"connection_string": "nonsense"}),
+    ],
+)
+def test_credentials_that_are_missing_or_no_credentials_are_said_by_name(
+    url: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    with pytest.raises(StorageError, match="give credentials"):
+        open_storage(url, options=options)
+
+
 def test_an_option_that_a_store_does_not_know_is_refused() -> None:
     with pytest.raises(StorageError, match=r"unknown options: endpoint -> use project, token, endpoint_url"):
         open_storage("gs://bucket/jobs", options={"endpoint": "http://127.0.0.1:1"})
