@@ -279,10 +279,18 @@ class BatchDriver:
         self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
     ) -> Mapping[int, tuple[str, ...]]:
         pending = root.pending(batch, attempt)
-        expected = (root.binding.root_id, query_id, sources, root.schema(), root.structure)
-        found = pending and (pending.root_id, pending.query_id, pending.sources, pending.schema, pending.structure)
-        if pending is None or found != expected:
-            known = "does not know" if pending is None else "knows with other source offsets, schema or structure"
+        if pending is not None and pending.structure is not root.structure:
+            # The root was switched between the sink's commit and its own: the files are those of the other structure.
+            held = pending.structure
+            raise SinkConflict(
+                f"the sink holds batch {batch} from attempt {attempt}, which ran in structure {held.name}",
+                path=self._root_spec.url,
+                hint=f"statekeeper switch {self._storage.url} --to {held.value} --apply, run the job with structure "
+                f"{held.name} until it has committed this batch, and switch again",
+            )
+        expected = (root.binding.root_id, query_id, sources, root.schema())
+        if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
+            known = "does not know" if pending is None else "knows with other source offsets or another schema"
             raise SinkConflict(
                 f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
                 path=self._root_spec.url,

@@ -77,8 +77,8 @@ def next_step(
     The local copy wins when the lineage names it, else the newest snapshot that it names. A snapshot newer than the
     local copy would save the replay of a few changelogs at the price of fetching the whole state, on every host, each
     time that maintenance has made one. What the lineage does not name does not exist for it, so that a late snapshot of
-    a dead attempt is never a base. In structure V1 there is no lineage, nor a local copy: whose files bear the same number
-    cannot be told apart.
+    a dead attempt is never a base. In structure V1 there is no lineage: here a version is its number, and how one
+    with a digest is loaded `confirmed` says.
     """
     if target == EMPTY:
         return LoadPlan(BaseKind.NOTHING, EMPTY, (), ())

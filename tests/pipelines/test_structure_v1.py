@@ -92,7 +92,7 @@ def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt
         job.run(delta_session, once(1, Phase.SINK_WRITTEN, died))
     (pending,) = (job.root / names.PENDING).glob("1-*.json")
     pending.write_text(pending.read_text().replace('"structure": "v1"', '"structure": "v2"'))
-    with pytest.raises(SinkConflict, match="knows with other source offsets, schema or structure"):
+    with pytest.raises(SinkConflict, match=r"ran in structure V2 -> statekeeper switch .* --to v2 --apply"):
         job.run(delta_session)
 
 
