@@ -8,7 +8,7 @@ from statestore import catalog
 from statestore.errors import CorruptFile
 from statestore.format import logs, names, operators
 from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
-from statestore.format.names import StorePath
+from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
 from statestore.maintenance.audit import What, gather, judge
 from statestore.storage import Storage, StorageSpec
@@ -75,6 +75,21 @@ def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage:
     assert [log.begins(StorePath(0, partition)) for partition in range(3)] == [1, 1, 3]
     assert sorted(log.of_store(StorePath(0, 2))) == [3, 4]
     assert not any(finding.what is What.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
+
+
+def test_a_partition_that_is_gone_is_told_when_no_commit_names_it_any_more(storage: Storage) -> None:
+    begin(storage)
+    gone = StorePath(0, 2)
+    storage.create(gone.changelog(VersionId(1, IDS[2])), b"of a batch that ran in three partitions")
+    for batch, pinned in enumerate((3, 2, 2)):
+        commit(storage, batch, pinned, pinned)
+
+    def undescribed() -> list[StorePath | None]:
+        return [one.store for one in judge(gather(storage)).findings if one.what is What.STORE_UNDESCRIBED]
+
+    assert undescribed() == []
+    storage.delete([names.commits(0), names.offsets(0)])
+    assert undescribed() == [gone]
 
 
 @pytest.mark.parametrize("named", [1, 3])

@@ -16,7 +16,17 @@ from pyspark.sql import SparkSession
 from statestore.cli import main
 from statestore.storage import open_storage
 from tests.interop import twins
-from tests.interop.native import CHANGELOGS, FORMAT, HERE, OPERATORS, STATE_STORE, NativeQuery, state, views_as_json
+from tests.interop.native import (
+    CHANGELOGS,
+    FORMAT,
+    HERE,
+    NAMED_SINKS,
+    OPERATORS,
+    STATE_STORE,
+    NativeQuery,
+    state,
+    views_as_json,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -33,12 +43,13 @@ HOW: Mapping[str, Mapping[str, str]] = {
     "plain": {},
     **{codec: {CODEC: codec} for codec in ("zstd", "snappy", "lzf")},
     "named by its class": {CODEC: "org.apache.spark.io.ZStdCompressionCodec"},
+    "named sinks": {NAMED_SINKS: "true"},
     "checksums and commas": {
         f"{STATE_STORE}rowChecksum.enabled": "true",
         f"{STATE_STORE}rocksdb.mergeOperatorVersion": "1",
     },
 }
-"""Confs that change the bytes of a state."""
+"""Confs that change the bytes of a state, or of the commit log."""
 
 OTHERWISE = [
     ("sessions", "1", "zstd"),
@@ -48,6 +59,7 @@ OTHERWISE = [
     ("dropDuplicates", "1", "lzf"),
     ("join 3", "2", "lzf"),
     ("aggregation", "2", "named by its class"),
+    ("aggregation", "2", "named sinks"),
     ("aggregation", "1", "checksums and commas"),
     ("transformWithState", "2", "checksums and commas"),
     ("join 4", "1", "checksums and commas"),
