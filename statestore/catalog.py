@@ -17,6 +17,7 @@ from statestore.format import state_conf as conf
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.format.state_conf import StateConf
+from statestore.format.structure import Structure
 from statestore.lineage import Lineage
 from statestore.partitions import Partitions
 from statestore.storage import Entry, Storage, at_once, read_or_none
@@ -122,6 +123,18 @@ def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
 def newest_batch(storage: Storage) -> int | None:
     """The newest batch in the commit log; None when there is none."""
     return max(_batches(storage), default=None)
+
+
+def newest_begun(storage: Storage) -> int:
+    """The newest batch in the offset log; -1 when there is none."""
+    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
+    return max((batch for batch in batches if batch is not None), default=-1)
+
+
+def structure_at(storage: Storage, batch: int) -> Structure:
+    """The structure that the commit of a batch has. Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`."""
+    path = names.commits(batch)
+    return Structure.V1 if logs.parse_commit(storage.read(path), path).ids is None else Structure.V2
 
 
 def heads(storage: Storage) -> Heads | None:

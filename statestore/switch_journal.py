@@ -162,6 +162,17 @@ def end(storage: Storage, begun: Begun, ending: Ending) -> None:
     storage.create(names.switchover(begun.number, "ended"), json.dumps({"how": ending.value}).encode())
 
 
+def ending(storage: Storage, begun: Begun) -> Ending | None:
+    """How a switchover ended; None while its journal is open. One request, two when it has ended."""
+    path = names.switchover(begun.number, "ended")
+    if storage.stat(path) is None:
+        return None
+    try:
+        return Ending(json_object(storage.read(path), path).get("how"))
+    except BAD_VALUES as error:
+        raise CorruptFile("lacks what a switchover's journal holds", path=path) from error
+
+
 def _listed(storage: Storage) -> list[str]:
     return [entry.path for entry in storage.list(names.SWITCHOVERS)]
 

@@ -147,8 +147,9 @@ def switch(
     if planned.refusals or planned.is_there:
         return planned
     _require_full(storage, policies)
-    # Jobs of our own refuse to start on what is half done, and fail where it is done under them.
-    require_stopped(storage, said=stopped or planned.is_own, clock=machine.clock)
+    # Jobs of our own refuse to start on what is half done, and begin no batch where it is done under them. But one that is
+    # in a batch looks just like one that died in it, and would commit in the structure in which it began.
+    require_stopped(storage, said=stopped or (planned.is_own and not planned.is_in_batch), clock=machine.clock)
     # What was planned before may have been of a query that was at work.
     planned = plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
     if not (planned.refusals or planned.is_there):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from statestore import switch_journal
 from statestore.clock import Clock, Ids
-from statestore.errors import StatekeeperError
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.format import names
 from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance.audit import AuditPolicy
@@ -150,8 +151,15 @@ def abort_switch(storage: Storage, standing: Standing, told: Told, *, run: str, 
         lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
         recorded(storage, "switch", run, [{"abort": standing.begun.number}], clock) as done,
     ):
-        held.require()
-        switchover.take_back(storage, standing, told)
+        # Losing schedule: who finishes it publishes and ends while this waits for quiet; what was read before is old.
+        now = switch_journal.standing(storage)
+        if now is None or now.begun.number != standing.begun.number:
+            raise RefusedAsUnsafe(
+                "the switchover has ended meanwhile",
+                path=names.switchover(standing.begun.number, "ended"),
+                hint="one that has ended is led back by --to",
+            )
+        switchover.take_back(storage, now, told, still_held=held.require)
         done.append({"aborted": standing.begun.number})
 
 

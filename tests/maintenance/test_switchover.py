@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,13 +14,14 @@ from statestore import catalog
 from statestore.cli import main
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.rocks import Database
-from statestore.errors import CorruptFile, HalfSwitched, RefusedAsUnsafe, RootHeld, StatekeeperError
+from statestore.errors import CorruptFile, HalfSwitched, LeaseLost, RefusedAsUnsafe, RootHeld, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.names import StoreFile, StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance import audit, lease, quiet, retention, runs, snapshot, switchover
+from statestore.maintenance import audit, lease, passes, quiet, retention, runs, snapshot, switchover
+from statestore.maintenance.config import Policies
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.switchover import Machine, Phase, Progress, Source, SwitchPlan
 from statestore.storage import Kind, Storage, open_storage
@@ -396,6 +397,225 @@ def _crash(storage: Storage, to: Structure, scratch: Path, where, fault: Fault) 
 
     with pytest.raises(SimulatedCrash):
         switch(Dying(storage), to, scratch)
+
+
+# -- two at once, and a query that goes on -----------------------------------------------------------------------------
+
+
+def _gone_on(storage: Storage, *, purges: Iterable[int] = range(6)) -> None:
+    """The query has committed a batch more, in the structure that it found, and purged these."""
+    for store, head in catalog.heads_at(storage, 5).heads.items():
+        place = store.snapshot if head in catalog.files(storage)[store].snapshots else store.changelog
+        storage.create(place(VersionId(7, head.id)), storage.read(place(head)))
+    storage.create(names.offsets(6), storage.read(names.offsets(5)))
+    storage.create(names.commits(6), storage.read(names.commits(5)))
+    storage.delete(map(names.commits, purges))
+
+
+def _after_the_dead() -> SleeplessClock:
+    """When a dead run's lease counts no more."""
+    return SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
+
+
+def test_one_that_hardly_began_is_taken_back_when_the_query_has_purged_the_commit_that_it_started_from(
+    checkpoint: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    _crash(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
+    _gone_on(storage)
+    assert "--abort" in planned(storage, source.other, tmp_path).refusals[0]
+    abort(storage, clock=_after_the_dead())
+    assert switchover.standing(storage) is None
+    assert catalog.newest_batch(storage) == 6
+
+
+def test_one_that_lacked_but_its_last_word_is_finished_when_the_query_has_purged_the_commit_that_it_wrote(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    _crash(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    _gone_on(local)
+    standing = switchover.standing(local)
+    assert standing is not None
+    with pytest.raises(RefusedAsUnsafe, match="has gone on in structure v2"):
+        abort(local, clock=_after_the_dead())
+    later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
+    switch(local, Structure.V2, tmp_path, clock=later)
+    assert switchover.standing(local) is None
+
+
+def test_what_the_audit_finds_keeps_nobody_half_switched_who_cannot_go_back_any_more(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    _crash(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    _gone_on(local, purges=[4])
+    with pytest.raises(RefusedAsUnsafe, match="has gone on, the switchover is ended, and the audit finds: commits/4"):
+        switch(local, Structure.V2, tmp_path, clock=_after_the_dead())
+    assert switchover.standing(local) is None
+
+
+def test_a_query_that_committed_while_it_was_switched_is_given_its_structure_back_after_a_crash_too(
+    checkpoint: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    before = storage.read(names.commits(5))
+    _crash(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.AFTER)
+    storage.create(names.commits(6), before)
+    abort(storage, clock=_after_the_dead())
+    assert storage.read(names.commits(5)) == before
+    assert switchover.standing(storage) is None
+
+
+def test_a_query_that_begins_a_batch_while_it_is_switched_keeps_its_structure(
+    checkpoint: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    local, commit = checkpoint.storage, names.commits(5)
+    before = local.read(commit)
+
+    class Running:
+        """Its batch is computed for long: it commits when all is done."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def replace(self, path: str, data: bytes) -> None:
+            local.replace(path, data)
+            if path == commit:
+                local.create(names.offsets(6), local.read(names.offsets(5)))
+
+    with pytest.raises(RefusedAsUnsafe, match="the query runs"):
+        switch(Running(), source.other, tmp_path)
+    assert local.read(commit) == before
+    abort(local)
+    assert is_right(checkpoint, local, tmp_path)
+
+
+def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local: Storage, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(local, tmp_path / "job")
+    checkpoint.grow(2)
+    local.create(names.offsets(2), local.read(names.offsets(1)))
+    before = contents(local)
+    clock = SleeplessClock(SystemClock().now_seconds())
+    machine = Machine(tmp_path / "scratch", clock, RandomIds())
+
+    def run(*, stopped: bool) -> None:
+        told = RandomIds().fresh()
+        passes.switch(
+            local, Policies(), Structure.V1, None, _silent, stopped=stopped, run=told, holder="a test", machine=machine
+        )
+
+    with pytest.raises(RefusedAsUnsafe, match="only while the query is stopped"):
+        run(stopped=False)
+    assert contents(local) == before
+    run(stopped=True)
+    assert structure_of(local) is Structure.V1
+
+
+def _silent(_: Progress) -> None:
+    pass
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_snapshot_that_is_published_when_the_switchover_was_taken_back_meanwhile_goes_again(
+    checkpoint: Checkpoint, source: Structure, tmp_path: Path, moment: str
+) -> None:
+    local = checkpoint.storage
+    before = contents(local)
+
+    class Slow:
+        """Makes a snapshot for so long that a person breaks its lease and takes the switchover back."""
+
+        is_broken = False
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def create(self, path: str, data: bytes | Path) -> object:
+            is_time = path.endswith(".zip") and path.startswith("state/0/1/") and not self.is_broken
+            self.is_broken = self.is_broken or is_time
+            if is_time and moment == "before":
+                abort(local, clock=_after_the_dead())
+            found = local.create(path, data)
+            if is_time and moment == "after":
+                abort(local, clock=_after_the_dead())
+            return found
+
+    with pytest.raises(RefusedAsUnsafe, match="was taken back"):
+        switch(Slow(), source.other, tmp_path)
+    left = contents(local)
+    assert before.items() <= left.items()
+    assert audit.judge(audit.gather(local)).findings == ()
+    switch(local, source.other, tmp_path, clock=_after_the_dead())
+    assert is_right(checkpoint, local, tmp_path)
+
+
+def test_what_was_planned_before_another_switched_it_is_not_begun(
+    checkpoint: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    stale = planned(storage, source.other, tmp_path)
+    switch(storage, source.other, tmp_path)
+    before = contents(storage)
+    machine = Machine(tmp_path, SystemClock(), RandomIds())
+    with pytest.raises(RefusedAsUnsafe, match="when this was planned"):
+        runs.switch(storage, stale, _silent, run=RandomIds().fresh(), holder="a test", machine=machine)
+    assert switchover.standing(storage) is None
+    assert contents(storage) == before
+
+
+def test_what_another_has_finished_is_not_taken_back(checkpoint: Checkpoint, source: Structure, tmp_path: Path) -> None:
+    storage = checkpoint.storage
+    _crash(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
+    clock, standing = _after_the_dead(), switchover.standing(storage)
+    assert standing is not None
+    switch(storage, source.other, tmp_path, clock=clock)
+    with pytest.raises(RefusedAsUnsafe, match="has ended meanwhile"):
+        runs.abort_switch(storage, standing, _silent, run=RandomIds().fresh(), holder="a test", clock=clock)
+    assert structure_of(storage) is source.other
+    assert is_right(checkpoint, storage, tmp_path)
+
+
+def test_who_has_lost_the_lease_takes_nothing_back(checkpoint: Checkpoint, source: Structure, tmp_path: Path) -> None:
+    storage = checkpoint.storage
+    _crash(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    standing = switchover.standing(storage)
+    assert standing is not None
+    before = contents(storage)
+
+    def lost() -> None:
+        raise LeaseLost("another maintainer took over")
+
+    with pytest.raises(LeaseLost):
+        switchover.take_back(storage, standing, _silent, still_held=lost)
+    assert contents(storage) == before
+
+
+def test_one_that_was_begun_for_another_spark_is_not_finished_for_this_one(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    _crash(local, Structure.V2, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.AFTER)
+    [refusal] = planned(local, Structure.V2, tmp_path, Spark.V4_0).refusals
+    assert "Spark 4.0 does not read" in refusal
+    assert not planned(local, Structure.V2, tmp_path, Spark.V4_2).refusals
+
+
+def test_a_damaged_table_of_the_snapshot_at_the_head_is_told_by_the_snapshots_name(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    [store, _] = prepared[Structure.V1].copied_to(local, tmp_path / "job").stores
+    for action in snapshot.plan(snapshot.gather(local, at_head=True), snapshot.SnapshotPolicy(), take_all=True).take:
+        snapshot.execute(local, action, scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
+    path = store.snapshot(VersionId(6))
+    table = store.table_file(read_snapshot(local.read(path), path).metadata.tables[-1].dfs_name)
+    body = local.read(table)
+    local.replace(table, body[:30] + bytes(byte ^ 0xFF for byte in body[30:60]) + body[60:])
+    with pytest.raises(CorruptFile, match=path) as refused:
+        switch(local, Structure.V2, tmp_path)
+    assert "--abort" in str(refused.value)
+    abort(local)
+    assert structure_of(local) is Structure.V1
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------

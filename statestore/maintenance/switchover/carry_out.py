@@ -20,7 +20,14 @@ from statestore.base import SnapshotUnusable, open_base
 from statestore.chain import look_at_snapshot
 from statestore.clock import Clock, Ids
 from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, StatekeeperError
+from statestore.errors import (
+    AlreadyExists,
+    CorruptFile,
+    LocalStateDamaged,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StatekeeperError,
+)
 from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
@@ -30,7 +37,7 @@ from statestore.maintenance.audit import AuditPolicy, What
 from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.maintenance.snapshot import MEMORY_BYTES, TakeSnapshot, Why
 from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
-from statestore.storage import Storage
+from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending, Made, Standing
 
 
@@ -57,6 +64,8 @@ class Progress:
 
 
 Told = Callable[[Progress], None]
+
+_MEND_HEAD = "--abort the switchover; then statekeeper audit --deep says which file it is, and what to do"
 
 
 @dataclass(frozen=True)
@@ -91,49 +100,62 @@ def carry_out(
     """
     if planned.refusals:
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
+    _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine.ids)
     told(Progress(Phase.BEGUN))
     is_cleared = planned.half_done is not None and planned.half_done.is_cleared
-    still_held()
     for path in planned.first:
+        still_held()
         _put_aside(storage, begun.run, path)
     if not is_cleared:
         journal.note_cleared(storage, begun)
     told(Progress(Phase.CLEARED, len(planned.first), len(planned.first)))
-    _make_snapshots(storage, begun, planned, told, machine)
+    _make_snapshots(storage, begun, planned, told, machine, still_held)
     still_held()
-    _rewrite_commit(storage, begun)
+    _rewrite_commit(storage, begun, planned.begun)
     told(Progress(Phase.COMMIT))
     for number, path in enumerate(planned.last, 1):
+        still_held()
         _put_aside(storage, begun.run, path)
         told(Progress(Phase.MOVED, number, len(planned.last)))
     found = audit.judge(audit.gather(storage), policy)
     breaks = [finding for finding in found.breaks if finding.what is not What.HALF_SWITCHED]
-    if breaks:
-        worst = breaks[0]
+    # A query that goes on in the new structure cannot be led back: what the audit finds is mended as at any time.
+    has_gone_on = _has_gone_on(storage, begun)
+    if breaks and not has_gone_on:
         raise RefusedAsUnsafe(
-            f"the checkpoint is switched, and the audit finds: {worst.file} {worst.problem}",
+            f"the checkpoint is switched, and the audit finds: {breaks[0].file} {breaks[0].problem}",
             path=storage.url,
             hint="--abort makes it what it was; do not start the query before",
         )
+    still_held()
     # What the last retention pass remembers is of the other structure's snapshots.
     storage.delete([names.RETAINED])
     journal.end(storage, begun, Ending.SWITCHED)
+    if breaks:
+        raise RefusedAsUnsafe(
+            f"the query has gone on, the switchover is ended, and the audit finds: {breaks[0].file} {breaks[0].problem}",
+            path=storage.url,
+            hint=breaks[0].action,
+        )
     told(Progress(Phase.ENDED))
     return begun
 
 
-def take_back(storage: Storage, standing: Standing, told: Told) -> None:
-    """Make the checkpoint what it was before the switchover began. The query is stopped.
+def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: Callable[[], None]) -> None:
+    """Make the checkpoint what it was before the switchover began. The query is stopped; `still_held` as in `carry_out`.
 
-    What was sent and never came to be noted stays as orphans, for gc. Raises `RefusedAsUnsafe` when the query has gone on
-    in the new structure; `StorageError`.
+    What was sent and never came to be noted stays as orphans, for gc. Where the query has gone on in the old structure,
+    that stands: only what was made is taken away. Raises `RefusedAsUnsafe` when it has gone on in the new one;
+    `StorageError`.
     """
     begun = standing.begun
     path = names.commits(begun.batch)
-    is_rewritten = storage.read(path).decode() != begun.commit
-    newest = catalog.newest_batch(storage)
-    if is_rewritten and newest != begun.batch:
+    # A query that has gone on may have purged it.
+    now = read_or_none(storage, path)
+    is_rewritten = now is not None and now.decode() != begun.commit
+    if _has_gone_on(storage, begun):
+        newest = catalog.newest_batch(storage)
         raise RefusedAsUnsafe(
             f"the query has gone on in structure {begun.to.value} to batch {newest}",
             path=names.commits(newest or 0),
@@ -144,18 +166,52 @@ def take_back(storage: Storage, standing: Standing, told: Told) -> None:
     mine = {store.snapshot(version) for store, version in begun.stores.items()}
     for original in away:
         if original not in mine:
+            still_held()
             _put_back(storage, begun.run, original)
+    still_held()
     if is_rewritten:
         storage.replace(path, begun.commit.encode())
     # Zip before tables: what a snapshot names is there as long as it is. Only from here on each name is this one's.
     if standing.is_cleared:
+        still_held()
         storage.delete(sorted(mine))
     for original in away:
         if original in mine:
+            still_held()
             _put_back(storage, begun.run, original)
+    still_held()
     storage.delete(store.table_file(table) for store, made in standing.made.items() for table in made.tables)
     journal.end(storage, begun, Ending.ABORTED)
+    # Who carries it out and has lost the lease without knowing may have published one since: see `_require_open`.
+    if begun.to is Structure.V2:
+        storage.delete(sorted(mine))
     told(Progress(Phase.TAKEN_BACK))
+
+
+def _has_gone_on(storage: Storage, begun: Begun) -> bool:
+    """Whether the query has committed batches in the new structure since its commit was written anew."""
+    newest = catalog.newest_batch(storage)
+    return newest is not None and newest > begun.batch and catalog.structure_at(storage, newest) is begun.to
+
+
+def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
+    """The lease is held from here on, and was not when this was planned.
+
+    Losing schedule: two plan; one carries it out and ends; the other begins with what was true before, fails, and is
+    taken back: of its snapshots' names those of structure V1 are those that the query lives on now.
+    """
+    assert planned.batch is not None
+    now, then = journal.standing(storage), planned.half_done
+    is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))
+    if is_same and then is None:
+        commit = read_or_none(storage, names.commits(planned.batch))
+        is_same = commit == planned.commit.encode() and catalog.newest_batch(storage) == planned.batch
+    if not is_same:
+        raise RefusedAsUnsafe(
+            "the checkpoint is not what it was when this was planned: somebody else switched it, or the query runs",
+            path=storage.url,
+            hint="run this again: it shows where the checkpoint stands",
+        )
 
 
 def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
@@ -167,7 +223,7 @@ def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
         planned.to,
         planned.batch,
         planned.header,
-        storage.read(names.commits(planned.batch)).decode(),
+        planned.commit,
         stores,
         frozenset(step.store for step in planned.stores if step.source is Source.REUSED),
     )
@@ -182,13 +238,21 @@ def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
     return VersionId(head.version, digest=ids.fresh() if planned.is_own else None)
 
 
-def _make_snapshots(storage: Storage, begun: Begun, planned: SwitchPlan, told: Told, machine: Machine) -> None:
+def _make_snapshots(
+    storage: Storage,
+    begun: Begun,
+    planned: SwitchPlan,
+    told: Told,
+    machine: Machine,
+    still_held: Callable[[], None],
+) -> None:
     """The longest ones first. One that fails does not stop the others, but the switchover."""
     failed: list[StatekeeperError] = []
     steps = planned.stores
     done = len(begun.stores) - len(steps)
 
     def work(step: StoreStep) -> Made:
+        still_held()
         name = begun.stores[step.store]
         if step.source is Source.REUSED:
             return _reuse(storage, step, name, begun.header, machine.scratch, planned)
@@ -208,6 +272,7 @@ def _make_snapshots(storage: Storage, begun: Begun, planned: SwitchPlan, told: T
 
     def ended(step: StoreStep, outcome: Made | StatekeeperError) -> None:
         nonlocal done
+        _require_open(storage, begun, step.store)
         if isinstance(outcome, StatekeeperError):
             failed.append(outcome)
             return
@@ -232,9 +297,12 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
         try:
             base = open_base(storage, step.store, step.head, Path(folder) / "base", EngineLimits(), planned.conf)
         except SnapshotUnusable as error:
-            raise CorruptFile(str(error), path=old, hint="the audit says what is to be done") from error
-        with base.database as database:
-            digest = database.digest()
+            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
+        try:
+            with base.database as database:
+                digest = database.digest()
+        except LocalStateDamaged as error:
+            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
     body = storage.read(old)
     found = read_snapshot(body, old)
     if (found.metadata.header, found.digest) != (header, name.digest):
@@ -247,24 +315,49 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
     return Made(digest, ())
 
 
-def _rewrite_commit(storage: Storage, begun: Begun) -> None:
-    """The point from which the checkpoint is of the new structure."""
-    path = names.commits(begun.batch)
-    before = storage.read(path)
-    after = _new_commit(begun)
-    if before == after:
+def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:
+    """Whoever took the switchover back took the snapshots back that were there; one that came later goes here.
+
+    Losing schedule: the lease of a run that makes one for long is broken, the switchover is taken back, the query is about
+    to start; then the snapshot is published, and in structure V1 none starts beside it. Only names of structure V2 are
+    nobody else's; one of V1 that is left does no harm, and the next switchover puts it aside.
+    """
+    if journal.ending(storage, begun) is not Ending.ABORTED:
         return
-    if before.decode() != begun.commit:
+    if begun.to is Structure.V2:
+        storage.delete([store.snapshot(begun.stores[store])])
+    raise _taken_back(begun)
+
+
+def _taken_back(begun: Begun) -> RefusedAsUnsafe:
+    return RefusedAsUnsafe(
+        "the switchover was taken back while it was carried out",
+        path=names.switchover(begun.number, "ended"),
+        hint="the checkpoint is what it was; run this again to switch it",
+    )
+
+
+def _rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
+    """The point from which the checkpoint is of the new structure. `newest_begun`: of the offset log, as planned."""
+    path = names.commits(begun.batch)
+    before = read_or_none(storage, path)
+    after = _new_commit(begun)
+    if before == after or _has_gone_on(storage, begun):
+        return
+    if before is None or before.decode() != begun.commit:
         raise RefusedAsUnsafe(
             "is not what it was when the switchover began", path=path, hint="--abort, and run it again"
         )
     _require_snapshots(storage, begun)
-    _require_newest(storage, begun)
+    _require_newest(storage, begun, newest_begun)
     storage.replace(path, after)
     try:
-        _require_newest(storage, begun)
+        _require_newest(storage, begun, newest_begun)
+        if journal.ending(storage, begun) is Ending.ABORTED:
+            raise _taken_back(begun)
     except RefusedAsUnsafe:
-        # Losing schedule: a query that was said to be stopped commits the next batch in between, in the old structure.
+        # Losing schedule: a query that was said to be stopped commits the next batch in between, in the old structure, or
+        # has begun one and will.
         storage.replace(path, before)
         raise
 
@@ -280,8 +373,14 @@ def _require_snapshots(storage: Storage, begun: Begun) -> None:
             )
 
 
-def _require_newest(storage: Storage, begun: Begun) -> None:
+def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
     newest = catalog.newest_batch(storage)
+    if newest == begun.batch and (newest_now := catalog.newest_begun(storage)) > newest_begun:
+        raise RefusedAsUnsafe(
+            "is begun since the switchover was planned: the query runs",
+            path=names.offsets(newest_now),
+            hint="stop the query, --abort the switchover, and begin anew",
+        )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
             f"is committed since the switchover of batch {begun.batch} began: the query runs",

@@ -22,7 +22,7 @@ _LOCAL_BYTES_PER_TAIL = 8
 def plan(gathered: Gathered, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
     """What has to be done, or why it cannot be. `spark`: which one goes on, where that is known. Pure."""
     half_done = gathered.half_done
-    header = spark.header if spark is not None and to is Structure.V2 and not gathered.is_own else "v1"
+    header = _header(gathered, to, spark)
     if half_done is not None and half_done.begun.to is to:
         header = half_done.begun.header
     is_there = gathered.structure is to and half_done is None
@@ -45,7 +45,13 @@ def plan(gathered: Gathered, to: Structure, spark: Spark | None = None, *, worke
         *_staying(gathered, to),
         _local_bytes(steps, workers),
         sum(step.tail_bytes for step in steps) / gathered.replay_bytes_per_second,
+        gathered.commit,
+        gathered.begun,
     )
+
+
+def _header(gathered: Gathered, to: Structure, spark: Spark | None) -> str:
+    return spark.header if spark is not None and to is Structure.V2 and not gathered.is_own else "v1"
 
 
 def _step(one: StoreFacts) -> StoreStep:
@@ -69,6 +75,12 @@ def _refusals(
         yield (
             f"the query has gone on from batch {half_done.begun.batch} to {gathered.batch} since the switchover was "
             f"interrupted: --abort it, then switch anew"
+        )
+        return
+    if half_done is not None and spark is not None and half_done.begun.header != _header(gathered, to, spark):
+        yield (
+            f"the switchover that is half done makes snapshots that Spark {spark.value} does not read: --abort it, then "
+            f"switch anew; or finish it without --for-spark"
         )
         return
     yield from _of_logs(gathered)
@@ -107,9 +119,10 @@ def _of_logs(gathered: Gathered) -> Iterator[str]:
             f"that were lost, or delete the offsets after batch {gathered.batch}"
         )
     if gathered.pending:
+        first = "" if gathered.half_done is None else "--abort the switchover, then "
         yield (
-            f"{gathered.pending[0]}: the sink may hold batch {gathered.batch + 1} already, by ids of this structure: start "
-            f"the job once, so that the batch ends"
+            f"{gathered.pending[0]}: the sink may hold batch {gathered.batch + 1} already, by ids of this structure: "
+            f"{first}start the job once, so that the batch ends"
         )
     if gathered.repartitions:
         yield (

@@ -41,7 +41,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     path = names.commits(batch)
     commit = storage.read(path)
     log = logs.parse_commit(commit, path)
-    begun = _newest_offsets(storage)
+    begun = catalog.newest_begun(storage)
     return Gathered(
         of_snapshots.is_own,
         batch,
@@ -76,11 +76,6 @@ def _measured(storage: Storage, fact: snapshot.StoreFacts, files: catalog.StoreF
 def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
     paths = [entry.path for entry in storage.list(names.PENDING)]
     return tuple(p for p in paths if (place := names.parse_pending(p.rpartition("/")[2])) and place[0] == batch)
-
-
-def _newest_offsets(storage: Storage) -> int:
-    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
-    return max((batch for batch in batches if batch is not None), default=-1)
 
 
 def _repartitions(storage: Storage, batch: int, begun: int) -> bool:

@@ -98,6 +98,8 @@ class SwitchPlan:
     stays_files, stays_bytes   of the old structure, which stay where they are
     local_bytes   of local disk, at most
     seconds       how long the replays take, as far as one can tell
+    commit        the newest commit, as text; what is carried out later is refused when it is another one then
+    begun         the newest batch that the offset log knows, -1 for none
     """
 
     to: Structure
@@ -115,6 +117,13 @@ class SwitchPlan:
     stays_bytes: int = 0
     local_bytes: int = 0
     seconds: float = 0.0
+    commit: str = ""
+    begun: int = -1
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether a batch was begun and has not ended: it was left so, or somebody is at it just now."""
+        return self.batch is not None and self.begun > self.batch
 
     @property
     def read_bytes(self) -> int:
