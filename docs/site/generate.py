@@ -199,14 +199,17 @@ def _all_interop(docs: Path) -> list[dict[str, Any]]:
 
 
 def _minor(version: str) -> str:
-    return version.rpartition(".")[0]
+    return ".".join(version.split(".")[:2])
 
 
 def _sparks(docs: Path) -> Iterator[str]:
-    cases = _all_interop(docs)
-    releases = sorted({result["to"] for result in cases})
-    passed = sum(result["passed"] for result in cases)
-    yield f"As each was last run, {passed:,} of {len(cases):,} cases passed, on Spark {', '.join(releases)}."
+    results = _all_interop(docs)
+    run = [result for result in results if result["passed"] is not None]
+    releases = sorted({result["to"] for result in run})
+    passed = sum(result["passed"] for result in run)
+    yield f"As each was last run, {passed:,} of {len(run):,} cases passed, on Spark {', '.join(releases)}."
+    if len(run) < len(results):
+        yield f"{len(results) - len(run):,} more were not run yet: they are the gaps in the tables."
 
 
 def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Path], Iterator[str]]:
@@ -214,6 +217,7 @@ def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Pat
 
     def table(docs: Path) -> Iterator[str]:
         results = _interop(docs, kind)
+        results = [result for result in results if result["passed"] is not None]
         columns = sorted({column(result) for result in results})
         if not columns:
             yield "None was run yet."

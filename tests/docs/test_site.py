@@ -129,7 +129,8 @@ def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: What
 
 def test_the_last_run_of_the_interop_matrix_stands_on_its_page_whatever_came_of_it(site: Path) -> None:
     page = _Page(site / "reference" / "sparks.html")
-    results = json.loads((DOCS / "reference" / "interop-results.json").read_text())
+    cases = json.loads((DOCS / "reference" / "interop-results.json").read_text())
+    results = [case for case in cases if case["passed"] is not None]
     passed = [result for result in results if result["passed"]]
     assert f"{len(passed)} of {len(results)} cases passed" in page.text
     assert page.text.count(" fails") == len(results) - len(passed)

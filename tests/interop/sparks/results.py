@@ -83,22 +83,24 @@ def _read(folder: Path, case: Case) -> Result | None:
 
 
 def write(found: Sequence[Result]) -> None:
-    """What the docs show: each case as it came out when it was last run, and the patch releases that it ran on."""
+    """What the docs show: each case as it came out when it was last run, and the releases that it ran on; what never ran,
+    too."""
     before: list[dict[str, Any]] = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else []
-    lines = {line["case"]: line for line in before} | {result.case.name: _line(result) for result in found}
-    kept = [lines[case.name] for case in all_cases() if case.name in lines]
+    lines = {line["case"]: line for line in before} | {result.case.name: _line(result.case, result) for result in found}
+    kept = [lines.get(case.name) or _line(case, None) for case in all_cases()]
     WRITTEN.write_text("[\n " + ",\n ".join(map(json.dumps, kept)) + "\n]\n")
 
 
-def _line(result: Result) -> dict[str, Any]:
+def _line(case: Case, result: Result | None) -> dict[str, Any]:
+    began, went_on = result.versions if result else (case.group.minor, case.to)
     return {
-        "case": result.case.name,
-        "operator": result.case.group.operator,
-        "structure": f"V{result.case.group.structure}",
-        "kind": result.case.kind.name.lower(),
-        "from": result.versions[0],
-        "to": result.versions[1],
-        "passed": result.passed,
+        "case": case.name,
+        "operator": case.group.operator,
+        "structure": f"V{case.group.structure}",
+        "kind": case.kind.name.lower(),
+        "from": began,
+        "to": went_on,
+        "passed": result.passed if result else None,
     }
 
 
