@@ -152,7 +152,7 @@ def of_switch(planned: SwitchPlan, *, is_done: bool) -> Metadata:
         "files_that_stay": planned.stays_files,
         "refusals": len(planned.refusals),
         "refusal": planned.refusals[0] if planned.refusals else "none",
-        "start_the_query_with": ", ".join(f"{name}={value}" for name, value in planned.to.conf.items()),
+        "start_it_with": planned.start_with,
         "why": table(
             {"store": "string", "head": "string", "snapshot from": "string", "bytes": "int"},
             ((step.store, step.head, step.explained, step.read_bytes) for step in planned.stores),
@@ -168,5 +168,5 @@ def of_aborted_switch(begun: Begun) -> Metadata:
         "version": begun.batch + 1,
         "stores": len(begun.stores),
         "refusals": 0,
-        "start_the_query_with": ", ".join(f"{name}={value}" for name, value in begun.to.other.conf.items()),
+        "structure": begun.to.other.value,
     }

@@ -94,7 +94,7 @@ def switch(
         )
     if planned.refusals or planned.is_there:
         _show(output, planned)
-    done = tables.plain(f"switched to {to.value}; start the query with {_conf(planned)}")
+    done = tables.plain(f"switched to {to.value}; start it with {planned.start_with}")
     output.show(
         {**records.of_switch_plan(planned), "switched": True}, lambda console: console.print(done, soft_wrap=True)
     )
@@ -126,7 +126,7 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
         f"{planned.seconds:,.0f} s; up to {planned.local_bytes:,} bytes of local disk",
         f"{len(planned.first) + len(planned.last):,} files are put aside; {planned.stays_files:,} files of the old "
         f"structure, {planned.stays_bytes:,} bytes, stay for the way back",
-        f"afterwards the query is started with {_conf(planned)}",
+        f"afterwards it is started with {planned.start_with}",
     ]
     if planned.half_done is not None:
         lines.insert(0, "a switchover is half done: --apply finishes it, --abort takes it back")
@@ -136,7 +136,3 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
         console.print(Text.assemble(("not now: ", "red"), refusal), soft_wrap=True)
     if not planned.refusals:
         console.print("--apply --i-stopped-it does it")
-
-
-def _conf(planned: SwitchPlan) -> str:
-    return " ".join(f"{name}={value}" for name, value in planned.to.conf.items())

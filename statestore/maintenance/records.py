@@ -104,7 +104,7 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
         "seconds": round(plan.seconds, 1),
         "stays": {"files": plan.stays_files, "bytes": plan.stays_bytes},
         "header": plan.header,
-        "conf": plan.to.conf,
+        "start_with": plan.start_with,
     }
 
 

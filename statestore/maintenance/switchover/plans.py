@@ -126,6 +126,13 @@ class SwitchPlan:
         return self.batch is not None and self.begun > self.batch
 
     @property
+    def start_with(self) -> str:
+        """What the query, or the job of our own, has to be started with afterwards."""
+        if self.is_own:
+            return f"structure=Structure.{self.to.name}"
+        return " ".join(f"{name}={value}" for name, value in self.to.conf.items())
+
+    @property
     def read_bytes(self) -> int:
         """Fetched for all stores."""
         return sum(step.read_bytes for step in self.stores)
