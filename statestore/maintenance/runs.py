@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from statestore import switch_journal
+from statestore import catalog, switch_journal
 from statestore.clock import Clock, Ids
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
+from statestore.format.structure import Structure
 from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance.audit import AuditPolicy
@@ -75,10 +76,12 @@ def take_snapshots(
 ) -> None:
     """Make these snapshots, `workers` at a time in `memory_bytes` altogether. One that fails does not stop the others.
 
-    Raises `RootHeld`, `StorageError` for the lease or the record.
+    Raises `RootHeld`, `StorageError` for the lease or the record; `RefusedAsUnsafe` for ones of a structure that the
+    checkpoint no longer has.
     """
     run, plan = ids.fresh(), [records.of_action(action) for action in actions]
     with _at_work(storage, "snapshot", run, plan, holder, clock) as (held, done):
+        _require_structure(storage, actions)
 
         def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
             done.append(records.of_outcome(action, outcome))
@@ -94,6 +97,19 @@ def take_snapshots(
             memory_bytes=memory_bytes,
             clock=clock,
             ids=ids,
+        )
+
+
+def _require_structure(storage: Storage, actions: Sequence[TakeSnapshot]) -> None:
+    """Losing schedule: this is planned; a switchover to structure V1 begins, ends, and gives the lease back; a snapshot
+    with an id is published, and no query starts beside it. One without an id, in structure V2, does no harm."""
+    newest = catalog.newest_batch(storage)
+    with_id = next((action for action in actions if action.version.id is not None), None)
+    if with_id and newest is not None and catalog.structure_at(storage, newest) is Structure.V1:
+        raise RefusedAsUnsafe(
+            "the checkpoint was switched to structure V1 since this was planned",
+            path=with_id.path,
+            hint="run this again: nothing was made",
         )
 
 

@@ -576,6 +576,20 @@ def test_what_another_has_finished_is_not_taken_back(checkpoint: Checkpoint, sou
     assert is_right(checkpoint, storage, tmp_path)
 
 
+def test_no_snapshot_with_an_id_that_was_planned_before_is_put_into_structure_v1(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V2].copied_to(local, tmp_path / "job")
+    take = snapshot.plan(snapshot.gather(local), snapshot.SnapshotPolicy(), take_all=True).take
+    switch(local, Structure.V1, tmp_path)
+    before = contents(local)
+    with pytest.raises(RefusedAsUnsafe, match="was switched to structure V1"):
+        runs.take_snapshots(
+            local, take, lambda *_: None, scratch=tmp_path, holder="a test", clock=SystemClock(), ids=RandomIds()
+        )
+    assert contents(local) == before
+
+
 def test_who_has_lost_the_lease_takes_nothing_back(checkpoint: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage = checkpoint.storage
     _crash(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
