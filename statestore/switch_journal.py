@@ -77,6 +77,9 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> Standing |
     number, parts = _newest(_listed(storage) if paths is None else paths)
     if number is None or "ended" in parts:
         return None
+    if "begun" not in parts:
+        path = names.switchover(number, "begun")
+        raise CorruptFile("is missing, and others of its journal are there", path=path, hint="restore the file")
     begun = _parse_begun(storage.read(parts["begun"]), number, parts["begun"])
     by_name = {_made(store): store for store in begun.stores}
     made = {}

@@ -69,8 +69,8 @@ def switch(
     """
     storage, policies = root.storage, root.policies
     run, clock, who = RandomIds().fresh(), SystemClock(), holder()
-    if abort == (to is not None):
-        raise click.UsageError("say --to v2 or --to v1, or --abort")
+    if abort == (to is not None) or (abort and apply):
+        raise click.UsageError("say --to v2 or --to v1, with --apply or without, or --abort")
     if to is None:
         begun = passes.abort_switch(storage, policies, _tell, stopped=stopped, run=run, holder=who, clock=clock)
         was = f"the checkpoint is of structure {begun.to.other.value}, as before"

@@ -7,10 +7,12 @@ A full snapshot of every store at the head, under the name that it has in the ot
 compared; then the newest commit is written anew. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
 """
 
-from statestore.maintenance.switchover.carry_out import Machine, Phase, Progress, Told, carry_out, take_back
+from statestore.maintenance.switchover.carry_out import carry_out
 from statestore.maintenance.switchover.judge import plan
 from statestore.maintenance.switchover.look import gather
 from statestore.maintenance.switchover.plans import Gathered, Source, StoreStep, SwitchPlan
+from statestore.maintenance.switchover.steps import Machine, Phase, Progress, Told
+from statestore.maintenance.switchover.take_back import take_back
 from statestore.switch_journal import Begun, Ending, Standing, standing
 
 __all__ = [

@@ -1,0 +1,123 @@
+"""Gives every store its snapshot in the other structure, read back and compared."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from statestore import catalog
+from statestore import switch_journal as journal
+from statestore.base import SnapshotUnusable, open_base
+from statestore.chain import look_at_snapshot
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import AlreadyExists, CorruptFile, LocalStateDamaged, StatekeeperError
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import encode_snapshot, read_snapshot
+from statestore.format.structure import Structure
+from statestore.maintenance import snapshot
+from statestore.maintenance.pool import in_pool
+from statestore.maintenance.snapshot import TakeSnapshot, Why
+from statestore.maintenance.switchover.commit import taken_back
+from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
+from statestore.maintenance.switchover.steps import Machine, Phase, Progress, Told
+from statestore.storage import Storage
+from statestore.switch_journal import Begun, Ending, Made
+
+_MEND_HEAD = "--abort the switchover; then statekeeper audit --deep says which file it is, and what to do"
+
+
+def make_snapshots(
+    storage: Storage,
+    begun: Begun,
+    planned: SwitchPlan,
+    told: Told,
+    machine: Machine,
+    still_held: Callable[[], None],
+) -> None:
+    """The longest ones first. One that fails does not stop the others, but the switchover."""
+    failed: list[StatekeeperError] = []
+    steps = planned.stores
+    done = len(begun.stores) - len(steps)
+
+    def work(step: StoreStep) -> Made:
+        still_held()
+        name = begun.stores[step.store]
+        if step.source is Source.REUSED:
+            return _reuse(storage, step, name, begun.header, machine.scratch, planned)
+        action = TakeSnapshot(
+            step.store, step.head, step.load, step.tail_bytes, Why.ASKED, planned.conf, begun.header, name
+        )
+        taken = snapshot.execute(
+            storage,
+            action,
+            scratch=machine.scratch,
+            clock=machine.clock,
+            ids=machine.ids,
+            memory_bytes=snapshot.share_of(machine.memory_bytes, min(machine.workers, len(steps))),
+        )
+        assert taken.digest is not None
+        return Made(taken.digest, taken.sent_tables)
+
+    def ended(step: StoreStep, outcome: Made | StatekeeperError) -> None:
+        nonlocal done
+        _require_open(storage, begun, step.store)
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+            return
+        journal.note_made(storage, begun, step.store, outcome)
+        done += 1
+        told(Progress(Phase.SNAPSHOTS, done, len(begun.stores), step.store))
+
+    if steps:
+        longest_first = sorted(steps, key=lambda step: -step.read_bytes)
+        in_pool(work, longest_first, ended, workers=max(1, min(machine.workers, len(steps))))
+    if failed:
+        raise failed[0]
+
+
+def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scratch: Path, planned: SwitchPlan) -> Made:
+    """Give the snapshot at the head its other name. It is opened and read once, all of it; its tables stay where they
+    are, so that what has the new name is the same."""
+    old, new = step.store.snapshot(step.head), step.store.snapshot(name)
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as folder:
+        try:
+            base = open_base(storage, step.store, step.head, Path(folder) / "base", EngineLimits(), planned.conf)
+        except SnapshotUnusable as error:
+            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
+        try:
+            with base.database as database:
+                digest = database.digest()
+        except LocalStateDamaged as error:
+            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
+    body = storage.read(old)
+    found = read_snapshot(body, old)
+    if (found.metadata.header, found.digest) != (header, name.digest):
+        body = encode_snapshot(replace(found, metadata=replace(found.metadata, header=header), digest=name.digest))
+    try:
+        storage.create(new, body)
+    except AlreadyExists as error:
+        hint = "--abort, and run it again: the head has another snapshot than when this began"
+        raise CorruptFile("was made from another snapshot of the head", path=new, hint=hint) from error
+    files = catalog.files(storage, step.store.folder)[step.store]
+    damage = look_at_snapshot(storage, step.store, name, files).damage
+    if damage is not None:
+        raise CorruptFile(f"does not hold what it should: {damage}", path=new, hint="--abort, and run it again")
+    return Made(digest, ())
+
+
+def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:
+    """Whoever took the switchover back took the snapshots back that were there; one that came later goes here.
+
+    Losing schedule: the lease of a run that makes one for long is broken, the switchover is taken back, the query is about
+    to start; then the snapshot is published, and in structure V1 none starts beside it. Only names of structure V2 are
+    nobody else's; one of V1 that is left does no harm, and the next switchover puts it aside.
+    """
+    if journal.ending(storage, begun) is not Ending.ABORTED:
+        return
+    if begun.to is Structure.V2:
+        storage.delete([store.snapshot(begun.stores[store])])
+    raise taken_back(begun)
