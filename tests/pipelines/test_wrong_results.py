@@ -19,6 +19,7 @@ from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPla
 from statestore.engine.sweep import SweepLimits
 from statestore.errors import LineageCeiling, WrongResult
 from statestore.format.names import EMPTY
+from statestore.format.structure import Structure
 from statestore.storage import StorageSpec
 from statestore.store import StoreLimits
 
@@ -73,6 +74,7 @@ class Task:
             bases=self.bases,
             rewrites={},
             snapshots={},
+            structure=Structure.V2,
             limits=StoreLimits(),
             sweep=SweepLimits(),
             reports=self.reports,
