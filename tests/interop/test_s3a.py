@@ -20,7 +20,7 @@ from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.s3a import BucketQuery, connect, environment
 from tests.interop.soak import Maintenance, expected
 from tests.interop.test_rescues import held
-from tests.interop.test_switchover import switched
+from tests.interop.test_switchover_of_sparks import switched
 from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
 from tests.s3_server import S3Server
 
