@@ -1,6 +1,8 @@
-"""Takes files out of the way, and puts them back."""
+"""Takes files out of the way of the other structure, and puts them back."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 from statestore.errors import AlreadyExists, ObjectMissing
 from statestore.format import names
@@ -8,6 +10,8 @@ from statestore.storage import Storage
 
 
 def put_aside(storage: Storage, run: str, path: str) -> None:
+    """Below `_statekeeper/aside`, under the run's id. Nothing happens when the file is gone already. Raises
+    `StorageError`."""
     try:
         body = storage.read(path)
     except ObjectMissing:
@@ -17,10 +21,21 @@ def put_aside(storage: Storage, run: str, path: str) -> None:
     storage.delete([path])
 
 
-def put_back(storage: Storage, run: str, path: str) -> None:
-    aside = names.aside(run, path)
-    try:
-        storage.create(path, storage.read(aside))
-    except AlreadyExists:
-        return  # the query has written it again: it needs no other
-    storage.delete([aside])
+def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Callable[[], None]) -> None:
+    """Where the run took them from. What the query has written again since stays as it wrote it, and a sidecar of what was
+    taken stays aside then: it is the checksum of another file. Raises `StorageError`, and what `still_held` does."""
+    written_again: set[str] = set()
+    for path in sorted(paths):  # a file before the sidecar beside it
+        still_held()
+        aside = names.aside(run, path)
+        if path in written_again:
+            continue
+        body = storage.read(aside)
+        try:
+            storage.create(path, body)
+        except AlreadyExists:
+            if storage.read(path) != body:
+                written_again |= {path, names.sidecar(path)}
+                continue
+            # An interrupted run has put it back already.
+        storage.delete([aside])

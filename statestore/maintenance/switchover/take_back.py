@@ -36,12 +36,10 @@ def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: C
             hint=f"--apply finishes the switchover; --to {begun.to.other.value} leads back afterwards",
         )
     aside = names.aside(begun.run, "")
-    away = [entry.path.removeprefix(aside) for entry in storage.list(aside.rstrip("/"))]
+    away = {entry.path.removeprefix(aside) for entry in storage.list(aside.rstrip("/"))}
     mine = {store.snapshot(version) for store, version in begun.stores.items()}
-    for original in away:
-        if original not in mine:
-            still_held()
-            put_back(storage, begun.run, original)
+    of_mine = away & (mine | set(map(names.sidecar, mine)))
+    put_back(storage, begun.run, away - of_mine, still_held)
     still_held()
     if is_rewritten:
         storage.replace(path, begun.commit.encode())
@@ -49,10 +47,7 @@ def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: C
     if standing.is_cleared:
         still_held()
         storage.delete(sorted(mine))
-    for original in away:
-        if original in mine:
-            still_held()
-            put_back(storage, begun.run, original)
+    put_back(storage, begun.run, of_mine, still_held)
     still_held()
     storage.delete(store.table_file(table) for store, made in standing.made.items() for table in made.tables)
     journal.end(storage, begun, Ending.ABORTED)
