@@ -18,7 +18,7 @@ from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathe
 from statestore.maintenance.snapshot.judge import plan
 from statestore.maintenance.snapshot.look import gather
 from statestore.maintenance.snapshot.make import MEMORY_BYTES, Taken, execute, execute_all, share_of
-from statestore.maintenance.snapshot.publish import Published
+from statestore.maintenance.snapshot.publish import Published, require_same
 
 __all__ = [
     "MEMORY_BYTES",
@@ -37,5 +37,6 @@ __all__ = [
     "execute_all",
     "gather",
     "plan",
+    "require_same",
     "share_of",
 ]

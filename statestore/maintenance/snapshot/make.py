@@ -141,7 +141,8 @@ def execute(
             require_still_unchanged(storage, action, sources)
         if digest is not None:
             at_hand = {table.dfs_name: captured / table.local_name for table in tables if table not in fresh}
-            require_same(storage, action, digest, folder / "back", limits, at_hand=at_hand)
+            made = action.name or action.version
+            require_same(storage, action.store, made, digest, folder / "back", conf=action.conf, at_hand=at_hand)
     return Taken(
         action,
         published,

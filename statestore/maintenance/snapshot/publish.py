@@ -13,8 +13,9 @@ from statestore.clock import Ids
 from statestore.engine.rocks import EngineLimits
 from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
 from statestore.format import names
-from statestore.format.names import StorePath
+from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, TableFile
+from statestore.format.state_conf import StateConf
 from statestore.maintenance import announcements
 from statestore.maintenance.snapshot.decisions import TakeSnapshot
 from statestore.storage import Entry, Storage, at_once
@@ -129,28 +130,28 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
 
 def require_same(
     storage: Storage,
-    action: TakeSnapshot,
+    store: StorePath,
+    version: VersionId,
     digest: str,
     path: Path,
-    limits: EngineLimits,
     *,
+    conf: StateConf,
     at_hand: Mapping[str, Path],
 ) -> None:
-    """Read the snapshot back into the new directory `path`, and compare. `at_hand`: tables that were fetched before.
+    """Read the snapshot of a version back into the new directory `path`, and compare the `digest` of its keys and values.
+    `at_hand`: tables that were fetched before.
 
     Raises `CorruptFile` when what is read is not what was to be written.
     """
     try:
-        name = action.name or action.version
-        base = open_base(storage, action.store, name, path, limits, action.conf, at_hand=at_hand)
-        with base.database as database:
+        with open_base(storage, store, version, path, EngineLimits(), conf, at_hand=at_hand).database as database:
             found = database.digest()
     except SnapshotUnusable as error:
         found = str(error)
     if found != digest:
         raise CorruptFile(
-            f"does not hold what version {action.version} does: {found}, not {digest}",
-            path=action.path,
+            f"does not hold what version {version.version} does: {found}, not {digest}",
+            path=store.snapshot(version),
             hint="delete it and run this again",
         )
 

@@ -26,6 +26,7 @@ from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made
 
 _MEND_HEAD = "--abort the switchover; then statekeeper audit --deep says which file it is, and what to do"
+_AGAIN = "--abort, and run it again"
 
 
 def make_snapshots(
@@ -78,21 +79,33 @@ def make_snapshots(
 
 
 def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scratch: Path, planned: SwitchPlan) -> Made:
-    """Give the snapshot at the head its other name. It is opened and read once, all of it; its tables stay where they
-    are, so that what has the new name is the same."""
-    old, new = step.store.snapshot(step.head), step.store.snapshot(name)
+    """Give the snapshot at the head its other name: a zip over the same tables, of which nothing is sent. Both are opened
+    and read, all of it, and compared."""
     with translated(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
-    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as folder:
+    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as directory:
+        folder, conf = Path(directory), planned.conf
         try:
-            base = open_base(storage, step.store, step.head, Path(folder) / "base", EngineLimits(), planned.conf)
-        except SnapshotUnusable as error:
-            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
-        try:
+            base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf)
             with base.database as database:
                 digest = database.digest()
-        except LocalStateDamaged as error:
-            raise CorruptFile(str(error), path=old, hint=_MEND_HEAD) from error
+        except (SnapshotUnusable, LocalStateDamaged) as error:
+            raise CorruptFile(str(error), path=step.store.snapshot(step.head), hint=_MEND_HEAD) from error
+        _publish_as(storage, step, name, header)
+        fetched = {table.dfs_name: folder / "base" / table.local_name for table in base.metadata.tables}
+        # RocksDB deletes tables that the manifest beside them does not know: Spark's zips sometimes name such.
+        at_hand = {table: path for table, path in fetched.items() if path.exists()}
+        snapshot.require_same(storage, step.store, name, digest, folder / "back", conf=conf, at_hand=at_hand)
+    files = catalog.files(storage, step.store.folder)[step.store]
+    damage = look_at_snapshot(storage, step.store, name, files).damage
+    if damage is not None:
+        raise CorruptFile(f"does not hold what it should: {damage}", path=step.store.snapshot(name), hint=_AGAIN)
+    return Made(digest, ())
+
+
+def _publish_as(storage: Storage, step: StoreStep, name: VersionId, header: str) -> None:
+    """The zip of the snapshot at the head under another name, and with what that name asks for."""
+    old, new = step.store.snapshot(step.head), step.store.snapshot(name)
     body = storage.read(old)
     found = read_snapshot(body, old)
     if (found.metadata.header, found.digest) != (header, name.digest):
@@ -102,11 +115,6 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
     except AlreadyExists as error:
         hint = "--abort, and run it again: the head has another snapshot than when this began"
         raise CorruptFile("was made from another snapshot of the head", path=new, hint=hint) from error
-    files = catalog.files(storage, step.store.folder)[step.store]
-    damage = look_at_snapshot(storage, step.store, name, files).damage
-    if damage is not None:
-        raise CorruptFile(f"does not hold what it should: {damage}", path=new, hint="--abort, and run it again")
-    return Made(digest, ())
 
 
 def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:
