@@ -73,7 +73,7 @@ Query = Callable[[DataFrame, DataFrame], DataFrame]
 class Operator:
     """A stateful operator of Spark's: the query over a left and a right stream that has it, and how it is run. `views`:
     the options with which Spark's reader shows its state, one for each part of it. `since` and
-    `until`: the first and the last Spark that runs it."""
+    `until`: the first and the last Spark that runs it; `since_v2`: the first that does in structure V2."""
 
     query: Query
     mode: str = "append"
@@ -81,10 +81,12 @@ class Operator:
     views: Sequence[Mapping[str, str]] = ({},)
     since: str = "3.5"
     until: str = "4.3"
+    since_v2: str = "4.0"
 
-    def runs_on(self, minor: str) -> bool:
+    def runs_on(self, minor: str, structure: str = "1") -> bool:
         """Whether that Spark runs it."""
-        return self.since <= minor <= self.until
+        since = self.since if structure == "1" else max(self.since, self.since_v2)
+        return since <= minor <= self.until
 
 
 def _aggregation(left: DataFrame, _: DataFrame) -> DataFrame:
@@ -210,8 +212,9 @@ OPERATORS: Mapping[str, Operator] = {
     "dropDuplicatesWithinWatermark": Operator(_distinct_for_a_while),
     "sessions": Operator(_sessions),
     "applyInPandasWithState": Operator(_apply_in_pandas, "update"),
-    "aggregation of all rows": Operator(_of_all_rows, "update"),
-    "limit": Operator(_limited),
+    # Spark 4.0 asserts in structure V2 that each operator has as many partitions as there are shuffle partitions.
+    "aggregation of all rows": Operator(_of_all_rows, "update", since_v2="4.1"),
+    "limit": Operator(_limited, since_v2="4.1"),
     # No Spark runs outer joins in this format, and those from 4.0 on run none: they do not know how to write its schema.
     "join 1": Operator(_inner_join, confs={JOIN_FORMAT: "1"}, views=_JOIN_VIEWS, until="3.5"),
     "join 2": Operator(_join, confs={JOIN_FORMAT: "2"}, views=_JOIN_VIEWS),

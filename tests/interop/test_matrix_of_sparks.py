@@ -23,7 +23,7 @@ def test_every_operator_goes_on_on_every_spark_that_has_it_in_every_structure_th
         (name, structure, minor)
         for name, operator in OPERATORS.items()
         for structure, minor in itertools.product("12", MINORS)
-        if operator.runs_on(minor) and (structure == "1" or Spark(minor).knows_v2)
+        if operator.runs_on(minor, structure) and (structure == "1" or Spark(minor).knows_v2)
     }
 
 

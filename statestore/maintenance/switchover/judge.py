@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from statestore.format import names
@@ -96,6 +97,11 @@ def _refusals(
             )
     if to is Structure.V2 and spark is not None and not spark.knows_v2:
         yield f"Spark {spark.value} knows no structure V2"
+    if to is Structure.V2 and spark is Spark.V4_0 and (lone := _lone_operators(gathered)):
+        yield (
+            f"Spark 4.0 runs no operator of a single partition in structure V2, and operator {lone[0]} has but one of "
+            f"{gathered.partitions}: upgrade the query first, or leave it in structure V1"
+        )
     if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
         yield (
             "Spark 4.0 reads other snapshots in structure V2 than later ones, and nothing tells which goes on: "
@@ -129,6 +135,13 @@ def _of_logs(gathered: Gathered) -> Iterator[str]:
             f"{names.offsets(gathered.begun)} names another number of partitions: Spark's offline repartition has not "
             f"ended, run it again first"
         )
+
+
+def _lone_operators(gathered: Gathered) -> list[int]:
+    """Limits, and aggregations over all rows, where others have more partitions: Spark 4.0 asserts that the commit names as
+    many of each."""
+    counts = Counter(operator for operator, _ in {(one.store.operator, one.store.partition) for one in gathered.stores})
+    return [operator for operator, count in counts.items() if count != (gathered.partitions or count)]
 
 
 def _strays(gathered: Gathered, to: Structure) -> Iterator[str]:

@@ -11,11 +11,12 @@ from statestore.chain import look_at_snapshot
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
 from statestore.format.sparks import Spark
+from statestore.format.state_conf import shuffle_partitions
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.switchover.plans import Gathered, StoreFacts
-from statestore.storage import Storage, at_once
+from statestore.storage import Storage, at_once, read_or_none
 
 
 def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> Gathered:
@@ -41,7 +42,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     path = names.commits(batch)
     commit = storage.read(path)
     log = logs.parse_commit(commit, path)
-    begun = catalog.newest_begun(storage)
+    begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
     return Gathered(
         of_snapshots.is_own,
         batch,
@@ -52,7 +53,8 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
         logs.is_plain_commit(commit, path),
         begun,
         _pending(storage, batch + 1),
-        _repartitions(storage, batch, begun),
+        partitions,
+        begun == batch + 1 and _pinned(storage, begun) != partitions,
         of_snapshots.conf,
         any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
         None if half_done else audit.judge(audit.gather(storage), policy),
@@ -78,15 +80,12 @@ def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
     return tuple(p for p in paths if (place := names.parse_pending(p.rpartition("/")[2])) and place[0] == batch)
 
 
-def _repartitions(storage: Storage, batch: int, begun: int) -> bool:
-    """Spark's offline repartition (4.2) begins with an offset log that names the new number of partitions."""
-    if begun != batch + 1:
-        return False
-    partitions = [
-        logs.parse_offsets(storage.read(names.offsets(number)), names.offsets(number)).conf.get(logs.SHUFFLE_PARTITIONS)
-        for number in (batch, begun)
-    ]
-    return partitions[0] != partitions[1]
+def _pinned(storage: Storage, batch: int) -> int | None:
+    """How many partitions the offset log names. Spark's offline repartition (4.2) begins with one that names another."""
+    path = names.offsets(batch)
+    body = read_or_none(storage, path)
+    # The audit tells of one that is missing.
+    return None if body is None else shuffle_partitions(logs.parse_offsets(body, path), path)
 
 
 def _free_bytes(scratch: Path) -> int:

@@ -44,7 +44,8 @@ class Gathered:
     is_plain_commit  whether there is nothing in it that is not known here
     begun            the newest batch that the offset log knows, -1 for none
     pending          what attempts of our own jobs at the batch after it have left
-    repartitions     whether that batch has another number of partitions than the newest commit
+    partitions       that the offset log of the newest commit pins, None where it does not say
+    repartitions     whether the batch after it has another number of them
     audit            None while a switchover is half done: it was clean when that began
     free_bytes       of local disk
     """
@@ -58,6 +59,7 @@ class Gathered:
     is_plain_commit: bool = True
     begun: int = -1
     pending: tuple[str, ...] = ()
+    partitions: int | None = None
     repartitions: bool = False
     conf: StateConf = OURS
     may_be_of_4_0: bool = False

@@ -78,13 +78,13 @@ def all_cases() -> Iterator[Case]:
     for structure in ("1", "2"):
         for minor in MINORS:
             for operator, described in OPERATORS.items():
-                if not described.runs_on(minor) or (structure == "2" and minor == "3.5"):
+                if not described.runs_on(minor, structure):
                     continue
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
-                if minor != "3.5":
+                if described.runs_on(minor, "2"):
                     yield Case(group, Kind.SWITCH, minor)
-                later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to)]
+                later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to, structure)]
                 for to in later:
                     yield Case(group, Kind.UPGRADE, to)
                 if (minor, structure) == ("4.0", "2"):
