@@ -159,7 +159,7 @@ def is_plain_commit(data: bytes, path: str) -> bool:
     """Whether `parse_commit` sees all that is in `commits/N`, so that it can be written anew. Raises as that does."""
     parse_commit(data, path)
     body = json_object(data.partition(b"\n")[2], path)
-    return body.keys() <= {"nextBatchWatermarkMs", _IDS, _DIGESTS}
+    return body.keys() <= {"nextBatchWatermarkMs", _IDS, _DIGESTS, _SINKS}
 
 
 def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:

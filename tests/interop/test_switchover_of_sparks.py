@@ -5,6 +5,7 @@ Compared are the outputs of all later batches, and what Spark's own reader shows
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,31 @@ from statestore.maintenance import lease, runs, switchover
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Kind, Storage, open_storage
 from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
-from tests.interop.native import FORMAT, HERE, OPERATORS, NativeQuery, state
+from tests.interop.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
 from tests.interop.twins import clean, statekeeper, switch
 
 pytestmark = pytest.mark.spark
 
-MATRIX = [(name, structure) for structure in Structure for name in HERE]
-IN_CI = [("join 2", Structure.V1), ("transformWithState", Structure.V2)]
+PLAIN: Mapping[str, str] = {}
+_NAMED_SINKS: Mapping[str, str] = {NAMED_SINKS: "true"}
+MATRIX = [
+    *((name, structure, PLAIN) for structure in Structure for name in HERE),
+    *(("aggregation", structure, _NAMED_SINKS) for structure in Structure),
+]
+IN_CI = [("join 2", Structure.V1, PLAIN), ("transformWithState", Structure.V2, PLAIN)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 
-def begun(spark: SparkSession, folder: Path, name: str, structure: Structure) -> NativeQuery:
-    return NativeQuery(spark, folder / "query", OPERATORS[name], structure.conf)
+def begun(
+    spark: SparkSession, folder: Path, name: str, structure: Structure, confs: Mapping[str, str] = PLAIN
+) -> NativeQuery:
+    return NativeQuery(spark, folder / "query", OPERATORS[name], {**structure.conf, **confs})
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Structure):
+        return value.value
+    return value.replace(" ", "-") if isinstance(value, str) else "named sinks" if value else "plain"
 
 
 def switched(query: NativeQuery, to: Structure, scratch: Path) -> None:
@@ -38,12 +52,16 @@ def switched(query: NativeQuery, to: Structure, scratch: Path) -> None:
     query.confs |= to.conf
 
 
-@pytest.mark.parametrize(("name", "structure"), CASES)
+@pytest.mark.parametrize(("name", "structure", "confs"), CASES, ids=_told)
 def test_spark_goes_on_in_the_other_structure_as_a_twin_that_never_switched(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: Structure
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    structure: Structure,
+    confs: Mapping[str, str],
 ) -> None:
     folder = tmp_path_factory.mktemp("switched")
-    query = begun(spark, folder, name, structure)
+    query = begun(spark, folder, name, structure, confs)
     query.run(3)
     query.saved("middle")
     middle = state(query)
