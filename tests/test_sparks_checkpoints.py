@@ -19,6 +19,7 @@ from statestore.maintenance import audit, retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.storage import Storage, open_storage
 from tests.interop.dumped import dumped, expected, shown
+from tests.switching import structure_of, switch
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "checkpoints").glob("spark-*.zip"))
 FEWEST = 20
@@ -82,6 +83,15 @@ def test_a_snapshot_at_the_head_alone_holds_all_of_it(written: Written, tmp_path
     storage.delete([verdict.path for verdict in plan.deletions])
     storage.delete([entry.path for entry in storage.list("state") if entry.path.endswith(".changelog")])
     assert written.differing(dumped(written.checkpoint)) == []
+
+
+def test_it_goes_to_the_other_structure_and_back_with_all_that_it_holds(written: Written, tmp_path: Path) -> None:
+    storage = written.storage
+    here, before = structure_of(storage), dumped(written.checkpoint)
+    for to in (here.other, here):
+        switch(storage, to, tmp_path / "scratch")
+        assert structure_of(storage) is to
+        assert dumped(written.checkpoint) == before
 
 
 def test_retention_of_all_its_versions_deletes_nothing(written: Written) -> None:

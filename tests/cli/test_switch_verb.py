@@ -1,0 +1,60 @@
+"""`statekeeper switch` shows its plan, does it when told, and says what comes next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.format.structure import Structure
+from statestore.maintenance import quiet
+from tests.checkpoints import Checkpoint
+from tests.structures import as_sparks, without_ids
+from tests.switching import (
+    contents,
+    is_right,
+    structure_of,
+)
+
+
+def statekeeper(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["switch", *map(str, arguments)])
+
+
+def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_conf_comes_next(
+    checkpoint: Checkpoint, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
+    without_ids(as_sparks(checkpoint))
+    before = contents(checkpoint.storage)
+    shown = statekeeper(root, "--to", "v2")
+    assert shown.exit_code == 0, shown.output
+    assert "checkpointFormatVersion=2" in shown.output
+    assert "2 stores" in shown.output
+    assert statekeeper(root, "--to", "v2", "--apply").exit_code == 13
+    assert contents(checkpoint.storage) == before
+    done = statekeeper(root, "--to", "v2", "--apply", "--i-stopped-it", "--output", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["switched"] is True
+    assert structure_of(checkpoint.storage) is Structure.V2
+    assert "nothing is to be done" in statekeeper(root, "--to", "v2").output
+    assert statekeeper(root, "--abort", "--i-stopped-it").exit_code == 13
+    assert is_right(checkpoint, checkpoint.storage, tmp_path)
+
+
+def test_where_a_mode_is_configured_that_forbids_it_nothing_is_switched(
+    checkpoint: Checkpoint, root: Path, tmp_path: Path
+) -> None:
+    without_ids(as_sparks(checkpoint))
+    before = contents(checkpoint.storage)
+    configured = tmp_path / "statekeeper.toml"
+    configured.write_text(f'[roots.query]\nurl = "{root}"\nmode = "snapshots"\n')
+    done = CliRunner().invoke(
+        main, ["--config", str(configured), "switch", "query", "--to", "v2", "--apply", "--i-stopped-it"]
+    )
+    assert done.exit_code == 13
+    assert "mode snapshots is configured" in done.output
+    assert contents(checkpoint.storage) == before

@@ -1,0 +1,44 @@
+"""Checkpoints that can be switched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.format.structure import Structure
+from statestore.storage import Storage, open_storage
+from tests.checkpoints import Checkpoint
+from tests.structures import as_sparks, without_ids
+from tests.switching import take_snapshots
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[Structure, Checkpoint]:
+    """Six versions with a snapshot of the fourth, in both structures, as a query of Spark's leaves them."""
+    made = {}
+    for structure in Structure:
+        folder = tmp_path_factory.mktemp(structure.value)
+        one = Checkpoint(open_storage(str(folder / "root")), folder / "job")
+        one.grow(4)
+        take_snapshots(one.storage, folder)
+        one.grow(2)
+        made[structure] = as_sparks(one)
+    without_ids(made[Structure.V1])
+    return made
+
+
+@pytest.fixture(params=tuple(Structure), ids=lambda structure: structure.value)
+def source(request: pytest.FixtureRequest) -> Structure:
+    """The structure that the checkpoint has."""
+    return request.param
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path / "root"))
+
+
+@pytest.fixture
+def switchable(prepared: dict[Structure, Checkpoint], source: Structure, local: Storage, tmp_path: Path) -> Checkpoint:
+    return prepared[source].copied_to(local, tmp_path / "job")

@@ -1,0 +1,371 @@
+"""A switchover that dies, and one beside which somebody else is at work: a query, another run, a person."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
+from statestore.format import names
+from statestore.format.names import VersionId
+from statestore.format.structure import Structure
+from statestore.maintenance import audit, lease, passes, retention, runs, snapshot, switchover
+from statestore.maintenance.config import Policies
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.maintenance.switchover import Machine
+from statestore.storage import Storage, open_storage
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
+from tests.storage.clocks import SleeplessClock
+from tests.switching import (
+    WRITES,
+    abort,
+    after_the_dead,
+    contents,
+    die_at,
+    gone_on,
+    is_right,
+    planned,
+    silent,
+    structure_of,
+    switch,
+)
+
+WRITES_IN_CI = 3
+"""Of the writes one in so many is played in CI; each of them, and each read, among the slow tests."""
+
+
+def test_a_query_that_commits_while_it_is_switched_keeps_its_structure(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path, source: Structure
+) -> None:
+    prepared[source].copied_to(local, tmp_path / "job")
+    commit = names.commits(5)
+    before = local.read(commit)
+
+    class Running:
+        """A query that was said to be stopped commits at the worst of all moments."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def replace(self, path: str, data: bytes) -> None:
+            local.replace(path, data)
+            if path == commit and local.stat(names.commits(6)) is None:
+                local.create(names.commits(6), before)
+
+    with pytest.raises(RefusedAsUnsafe, match="the query runs"):
+        switch(Running(), source.other, tmp_path)
+    assert local.read(commit) == before
+    abort(local)
+    assert structure_of(local) is source
+
+
+def test_while_it_is_half_done_nothing_else_writes(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+    storage = switchable.storage
+    die_at(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
+    assert switchover.standing(storage) is not None
+    later = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
+    policy = RetentionPolicy(versions=1, grace_seconds=0)
+    gathered = retention.gather(storage, policy, clock=later)
+    deletions = retention.plan(gathered, policy, stopped=True)
+    with pytest.raises(HalfSwitched, match="--abort"):
+        list(runs.delete(storage, gathered, deletions, holder="a test", clock=later, ids=RandomIds()))
+    found = audit.judge(audit.gather(storage))
+    assert audit.What.HALF_SWITCHED in {finding.what for finding in found.findings}
+
+
+def test_one_that_is_half_done_in_one_direction_does_not_begin_the_other(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    die_at(switchable.storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
+    [refusal] = planned(switchable.storage, source, tmp_path).refusals
+    assert "is half done" in refusal
+
+
+def test_one_that_hardly_began_is_taken_back_when_the_query_has_purged_the_commit_that_it_started_from(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = switchable.storage
+    die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
+    gone_on(storage)
+    assert "--abort" in planned(storage, source.other, tmp_path).refusals[0]
+    abort(storage, clock=after_the_dead())
+    assert switchover.standing(storage) is None
+    assert catalog.newest_batch(storage) == 6
+
+
+def test_one_that_lacked_but_its_last_word_is_finished_when_the_query_has_purged_the_commit_that_it_wrote(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    gone_on(local)
+    standing = switchover.standing(local)
+    assert standing is not None
+    with pytest.raises(RefusedAsUnsafe, match="has gone on in structure v2"):
+        abort(local, clock=after_the_dead())
+    later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
+    switch(local, Structure.V2, tmp_path, clock=later)
+    assert switchover.standing(local) is None
+
+
+def test_what_the_audit_finds_keeps_nobody_half_switched_who_cannot_go_back_any_more(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    gone_on(local, purges=[4])
+    with pytest.raises(RefusedAsUnsafe, match="has gone on, the switchover is ended, and the audit finds: commits/4"):
+        switch(local, Structure.V2, tmp_path, clock=after_the_dead())
+    assert switchover.standing(local) is None
+
+
+def test_a_query_that_committed_while_it_was_switched_is_given_its_structure_back_after_a_crash_too(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = switchable.storage
+    before = storage.read(names.commits(5))
+    die_at(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.AFTER)
+    storage.create(names.commits(6), before)
+    abort(storage, clock=after_the_dead())
+    assert storage.read(names.commits(5)) == before
+    assert switchover.standing(storage) is None
+
+
+def test_a_query_that_begins_a_batch_while_it_is_switched_keeps_its_structure(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    local, commit = switchable.storage, names.commits(5)
+    before = local.read(commit)
+
+    class Running:
+        """Its batch is computed for long: it commits when all is done."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def replace(self, path: str, data: bytes) -> None:
+            local.replace(path, data)
+            if path == commit:
+                local.create(names.offsets(6), local.read(names.offsets(5)))
+
+    with pytest.raises(RefusedAsUnsafe, match="the query runs"):
+        switch(Running(), source.other, tmp_path)
+    assert local.read(commit) == before
+    abort(local)
+    assert is_right(switchable, local, tmp_path)
+
+
+def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local: Storage, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(local, tmp_path / "job")
+    checkpoint.grow(2)
+    local.create(names.offsets(2), local.read(names.offsets(1)))
+    before = contents(local)
+    clock = SleeplessClock(SystemClock().now_seconds())
+    machine = Machine(tmp_path / "scratch", clock, RandomIds())
+
+    def run(*, stopped: bool) -> None:
+        told = RandomIds().fresh()
+        passes.switch(
+            local, Policies(), Structure.V1, None, silent, stopped=stopped, run=told, holder="a test", machine=machine
+        )
+
+    with pytest.raises(RefusedAsUnsafe, match="only while the query is stopped"):
+        run(stopped=False)
+    assert contents(local) == before
+    run(stopped=True)
+    assert structure_of(local) is Structure.V1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_snapshot_that_is_published_when_the_switchover_was_taken_back_meanwhile_goes_again(
+    switchable: Checkpoint, source: Structure, tmp_path: Path, moment: str
+) -> None:
+    local = switchable.storage
+    before = contents(local)
+
+    class Slow:
+        """Makes a snapshot for so long that a person breaks its lease and takes the switchover back."""
+
+        is_broken = False
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def create(self, path: str, data: bytes | Path) -> object:
+            is_time = path.endswith(".zip") and path.startswith("state/0/1/") and not self.is_broken
+            self.is_broken = self.is_broken or is_time
+            if is_time and moment == "before":
+                abort(local, clock=after_the_dead())
+            found = local.create(path, data)
+            if is_time and moment == "after":
+                abort(local, clock=after_the_dead())
+            return found
+
+    with pytest.raises(RefusedAsUnsafe, match="was taken back"):
+        switch(Slow(), source.other, tmp_path)
+    left = contents(local)
+    assert before.items() <= left.items()
+    assert audit.judge(audit.gather(local)).findings == ()
+    switch(local, source.other, tmp_path, clock=after_the_dead())
+    assert is_right(switchable, local, tmp_path)
+
+
+def test_what_was_planned_before_another_switched_it_is_not_begun(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
+    storage = switchable.storage
+    stale = planned(storage, source.other, tmp_path)
+    switch(storage, source.other, tmp_path)
+    before = contents(storage)
+    machine = Machine(tmp_path, SystemClock(), RandomIds())
+    with pytest.raises(RefusedAsUnsafe, match="when this was planned"):
+        runs.switch(storage, stale, silent, run=RandomIds().fresh(), holder="a test", machine=machine)
+    assert switchover.standing(storage) is None
+    assert contents(storage) == before
+
+
+def test_what_another_has_finished_is_not_taken_back(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+    storage = switchable.storage
+    die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
+    clock, standing = after_the_dead(), switchover.standing(storage)
+    assert standing is not None
+    switch(storage, source.other, tmp_path, clock=clock)
+    with pytest.raises(RefusedAsUnsafe, match="has ended meanwhile"):
+        runs.abort_switch(storage, standing, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
+    assert structure_of(storage) is source.other
+    assert is_right(switchable, storage, tmp_path)
+
+
+def test_no_snapshot_with_an_id_that_was_planned_before_is_put_into_structure_v1(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    prepared[Structure.V2].copied_to(local, tmp_path / "job")
+    take = snapshot.plan(snapshot.gather(local), snapshot.SnapshotPolicy(), take_all=True).take
+    switch(local, Structure.V1, tmp_path)
+    before = contents(local)
+    with pytest.raises(RefusedAsUnsafe, match="was switched to structure V1"):
+        runs.take_snapshots(
+            local, take, lambda *_: None, scratch=tmp_path, holder="a test", clock=SystemClock(), ids=RandomIds()
+        )
+    assert contents(local) == before
+
+
+def test_what_the_query_has_written_again_stays_without_the_sidecar_of_the_file_before_it(
+    prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
+) -> None:
+    checkpoint = prepared[Structure.V1].copied_to(local, tmp_path / "job")
+    written_again, left = [store.changelog(VersionId(7)) for store in checkpoint.stores]
+    local.create(names.offsets(6), local.read(names.offsets(5)))
+    for path in (written_again, left):
+        local.create(path, b"of the batch that did not end")
+        local.create(names.sidecar(path), b"its sidecar")
+    before = contents(local)
+    die_at(local, Structure.V2, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
+    local.create(written_again, b"of the batch when it ran again")
+    abort(local, clock=after_the_dead())
+    assert local.stat(names.sidecar(written_again)) is None
+    assert local.read(written_again) == b"of the batch when it ran again"
+    same = before.keys() - {written_again, names.sidecar(written_again)}
+    now = contents(local)
+    assert {path: now.get(path) for path in same} == {path: before[path] for path in same}
+
+
+def test_who_has_lost_the_lease_takes_nothing_back(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+    storage = switchable.storage
+    die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
+    standing = switchover.standing(storage)
+    assert standing is not None
+    before = contents(storage)
+
+    def lost() -> None:
+        raise LeaseLost("another maintainer took over")
+
+    with pytest.raises(LeaseLost):
+        switchover.take_back(storage, standing, silent, still_held=lost)
+    assert contents(storage) == before
+
+
+def test_whatever_write_fails_it_is_of_one_structure_or_refused_and_is_finished_or_taken_back(
+    prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    matrix = CrashMatrix(prepared[source], source, tmp_path)
+    writes = [case for case in matrix.cases if case[0].kind in WRITES][::WRITES_IN_CI]
+    for number, case in enumerate(writes):
+        matrix.play(*case, finish=number % 2 == 0)
+    record_property("crash_matrix_cases", len(writes))
+    assert len(writes) >= 18
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_same_for_every_request(
+    prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    matrix = CrashMatrix(prepared[source], source, tmp_path)
+    for case in matrix.cases:
+        matrix.play(*case, finish=True)
+        matrix.play(*case, finish=False)
+    record_property("crash_matrix_cases", len(matrix.cases))
+    assert len(matrix.cases) >= 300
+
+
+class CrashMatrix:
+    """A switchover that dies at each of its requests, in each way. `cases` are those of an undisturbed one."""
+
+    def __init__(self, checkpoint: Checkpoint, source: Structure, folder: Path) -> None:
+        self._checkpoint = checkpoint
+        self._source = source
+        self._folder = folder
+        self._played = 0
+        undisturbed = self._fresh()
+        self._before = contents(undisturbed)
+        rehearsal = FaultyStorage(undisturbed)
+        switch(rehearsal, source.other, folder)
+        self.cases = list(crash_matrix(rehearsal.trace))
+
+    def play(self, request: Request, fault: Fault, *, finish: bool) -> None:
+        """Finish it afterwards, or take it back. One that had ended stays as it is."""
+        storage, case = self._fresh(), (request, fault, finish)
+        faulty = FaultyStorage(storage, {request.number: fault})
+        # A reply that is lost is waited for again, or ends the run with an error.
+        with suppress(SimulatedCrash, StatekeeperError):
+            switch(faulty, self._source.other, self._folder)
+        assert len(faulty.trace) > request.number, case
+        now = structure_of(storage)
+        assert is_right(self._checkpoint, storage, self._folder), case
+        if now is Structure.V2:
+            self._require_whole_v2(storage)
+        has_ended = switchover.standing(storage) is None and now is self._source.other
+        if not has_ended and finish:
+            switch(storage, self._source.other, self._folder, clock=after_the_dead())
+        elif not has_ended:
+            abort(storage, clock=after_the_dead())
+        assert switchover.standing(storage) is None, case
+        if has_ended or finish:
+            assert structure_of(storage) is self._source.other, case
+            assert is_right(self._checkpoint, storage, self._folder), case
+            assert audit.judge(audit.gather(storage)).findings == (), case
+        else:
+            left = contents(storage)
+            orphans = {path for path in left.keys() - self._before.keys() if path.endswith(".sst")}
+            assert left.keys() - orphans == self._before.keys(), case
+            assert self._before.items() <= left.items(), case
+
+    def _fresh(self) -> Storage:
+        self._played += 1
+        root = open_storage(str(self._folder / f"case-{self._played}"))
+        return self._checkpoint.copied_to(root, self._folder).storage
+
+    def _require_whole_v2(self, storage: Storage) -> None:
+        """Spark goes by the ids in the commit: each names what there is."""
+        heads = catalog.heads(storage)
+        assert heads is not None
+        files = catalog.files(storage)
+        for store in self._checkpoint.stores:
+            head = heads.heads[store]
+            assert head in files[store].snapshots or head in files[store].changelogs

@@ -1,0 +1,102 @@
+"""Switches checkpoints in tests, as `statekeeper switch` does, and dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.format import names
+from statestore.format.names import VersionId
+from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
+from statestore.maintenance import lease, runs, snapshot, switchover
+from statestore.maintenance.switchover import Machine, Progress, SwitchPlan
+from statestore.storage import Kind, Storage
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.storage.clocks import SleeplessClock
+from tests.structures import held
+
+WRITES = (Kind.CREATE, Kind.REPLACE, Kind.DELETE)
+
+
+def planned(storage: Storage, to: Structure, scratch: Path, spark: Spark | None = None) -> SwitchPlan:
+    return switchover.plan(switchover.gather(storage, scratch=scratch), to, spark)
+
+
+def switch(
+    storage: Storage, to: Structure, scratch: Path, spark: Spark | None = None, *, clock: Clock | None = None
+) -> list[Progress]:
+    told: list[Progress] = []
+    plan = planned(storage, to, scratch, spark)
+    assert not plan.refusals, plan.refusals
+    machine = Machine(scratch, clock or SystemClock(), RandomIds(), workers=1)
+    runs.switch(storage, plan, told.append, run=RandomIds().fresh(), holder="a test", machine=machine)
+    return told
+
+
+def abort(storage: Storage, *, clock: Clock | None = None) -> None:
+    standing = switchover.standing(storage)
+    if standing is not None:
+        run = RandomIds().fresh()
+        runs.abort_switch(storage, standing, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
+
+
+def structure_of(storage: Storage) -> Structure:
+    heads = catalog.heads(storage)
+    assert heads is not None
+    return Structure.V1 if next(iter(heads.heads.values())).id is None else Structure.V2
+
+
+def contents(storage: Storage) -> dict[str, bytes]:
+    """Of every file of the checkpoint."""
+    return {e.path: storage.read(e.path) for e in storage.list("") if not e.path.startswith(f"{names.CONTROL}/")}
+
+
+def snapshots(storage: Storage) -> list[VersionId]:
+    return [version for files in catalog.files(storage).values() for version in files.snapshots]
+
+
+def is_right(checkpoint: Checkpoint, storage: Storage, scratch: Path) -> bool:
+    return held(storage, scratch) == dict(zip(checkpoint.stores, checkpoint.states[-1], strict=True))
+
+
+def die_at(storage: Storage, to: Structure, scratch: Path, where: Callable[[Request], bool], fault: Fault) -> None:
+    """Die at the first write for which `where` holds."""
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return fault if request.kind in WRITES and where(request) else None
+
+    with pytest.raises(SimulatedCrash):
+        switch(Dying(storage), to, scratch)
+
+
+def gone_on(storage: Storage, *, purges: Iterable[int] = range(6)) -> None:
+    """The query has committed a batch more, in the structure that it found, and purged these."""
+    for store, head in catalog.heads_at(storage, 5).heads.items():
+        place = store.snapshot if head in catalog.files(storage)[store].snapshots else store.changelog
+        storage.create(place(VersionId(7, head.id)), storage.read(place(head)))
+    storage.create(names.offsets(6), storage.read(names.offsets(5)))
+    storage.create(names.commits(6), storage.read(names.commits(5)))
+    storage.delete(map(names.commits, purges))
+
+
+def after_the_dead() -> SleeplessClock:
+    """When a dead run's lease counts no more."""
+    return SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
+
+
+def silent(_: Progress) -> None:
+    pass
+
+
+def take_snapshots(storage: Storage, scratch: Path, *, at_head: bool = False) -> None:
+    """Of every store."""
+    gathered = snapshot.gather(storage, at_head=at_head)
+    for action in snapshot.plan(gathered, snapshot.SnapshotPolicy(), take_all=True).take:
+        snapshot.execute(storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds())
