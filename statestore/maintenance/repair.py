@@ -33,6 +33,7 @@ class Why(Enum):
     HEADER = "the header of its metadata is not the one that this Spark reads"
     DEAD_TIME_LINE = "of batches that were taken back: the query would come upon it when it gets there again"
     UNCOMMITTED = "of a batch that was begun and not committed: in structure V1 a start takes a snapshot by its number"
+    NO_NUMBER = "no number before .zip: in structure V1 no version of a store is loaded while it lies there"
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,12 @@ def _in_the_way(gathered: Gathered, heads: Heads) -> Iterator[PutAside]:
         if head.id is None:
             uncommitted = [v for v in files.snapshots if head.version < v.version <= newest]
             found += [(store.snapshot(version), Why.UNCOMMITTED) for version in uncommitted]
-        for path, why in found:
+        if head.id is None and head.digest is None:  # our own jobs take no notice of it
+            zips = [entry.path for entry in (*files.snapshots.values(), *files.others)]
+            found += [
+                (path, Why.NO_NUMBER) for path in zips if names.stops_loads(path.removeprefix(f"{store.folder}/"))
+            ]
+        for path, why in dict(reversed(found)).items():
             yield PutAside(path, why)
             if names.sidecar(path) in sidecars:
                 yield PutAside(names.sidecar(path), why)

@@ -25,6 +25,7 @@ from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.storage.clocks import SleeplessClock
+from tests.structures import without_ids
 
 Contents = dict[str, bytes]
 
@@ -139,6 +140,31 @@ def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load
         PutAside(store.changelog(VersionId(5)), Why.DEAD_TIME_LINE),
         PutAside(store.snapshot(VersionId(5)), Why.DEAD_TIME_LINE),
     )
+
+
+def test_in_structure_v1_a_zip_without_a_number_goes_as_no_version_is_loaded_beside_it(
+    eight_versions: Checkpoint, tmp_path: Path
+) -> None:
+    made = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    storage, [store, _] = made.storage, made.stores
+    with_id = store.snapshot(made.versions[8][0])
+    body = storage.read(with_id)
+    foreign = f"{store.folder}/copy of 8.zip"
+    storage.create(foreign, b"of a person who made a copy")
+    assert planned(storage).actions == (), "structure V2 takes no notice of it"
+    without_ids(made)
+    storage.create(with_id, body)
+    before = contents(storage)
+    plan = planned(storage)
+    assert [action.path for action in plan.actions] == sorted([with_id, foreign])
+    assert {f.file for f in audit.judge(audit.gather(storage)).findings if "repair ROOT" in f.action} == {
+        with_id,
+        foreign,
+    }
+    run = apply(storage, plan)
+    assert audit.judge(audit.gather(storage)).findings == ()
+    assert set(take_back(storage, run)) == {with_id, foreign}
+    assert contents(storage) == before
 
 
 def test_what_a_batch_that_was_begun_has_written_is_in_nobodys_way(checkpoint: Checkpoint) -> None:

@@ -18,6 +18,7 @@ from statestore.maintenance.audit.findings import Finding, Restart, Severity, Wh
 from statestore.maintenance.audit.judge_store import View, ranges
 
 _MOVE = "move it to a place outside of the checkpoint"
+_PUT_ASIDE = "statekeeper repair ROOT --apply --i-stopped-it"
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
@@ -61,12 +62,13 @@ def of_names(facts: Facts) -> Iterator[Finding]:
 
 
 def _stops_loads(path: str, problem: str) -> Finding:
+    is_hidden = path.rpartition("/")[2].startswith(".")
     return _finding(
         What.NAME_STOPS_LOADS,
         path,
         problem,
         "Spark takes it for the snapshot of a version and cannot load any version of this store: the query does not start",
-        _MOVE,
+        _MOVE if is_hidden else f"{_PUT_ASIDE} puts it aside; or {_MOVE}",
     )
 
 
@@ -191,7 +193,7 @@ def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
         if len(dead) > 1
         else f"is of {numbers}, and {told}",
         meaning,
-        f"before the query is started: statekeeper repair ROOT --apply --i-stopped-it puts them aside; if the logs were "
+        f"before the query is started: {_PUT_ASIDE} puts them aside; if the logs were "
         f"lost instead, restore {names.COMMITS}/ and {names.OFFSETS}/",
     )
 
