@@ -45,6 +45,11 @@ class LoadPlan:
     replay: Lineage
     lineage: Lineage
 
+    @property
+    def since(self) -> str:
+        """What the replay starts from, in words."""
+        return "the beginning" if self.base_kind is BaseKind.NOTHING else f"version {self.base.version}"
+
 
 @dataclass(frozen=True)
 class NeedsHeader:

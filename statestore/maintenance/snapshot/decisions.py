@@ -7,7 +7,7 @@ from enum import Enum
 
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import BaseKind, LoadPlan
+from statestore.lineage import LoadPlan
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TakeSnapshot:
     def explained(self) -> str:
         """The reason with its figures."""
         count = len(self.load.replay)
-        return f"{self.reason.value}: {count:,} changelogs, {self.tail_bytes:,} bytes since {base_name(self.load)}"
+        return f"{self.reason.value}: {count:,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,3 @@ class SnapshotPlan:
     batch: int | None
     take: tuple[TakeSnapshot, ...]
     leave: tuple[LeaveAlone, ...]
-
-
-def base_name(load: LoadPlan) -> str:
-    return "the beginning" if load.base_kind is BaseKind.NOTHING else f"version {load.base.version}"

@@ -11,7 +11,6 @@ from statestore.maintenance.snapshot.decisions import (
     TakeSnapshot,
     Why,
     WhyNot,
-    base_name,
 )
 from statestore.maintenance.snapshot.facts import Gathered, StoreFacts
 
@@ -61,5 +60,5 @@ def _detail(fact: StoreFacts, why: WhyNot) -> str:
     if why.is_finding:
         return fact.problem or ""
     if why is WhyNot.SHORT_TAIL and fact.load is not None:
-        return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {base_name(fact.load)}"
+        return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {fact.load.since}"
     return ""

@@ -19,7 +19,7 @@ class Source(Enum):
     """Where a store's snapshot in the other structure comes from."""
 
     REUSED = "the snapshot at its head, as it is"
-    BUILT = "its newest snapshot and the changelogs after it"
+    BUILT = "a load of its head"
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,8 @@ class StoreStep:
     @property
     def explained(self) -> str:
         """Where its snapshot comes from, with figures."""
-        if self.source is Source.REUSED:
-            return f"{self.source.value}"
-        return f"{self.source.value}: {len(self.load.replay):,} changelogs, {self.tail_bytes:,} bytes"
+        replayed = f": {len(self.load.replay):,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
+        return f"{self.source.value}{replayed if self.load.replay else ''}"
 
 
 @dataclass(frozen=True)
