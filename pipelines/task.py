@@ -35,7 +35,7 @@ from statestore.format.state_rows import (
 )
 from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
-from statestore.loaded import LoadMetrics
+from statestore.loading.loaded import LoadMetrics
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, keep_house
 

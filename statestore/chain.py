@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from statestore import catalog
-from statestore.base import OF_ANOTHER_PAST
 from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.loading.base import OF_ANOTHER_PAST
 from statestore.storage import Storage
 
 

@@ -25,7 +25,7 @@ from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, UNSAFE_ROW, StateConf
 from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.loader import Loader
+from statestore.loading.loader import Loader
 from statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)

@@ -32,8 +32,8 @@ from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import Lineage
-from statestore.loaded import Loaded, LoadMetrics
-from statestore.loader import Loader
+from statestore.loading.loaded import Loaded, LoadMetrics
+from statestore.loading.loader import Loader
 from statestore.storage import Storage
 
 LINEAGE_STOP_BYTES = 62_000

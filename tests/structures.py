@@ -12,7 +12,7 @@ from statestore.engine.rocks import EngineLimits
 from statestore.format import logs, names
 from statestore.format.changelog import ChangelogWriter, Header, read_changelog
 from statestore.format.names import StoreFileKind, StorePath, VersionId
-from statestore.loader import Loader
+from statestore.loading.loader import Loader
 from statestore.storage import Storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import State, column

@@ -87,6 +87,11 @@ class VersionId:
         """What tells it from other versions of its number: the id, in structure V1 the digest."""
         return self.id or self.digest
 
+    @property
+    def in_words(self) -> str:
+        """With the batch that made it: version N + 1 is what batch N left."""
+        return f"version {self.version} (batch {self.version - 1})" if self.version else "version 0, the empty one"
+
     def is_same(self, other: VersionId) -> bool:
         """Whether both hold the same, also where files of one name may hold this or that."""
         return self == other and self.digest == other.digest

@@ -13,7 +13,7 @@ from statestore.engine.rocks import EngineLimits
 from statestore.errors import StatekeeperError, StorageError
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.loader import Loader
+from statestore.loading.loader import Loader
 from statestore.storage import Created, Kind, Storage
 from statestore.store import StateStore, StoreAddress, StoreLimits
 from tests.faults.faulty_storage import Fault, FaultyStorage, Request

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.changelogs import readable
 from statestore.errors import CorruptFile
 from statestore.format.compression import blocks
+from statestore.loading.changelogs import readable
 
 pytestmark = pytest.mark.spark
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from statestore.chain import Chain
-from statestore.changelogs import readable
 from statestore.format import compression, names
 from statestore.format.changelog import Readable
 from statestore.format.checksum import checksum, first_misfit, parse_sidecar
 from statestore.format.names import VersionId
+from statestore.loading.changelogs import readable
 from statestore.maintenance.audit.facts import Bad, Flaw, Keeper, Refused, attempt
 from statestore.storage import Entry, Storage
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from statestore import catalog, digests
-from statestore.base import SnapshotUnusable, open_base
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain, SnapshotFacts, walk
-from statestore.changelogs import readable
 from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
@@ -21,6 +19,8 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
+from statestore.loading.base import SnapshotUnusable, open_base
+from statestore.loading.changelogs import readable
 from statestore.maintenance.audit import checksums
 from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, Refused, StoreFacts, attempt
 from statestore.storage import Storage

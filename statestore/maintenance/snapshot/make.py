@@ -13,8 +13,8 @@ from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.family_rows import FAMILY_BYTES
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statestore.loaded import Restored
-from statestore.loader import Loader
+from statestore.loading.loaded import Restored
+from statestore.loading.loader import Loader
 from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.maintenance.snapshot.decisions import TakeSnapshot
 from statestore.maintenance.snapshot.publish import (

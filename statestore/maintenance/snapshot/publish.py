@@ -7,7 +7,6 @@ from enum import Enum
 from pathlib import Path
 
 from statestore import catalog
-from statestore.base import SnapshotUnusable, open_base
 from statestore.chain import look_at_snapshot
 from statestore.clock import Ids
 from statestore.engine.rocks import EngineLimits
@@ -16,6 +15,7 @@ from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, TableFile
 from statestore.format.state_conf import StateConf
+from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.maintenance import announcements
 from statestore.maintenance.snapshot.decisions import TakeSnapshot
 from statestore.storage import Entry, Storage, at_once

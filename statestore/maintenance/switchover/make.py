@@ -9,13 +9,13 @@ from pathlib import Path
 
 from statestore import catalog
 from statestore import switch_journal as journal
-from statestore.base import SnapshotUnusable, open_base
 from statestore.chain import look_at_snapshot
 from statestore.engine.rocks import EngineLimits, translated
 from statestore.errors import AlreadyExists, CorruptFile, LocalStateDamaged, StatekeeperError
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.structure import Structure
+from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.maintenance import snapshot
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.snapshot import TakeSnapshot, Why

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statestore.changelogs import Changelogs
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.lineage import BaseKind, Lineage, LoadPlan
+from statestore.loading.changelogs import Changelogs
 from statestore.storage import Storage, read_or_none
 
 
@@ -124,13 +124,8 @@ def _refused(
 def _not_loadable(
     store: StorePath, target: VersionId, culprit: VersionId, what: str, action: str
 ) -> VersionNotLoadable:
-    before = VersionId(culprit.version - 1)
     return VersionNotLoadable(
-        f"{_named(target)} of {store} cannot be loaded: {what}",
+        f"{target.in_words} of {store} cannot be loaded: {what}",
         path=store.changelog(culprit),
-        hint=f"{action}; the newest version that still loads is {_named(before)}",
+        hint=f"{action}; the newest version that still loads is {VersionId(culprit.version - 1).in_words}",
     )
-
-
-def _named(version: VersionId) -> str:
-    return f"version {version.version} (batch {version.version - 1})" if version.version else "version 0, the empty one"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore import loader
-from statestore.changelogs import Changelogs
 from statestore.errors import LocalStateDamaged
 from statestore.format.names import EMPTY
+from statestore.loading import loader
+from statestore.loading.changelogs import Changelogs
 from statestore.storage import open_storage
 from tests.hosts import Changes, History, Host, State, changed, column
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statestore import key_count
 from statestore.engine.rocks import Database, EngineLimits
-from statestore.key_count import KeyCount
+from statestore.loading import key_count
+from statestore.loading.key_count import KeyCount
 from tests.format.test_replay import Records, changes_of, one_by_one
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)

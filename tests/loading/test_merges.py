@@ -14,7 +14,7 @@ from statestore.engine.rocks import Database, EngineLimits
 from statestore.format import compression
 from statestore.format.changelog import Changes, Kind, read_changelog
 from statestore.format.java_io import utf
-from statestore.merges import OrderedWindow
+from statestore.loading.merges import OrderedWindow
 
 Record = tuple[Kind, bytes, bytes | None]
 BEFORE = {b"a": b"1", b"b": b"", b"c": b"3", b"d": b"4"}
