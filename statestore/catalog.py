@@ -318,6 +318,12 @@ def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
     return {operator: path for operator, (_, path) in found.items()}
 
 
+def with_families(paths: Iterable[str]) -> frozenset[int]:
+    """The operators whose stores have column families, by the metadata among these paths: Spark writes another version of it
+    for them."""
+    return frozenset(parsed[0] for path in paths if (parsed := names.parse_operator_metadata(path)) and parsed[1] >= 0)
+
+
 def undescribed(stores: Iterable[StorePath], partitions: int | None) -> list[operators.OperatorMetadata]:
     """Operators as the stores that have files show them: what Spark before 4.0 leaves, which describes none. `partitions`:
     see `width`."""

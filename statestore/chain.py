@@ -10,7 +10,7 @@ Works for structure V2 and for V1, where a version has no id and no lineage.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from statestore import catalog
@@ -98,16 +98,18 @@ def walk(
     down_to: int = 1,
     doomed: Collection[str] = (),
     begins: int = 1,
+    needs_base: bool = False,
 ) -> Chain:
     """The chain of a store from its newest committed version back to a base of version `down_to`, or as far as it goes.
 
     `committed`: its versions in the commit log, by number; not empty. `doomed`: paths of tables that somebody is about
-    to delete; a snapshot that names one counts as damaged. `begins`: the store's first version.
+    to delete; a snapshot that names one counts as damaged. `begins`: the store's first version; `needs_base`: see `Chain`.
 
     One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way, and
     one for each time that a lineage has to tell what the log no longer does. Raises `StorageError`.
     """
-    return _Walk(storage, store, committed, files, doomed).back_to(down_to, begins)
+    chain = _Walk(storage, store, committed, files, doomed).back_to(down_to, begins)
+    return replace(chain, needs_base=needs_base)
 
 
 class _Walk:

@@ -75,7 +75,7 @@ def gather(
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
     found: dict[StorePath, StoreFacts | NotAudited] = {}
-    with_families = frozenset(op for op, path in root.metadata_paths.items() if _names_families(path))
+    with_families = catalog.with_families(root.metadata_paths.values())
     way = Way(storage, scratch, conf, hidden if _keeps_hidden_checksums(storage) else frozenset(), with_families)
 
     def look(store: StorePath) -> None:
@@ -117,12 +117,6 @@ def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, S
     commits = _batches(storage.list(names.COMMITS), names.commits, [])
     offsets = _batches(storage.list(names.OFFSETS), names.offsets, [])
     return time_line.newest_known(committed=commits, begun=offsets)
-
-
-def _names_families(metadata_path: str) -> bool:
-    """Whether an operator's metadata is of the version that Spark writes for stores with column families."""
-    parsed = names.parse_operator_metadata(metadata_path)
-    return parsed is not None and parsed[1] >= 0
 
 
 def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:

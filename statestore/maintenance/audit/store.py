@@ -81,7 +81,8 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
         else:
             lineage = read
     believed = _believed(committed, lineage or (), files)
-    chain = walk(storage, store, believed, files, down_to=min(committed))
+    needs_base = store.operator in way.with_families
+    chain = walk(storage, store, believed, files, down_to=min(committed), needs_base=needs_base)
     if lineage is not None and (problem := _disagreement(chain, head, lineage)):
         bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain))
@@ -89,7 +90,6 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
     refused = checksums.empty(chain) if decoded is None else look.refused
     chain = replace(
         chain,
-        needs_base=store.operator in way.with_families,
         broken={version: bad.why for version, bad in look.changelogs.items()},
         snapshots={
             version: SnapshotFacts(facts.metadata, look.snapshots[version].why if version in look.snapshots else None)

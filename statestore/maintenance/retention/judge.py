@@ -19,6 +19,9 @@ from statestore.maintenance.time_line import leads_back
 from statestore.storage import Entry
 
 
+_NO_FAMILIES = "only a snapshot says what the store's column families are called, and there is no whole one"
+
+
 def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
     """What becomes of every file. `stopped`: no query of Spark's is at work, and none has a database open. Pure.
 
@@ -60,7 +63,7 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
         loads = [number for number in loadable(chain) if number <= gathered.wanted_floor]
         if max(loads, default=0) < gathered.wanted_floor:
             holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
-            broken = chain.odds or next(holes, chain.end)
+            broken = chain.odds or next(holes, chain.end or _NO_FAMILIES)
             yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
 
 

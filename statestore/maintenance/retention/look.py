@@ -61,7 +61,9 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
                 return _with_aside(storage, Gathered(is_own, log, chains, strays, logs, wanted, now, last))
     full = catalog.commit_log(storage)
     assert full is not None
-    found = catalog.files(storage)
+    listed = storage.list(names.STATE)
+    found = catalog.by_store(listed)
+    look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
     return _with_aside(storage, Gathered(is_own, full, chains, strays, logs, wanted, now))
@@ -92,12 +94,13 @@ def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> froze
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at stores."""
+    """Looks at stores. `with_families`: the operators whose stores have column families; a root of our own has none."""
 
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
     is_own: bool
+    with_families: frozenset[int] = frozenset()
 
     def at(
         self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
@@ -124,6 +127,7 @@ class _Look:
                     down_to=depth,
                     doomed=doomed,
                     begins=log.begins(store),
+                    needs_base=store.operator in self.with_families,
                 )
 
             at_once(follow, stores)

@@ -1,0 +1,54 @@
+"""Whole checkpoints that Spark wrote, each damaged by hand: what retention, snapshots and the audit make of them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import SystemClock
+from statestore.maintenance import retention
+from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
+from statestore.storage import open_storage
+from tests.maintenance.test_snapshot import take
+
+FIXTURES = Path(__file__).parent / "fixtures" / "checkpoints"
+AT_ONCE = RetentionPolicy(versions=1, grace_seconds=0.0)
+
+Written = Callable[[str], Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """The checkpoint of a fixture, by the end of its name."""
+
+    def unpacked(name: str) -> Path:
+        with zipfile.ZipFile(FIXTURES / f"spark-4.2.0-{name}.zip") as archive:
+            archive.extractall(tmp_path)
+        return tmp_path / "checkpoint"
+
+    return unpacked
+
+
+def only(root: Path, pattern: str) -> Path:
+    [found] = root.glob(pattern)
+    return found
+
+
+def cleaned(root: Path) -> RetentionPlan:
+    return retention.plan(retention.gather(open_storage(str(root)), AT_ONCE, clock=SystemClock()), AT_ONCE)
+
+
+def test_changelogs_alone_are_no_base_of_a_store_with_column_families(written: Written, tmp_path: Path) -> None:
+    """One store has lost the snapshot that names its families: what the other one restores older versions from stays."""
+    root = written("v2-transformWithState")
+    take(open_storage(str(root)), tmp_path)
+    for path in (only(root, "state/0/0/1_*.zip"), only(root, "state/0/0/3_*.zip")):
+        path.rename(path.with_name(f"{path.name[0]}_0badc0de-0000-4000-8000-000000000000.zip"))
+    plan = cleaned(root)
+    assert plan.floor is None
+    assert not [verdict for verdict in plan.deletions if verdict.path.startswith("state/0/1/")]
+    said = "only a snapshot says what the store's column families are called, and there is no whole one"
+    assert f"state/0/0: version 3 does not load: {said}" in plan.findings
