@@ -319,8 +319,8 @@ def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
 
 
 def with_families(paths: Iterable[str]) -> frozenset[int]:
-    """The operators whose stores have column families, by the metadata among these paths: Spark writes another version of it
-    for them."""
+    """The operators whose stores have column families, by the metadata among these paths: Spark writes another version of
+    it for them."""
     return frozenset(parsed[0] for path in paths if (parsed := names.parse_operator_metadata(path)) and parsed[1] >= 0)
 
 

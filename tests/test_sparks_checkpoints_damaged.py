@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from statestore.clock import SystemClock
+from statestore.errors import VersionNotLoadable
 from statestore.maintenance import retention
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
@@ -52,3 +53,19 @@ def test_changelogs_alone_are_no_base_of_a_store_with_column_families(written: W
     assert not [verdict for verdict in plan.deletions if verdict.path.startswith("state/0/1/")]
     said = "only a snapshot says what the store's column families are called, and there is no whole one"
     assert f"state/0/0: version 3 does not load: {said}" in plan.findings
+
+
+@pytest.mark.parametrize("places", [("state/0/0/2_*", "state/0/1/2_*"), ("state/0/0/1_*", "state/0/0/2_*")])
+def test_a_changelog_that_was_written_on_top_of_another_one_is_not_replayed(
+    written: Written, tmp_path: Path, places: tuple[str, str]
+) -> None:
+    """Of another partition, or of another version: names, sizes and the lineage in the head do not tell."""
+    root = written("v2-aggregation")
+    one, other = (only(root, f"{place}.changelog") for place in places)
+    bodies = one.read_bytes(), other.read_bytes()
+    other.write_bytes(bodies[0])
+    one.write_bytes(bodies[1])
+    with pytest.raises(VersionNotLoadable, match="was written on top of .*, and is replayed over version") as refused:
+        take(open_storage(str(root)), tmp_path)
+    assert refused.value.path in {str(path.relative_to(root)) for path in (one, other)}
+    assert list((root / refused.value.path).parent.glob("*.zip")) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from statestore.engine.rocks import Database
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format.changelog import Changes
@@ -47,6 +49,7 @@ class Replay:
             self._attempt.changelogs.fetch(self._plan.replay)
             if not marked:
                 self._require_families(has_families)
+                self._require_one_lineage()
             try:
                 keys = apply()
             except CorruptFile:
@@ -72,6 +75,18 @@ class Replay:
                     f"{base}, which is of one with{'' if has_families else 'out'}",
                     path=self._attempt.store.changelog(version),
                     hint="restore a snapshot that Spark wrote after it changed the families",
+                )
+
+    def _require_one_lineage(self) -> None:
+        """Each changelog was written on top of the one before it, by its own word: the head names ids, and under an id there
+        may lie the changelog of another store or version."""
+        for before, version in itertools.pairwise((self._plan.base, *self._plan.replay)):
+            told = self._attempt.changelogs.header(version).lineage
+            if told is not None and told[-1:] != (() if before == EMPTY else (before,)):
+                base = f"version {told[-1]}" if told else "nothing"
+                raise CorruptFile(
+                    f"was written on top of {base}, and is replayed over version {before}",
+                    path=self._attempt.store.changelog(version),
                 )
 
     def _apply(self, database: Database, holds: LocalCopy | None, held_keys: int | None) -> int | None:

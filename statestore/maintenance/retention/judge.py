@@ -18,7 +18,6 @@ from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPo
 from statestore.maintenance.time_line import leads_back
 from statestore.storage import Entry
 
-
 _NO_FAMILIES = "only a snapshot says what the store's column families are called, and there is no whole one"
 
 
