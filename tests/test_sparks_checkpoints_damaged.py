@@ -65,7 +65,7 @@ def test_a_changelog_that_was_written_on_top_of_another_one_is_not_replayed(
     bodies = one.read_bytes(), other.read_bytes()
     other.write_bytes(bodies[0])
     one.write_bytes(bodies[1])
-    with pytest.raises(VersionNotLoadable, match="was written on top of .*, and is replayed over version") as refused:
+    with pytest.raises(VersionNotLoadable, match="was written on top of version") as refused:
         take(open_storage(str(root)), tmp_path)
     assert refused.value.path in {str(path.relative_to(root)) for path in (one, other)}
     assert list((root / refused.value.path).parent.glob("*.zip")) == []
