@@ -60,6 +60,8 @@ SIDECAR = ".crc"
 _ZIP = ".zip"
 _PARSED = (_ZIP, ".changelog")
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
+_LARGEST_VERSION = 2**63 - 1
+"""Spark, which keeps versions in a long, fails over a name with more."""
 _OPERATOR_METADATA = re.compile(rf"{STATE}/(?P<operator>[0-9]+)/_metadata/(?:metadata|v2/(?P<batch>[0-9]+))")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
@@ -155,7 +157,7 @@ def is_checkpoint_id(text: str) -> bool:
 def parse_store_file(name: str) -> StoreFile | None:
     """What a file name inside a store's folder says; None for a name that Spark would not have written."""
     match = _STORE_FILE.fullmatch(name)
-    if match is None:
+    if match is None or int(match["version"]) > _LARGEST_VERSION:
         return None
     return StoreFile(StoreFileKind(match["kind"]), VersionId(int(match["version"]), match["id"]))
 
@@ -199,7 +201,7 @@ def stops_cleanup(name: str) -> bool:
     number, *words = base.split("_")
     if f"{dot}{kind}" not in _PARSED or "/" in name:
         return False
-    return len(words) > 1 or not (number.isascii() and number.isdecimal())
+    return len(words) > 1 or not (number.isascii() and number.isdecimal() and int(number) <= _LARGEST_VERSION)
 
 
 @dataclass(frozen=True, order=True)

@@ -90,6 +90,8 @@ def test_what_is_no_id_is_known(text: str) -> None:
         ("foo.zip", True, True, None),
         (".24.zip", True, True, None),
         ("24_x_y.zip", True, True, None),
+        (f"{2**63 - 1}.zip", False, False, 2**63 - 1),
+        (f"{2**63}.zip", True, True, None),
         ("24.changelog", False, False, None),
         ("24_x.changelog", False, False, None),
         ("24_x_y.changelog", False, True, None),
