@@ -43,6 +43,10 @@ _DFS_LOG = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.log")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
 """What `zipfile` raises over bytes that are no zip; NotImplementedError is a RuntimeError."""
 
+_LARGEST_FAMILY = 2**15 - 1
+_LARGEST_COUNT = 2**63
+"""What a short, and a long, of Spark's can hold."""
+
 _HINT = "load an older version, or take a new snapshot"
 
 
@@ -179,6 +183,12 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
         )
     except BAD_VALUES as error:
         raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error
+    numbers = [*metadata.column_families.values(), metadata.largest_family_id]
+    if not all(0 <= number <= _LARGEST_FAMILY for number in numbers):
+        raise CorruptFile(f"column families of the numbers {numbers[:8]}", path=path, hint=_HINT)
+    counts = (metadata.key_count, metadata.internal_key_count)
+    if not all(-1 <= count < _LARGEST_COUNT for count in counts):
+        raise CorruptFile(f"{counts[0]:,} keys, of which Spark keeps {counts[1]:,} for itself", path=path, hint=_HINT)
     _require_names(metadata.tables, _LOCAL_TABLE, _DFS_TABLE, path)
     _require_names(metadata.archived_logs, _LOCAL_LOG, _DFS_LOG, path)
     return metadata

@@ -215,6 +215,22 @@ def test_metadata_that_is_none_is_damage(body: str) -> None:
         read(zipped({**SMALL_FILES, "metadata": metadata(body)}))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"columnFamilyMapping": {"values": 2**15}},
+        {"columnFamilyMapping": {"values": -1}},
+        {"maxColumnFamilyId": 2**15},
+        {"numKeys": 2**63},
+        {"numInternalKeys": -2},
+    ],
+)
+def test_numbers_that_spark_cannot_hold_are_damage(more: dict[str, Any]) -> None:
+    body = json.dumps({"sstFiles": [], "numKeys": 0, **more})
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(zipped({**SMALL_FILES, "metadata": metadata(body)}))
+
+
 def test_a_snapshot_without_metadata_or_current_is_damage() -> None:
     for missing in ("metadata", "CURRENT"):
         files = {**SMALL_FILES, "metadata": metadata(fields())}
