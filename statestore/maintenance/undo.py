@@ -24,6 +24,8 @@ from statestore.maintenance import aside
 from statestore.maintenance.aside import Standing
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
+_WHICH_RUN = f"a repair tells its run when it ends, and {names.ASIDE}/ has a folder of that name"
+
 
 class There(Enum):
     """What stands now where a file was that a repair has put aside."""
@@ -65,8 +67,11 @@ class PutBack:
 def gather(storage: Storage, run: str) -> Gathered:
     """The facts. Listings of `state/`, of the commit log and of what was put aside; for each file of it two requests.
 
-    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    Raises `RefusedAsUnsafe` for what is no run's id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
+    `StorageError`.
     """
+    if not names.is_checkpoint_id(run):
+        raise RefusedAsUnsafe(f"{run!r} is no run's id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
     stands = None if heads is None else Standing.of(storage, heads)
     files = catalog.files(storage)
@@ -87,9 +92,7 @@ def gather(storage: Storage, run: str) -> Gathered:
 def plan(gathered: Gathered) -> tuple[PutBack, ...]:
     """What goes back where. Pure. Raises `RefusedAsUnsafe` when something speaks against any of it, with the file."""
     if not gathered.kept and gathered.stood is None:
-        raise RefusedAsUnsafe(
-            f"nothing is put aside by run {gathered.run}", path=gathered.url, hint="`--undo` takes a run's id"
-        )
+        raise RefusedAsUnsafe(f"nothing is put aside by run {gathered.run}", path=gathered.url, hint=_WHICH_RUN)
     if gathered.stood is None:
         raise RefusedAsUnsafe(
             "where the query stood at the repair is not known",
