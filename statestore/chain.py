@@ -158,6 +158,8 @@ class _Walk:
             self._snapshots[version] = look_at_snapshot(self._storage, self._store, version, self._files, self._doomed)
         if version not in self._files.changelogs:
             self._broken[version] = f"{self._store.changelog(version)} is missing"
+        elif self._files.changelogs[version].size_bytes == 0:
+            self._broken[version] = f"{self._store.changelog(version)} is empty"
 
     def _before(self, version: VersionId) -> VersionId | str:
         """The version before, or why it is not known."""

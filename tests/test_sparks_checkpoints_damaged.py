@@ -69,3 +69,25 @@ def test_a_changelog_that_was_written_on_top_of_another_one_is_not_replayed(
         take(open_storage(str(root)), tmp_path)
     assert refused.value.path in {str(path.relative_to(root)) for path in (one, other)}
     assert list((root / refused.value.path).parent.glob("*.zip")) == []
+
+
+def test_what_is_wrong_with_the_only_snapshot_that_names_the_families_is_told(written: Written, tmp_path: Path) -> None:
+    root = written("v2-transformWithState")
+    table = only(root, "state/0/0/SSTs/*.sst")
+    table.unlink()
+    with pytest.raises(VersionNotLoadable, match=f"needs a snapshot that names its column families.*{table.name}"):
+        take(open_storage(str(root)), tmp_path)
+
+
+def test_an_empty_changelog_holds_the_floor(written: Written, tmp_path: Path) -> None:
+    """One store loads version 1, the other one has a snapshot of the head: what it restores version 1 from stays."""
+    root = written("v2-aggregation")
+    take(open_storage(str(root)), tmp_path)
+    for path in root.glob("state/0/0/3_*.zip"):
+        path.unlink()
+    only(root, "state/0/0/2_*.changelog").write_bytes(b"")
+    plan = cleaned(root)
+    assert (plan.floor, plan.deletions) == (1, [])
+    assert any(
+        finding.endswith("2_44ab814a-8b2a-4e3c-b6c7-cda6db3b62d3.changelog is empty") for finding in plan.findings
+    )

@@ -69,6 +69,13 @@ class Replay:
         """What the families of a store are called stands in its snapshots alone: without one they would be lost."""
         for version in self._plan.replay:
             if self._attempt.changelogs.header(version).is_typed != has_families:
+                if self._attempt.metrics.skipped_snapshots:
+                    raise VersionNotLoadable(
+                        f"{self._attempt.target.in_words} of {self._attempt.store} needs a snapshot that names its column "
+                        f"families, and the newest cannot be used: {self._attempt.metrics.skipped_snapshots[0]}",
+                        path=self._attempt.store.changelog(version),
+                        hint="restore what is missing or damaged from a backup",
+                    )
                 base = "nothing" if self._plan.base == EMPTY else f"the snapshot of version {self._plan.base.version}"
                 raise UnknownFormatVersion(
                     f"is of a store with{'out' if has_families else ''} column families, and would be replayed over "
