@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from statestore.clock import SystemClock
 from statestore.errors import VersionNotLoadable
 from statestore.maintenance import retention
+from statestore.maintenance.audit import Audit, What, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
 from tests.maintenance.test_snapshot import take
@@ -40,6 +42,14 @@ def only(root: Path, pattern: str) -> Path:
 
 def cleaned(root: Path) -> RetentionPlan:
     return retention.plan(retention.gather(open_storage(str(root)), AT_ONCE, clock=SystemClock()), AT_ONCE)
+
+
+def audited(root: Path, scratch: Path | None = None) -> Audit:
+    return judge(gather(open_storage(str(root)), scratch=scratch))
+
+
+def kinds(audit: Audit) -> list[What]:
+    return [finding.what for finding in audit.findings]
 
 
 def test_changelogs_alone_are_no_base_of_a_store_with_column_families(written: Written, tmp_path: Path) -> None:
@@ -91,3 +101,54 @@ def test_an_empty_changelog_holds_the_floor(written: Written, tmp_path: Path) ->
     assert any(
         finding.endswith("2_44ab814a-8b2a-4e3c-b6c7-cda6db3b62d3.changelog is empty") for finding in plan.findings
     )
+
+
+def test_a_batch_without_offsets_is_none_to_restart_from(written: Written) -> None:
+    root = written("v2-aggregation")
+    for path in (root / "offsets" / "2", root / "offsets" / ".2.crc"):
+        path.unlink()
+    audit = audited(root)
+    assert (kinds(audit), audit.restart.batch) == ([What.OFFSETS_MISSING], 1)
+    assert (
+        audit.restart.explained == "the newest batch that every store loads, and that has its offsets, is 1 (version 2)"
+    )
+
+
+def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None:
+    root = written("v2-aggregation")
+    commit = root / "commits" / "2"
+    commit.write_bytes(commit.read_bytes().replace(b"v2\n", b"v7\n"))
+    audit = audited(root)
+    [found] = audit.findings
+    assert (found.what, audit.restart.batch) == (What.COMMIT_UNREADABLE, None)
+    assert found.action == "use a Statekeeper that knows this format, and leave the file as it is"
+    assert "cannot start" not in found.meaning
+
+
+def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -> None:
+    root = written("v1-aggregation")
+    shutil.copy(root / "commits" / "2", root / "commits" / "2000000000")
+    [gap] = [finding for finding in audited(root).findings if finding.what is What.COMMIT_MISSING]
+    assert (gap.file, gap.problem) == ("commits/3", "is missing, and so are those up to batch 1999999999")
+
+
+def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
+    root = written("v1-two-operators-zstd")
+    shutil.rmtree(root / "state" / "0")
+    audit = audited(root)
+    assert [(f.what, f.file) for f in audit.findings] == [(What.DESCRIPTION_MISSING, "state/0/_metadata/metadata")]
+    assert audit.restart.batch is None
+
+
+def test_where_all_of_the_state_is_gone_the_audit_does_not_call_it_proved(written: Written) -> None:
+    root = written("v1-aggregation")
+    assert not any("there is no store" in text for text in audited(root).unproven)
+    shutil.rmtree(root / "state")
+    assert any("there is no store" in text for text in audited(root).unproven)
+
+
+def test_the_stores_of_a_join_are_known_by_their_folders_where_no_commit_names_them(written: Written) -> None:
+    root = written("v1-join-2")
+    shutil.rmtree(root / "state" / "0" / "_metadata")
+    audit = audited(root)
+    assert (kinds(audit), len(audit.stores)) == ([What.DESCRIPTION_MISSING], 8)

@@ -54,6 +54,11 @@ def attempt(path: str, read: Callable[[], T]) -> T | Bad:
         return Bad(path, Flaw.UNKNOWN_FORMAT, error.what)
 
 
+def is_unknown(found: object) -> bool:
+    """Whether a file has a format that this release does not know."""
+    return isinstance(found, Bad) and found.flaw is Flaw.UNKNOWN_FORMAT
+
+
 @dataclass(frozen=True)
 class LogFacts:
     """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into.

@@ -38,6 +38,9 @@ _NEWEST_OFFSETS = 2
 """Of the batch that was committed last, and of the one that may be running. And the oldest, which may tell that the
 checkpoint was repartitioned since."""
 
+_MOST_OPERATORS = 1000
+"""A query does not have more: a folder with a larger number is a stranger's."""
+
 
 def gather(
     storage: Storage, *, scratch: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
@@ -206,6 +209,9 @@ def _root(
     if None in marks:
         # A commit of structure V1 that Spark wrote names no store: which there are, the folders tell.
         numbers |= {store.operator for store in files}
+    # Spark numbers them from 0 on without a gap: of one whose folder is gone, in structure V1, the later ones tell.
+    if len(numbers) < max(numbers, default=-1) + 1 <= _MOST_OPERATORS:
+        numbers |= set(range(max(numbers)))
     # Of a partition whose folder is gone only the commits of structure V2, and the offset log, know.
     shuffled = _shuffle_partitions(log)
     seen = {
@@ -302,19 +308,21 @@ def _described(
     root: RootFacts, log: LogFacts, files: Mapping[StorePath, StoreFiles]
 ) -> Mapping[int, tuple[StoreInfo, ...]]:
     """The stores of each operator, in the order of their ids. Where nothing describes an operator that has one kind of
-    store, it is taken for what the files and the commit log show."""
+    store, or whose stores no commit names, it is taken for what the files and the commit log show."""
     described: dict[int, tuple[StoreInfo, ...]] = {}
     for operator, metadata in root.operators.items():
         if isinstance(metadata, OperatorMetadata):
             described[operator] = metadata.stores
             continue
         kinds = {store.store for store in files if store.operator == operator}
+        is_named = any(commit.marks for commit in log.readable.values())
         widths = {len(stores) for commit in log.readable.values() for stores in (commit.marks or {}).get(operator, ())}
-        if len(kinds) == 1 and widths <= {1}:
+        # In which order a commit names the ids of several kinds, only the metadata tells.
+        if kinds and (len(kinds) == 1 or not is_named) and widths <= {1}:
             named = max((len((commit.marks or {}).get(operator, ())) for commit in log.readable.values()), default=0)
             folders = {store.partition for store in files if store.operator == operator}
             partitions = named or catalog.width(folders, _shuffle_partitions(log))
-            described[operator] = (StoreInfo(kinds.pop(), 0, partitions),)
+            described[operator] = tuple(StoreInfo(kind, 0, partitions) for kind in sorted(kinds))
     return described
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statestore.format.names import StorePath
 from statestore.maintenance.audit import judge_spark
-from statestore.maintenance.audit.facts import Facts, Flaw, NotAudited, StoreFacts
+from statestore.maintenance.audit.facts import Bad, Facts, Flaw, NotAudited, StoreFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, Restart, Severity, What
 from statestore.maintenance.audit.judge_root import of_logs, of_root
 from statestore.maintenance.audit.judge_store import View, of_store, store_audit, view
@@ -18,6 +18,7 @@ _NO_CHECKSUM = (
     "digests or key counts tell it",
 )
 _BYTES_NOT_READ = "the contents of changelogs and tables were not read: --deep reads every byte"
+_NO_STORE = "there is no store: that is so of a query without stateful operators, and of one whose state was deleted"
 _SCANNED = (
     "a table's blocks were compared with their checksums by going over all keys and values; its filters, which only "
     "look-ups of single keys read, were not"
@@ -48,7 +49,12 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
         tuple(store_audit(one, policy, put_aside=one.facts.store in facts.root.put_aside) for one in views),
         {store.store: store.decoded for store in stores if store.decoded is not None},
         facts.requests,
-        (_SCANNED if facts.deep else _BYTES_NOT_READ, *_NO_CHECKSUM, *judge_spark.unproven(facts)),
+        (
+            *(() if facts.root.operators or not facts.logs.commits else (_NO_STORE,)),
+            _SCANNED if facts.deep else _BYTES_NOT_READ,
+            *_NO_CHECKSUM,
+            *judge_spark.unproven(facts),
+        ),
     )
 
 
@@ -61,16 +67,32 @@ def _restart(facts: Facts, views: list[View]) -> Restart:
             None, "from which batch a restart is possible cannot be said: not every store could be looked at"
         )
     newest = max(facts.logs.commits)
-    for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys(), reverse=True):
+    if is_unknown(facts.logs.commits[newest]):
+        return Restart(
+            None,
+            "from which batch a restart is possible cannot be said: the newest commit is of an unknown format",
+        )
+    for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys() - _without_offsets(facts), reverse=True):
         if all(one.loads_committed(batch + 1) for one in views):
             traps = tuple(trap for one in views for trap in one.traps(batch + 1))
             first = f"when {' and '.join(traps)} {'are' if len(traps) > 1 else 'is'} deleted, " if traps else ""
             if batch == newest:
                 text = f"{first}a restart from the head, batch {batch} (version {batch + 1}), is possible"
             else:
-                text = f"{first}the newest batch that every store loads is {batch} (version {batch + 1})"
+                lacks = ", and that has its offsets," if newest in _without_offsets(facts) else ""
+                text = f"{first}the newest batch that every store loads{lacks} is {batch} (version {batch + 1})"
             return Restart(batch, text, traps)
     return Restart(None, "there is no batch that every store loads")
+
+
+def _without_offsets(facts: Facts) -> set[int]:
+    """The committed batches whose offsets are gone, or known to be damaged: a start reads those of its batch."""
+    damaged = {
+        batch
+        for batch, log in facts.logs.offsets_read.items()
+        if isinstance(log, Bad) and log.flaw is not Flaw.UNKNOWN_FORMAT
+    }
+    return {batch for batch in facts.logs.commits if batch not in facts.logs.offsets} | damaged
 
 
 def _not_audited(store: NotAudited) -> Finding:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from statestore.binding import Binding
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
-from statestore.maintenance.audit.facts import Bad, Facts, Flaw
+from statestore.maintenance.audit.facts import Bad, Facts, Flaw, is_unknown
 from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
 
 _RESTORE = "restore the file from a backup"
+_KNOW_IT = "use a Statekeeper that knows this format, and leave the file as it is"
 _REWRITTEN = "start the job once: it writes the file again"
 
 
@@ -25,16 +26,20 @@ def of_logs(facts: Facts, restart: Restart) -> Iterator[Finding]:
 def _of_commits(facts: Facts, restart: Restart) -> Iterator[Finding]:
     commits = facts.logs.commits
     newest = max(commits, default=-1)
-    gaps = [batch for batch in range(min(commits, default=0), newest) if batch not in commits]
-    for first, last in _runs(gaps):
+    # Not by all the numbers between them: a damaged one is not to become a loop of billions.
+    gaps = [(before + 1, after - 1) for before, after in itertools.pairwise(sorted(commits)) if after > before + 1]
+    for first, last in gaps:
         many = f"is missing, and so are those up to batch {last}" if last > first else "is missing"
         yield _finding(What.COMMIT_MISSING, names.commits(first), many, _gone_back(first, last, restart), _RESTORE)
     for batch, bad in commits.items():
         if isinstance(bad, Bad):
             meaning = _gone_back(batch, batch, restart)
-            if batch == newest:
+            if batch == newest and is_unknown(bad):
+                meaning = f"a later Spark may have written it, and go on from it; {restart.explained}"
+            elif batch == newest:
                 meaning = f"it is the newest commit: the query cannot start; {restart.explained}"
-            yield _finding(What.COMMIT_UNREADABLE, bad.path, bad.why, meaning, _RESTORE)
+            action = _KNOW_IT if is_unknown(bad) else _RESTORE
+            yield _finding(What.COMMIT_UNREADABLE, bad.path, bad.why, meaning, action)
 
 
 def _gone_back(first: int, last: int, restart: Restart) -> str:
