@@ -202,7 +202,11 @@ def state_conf(storage: Storage, batch: int) -> StateConf:
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
     path = names.offsets(batch)
-    return conf.state_conf(logs.parse_offsets(storage.read(path), path), path)
+    data = read_or_none(storage, path)
+    if data is None:
+        hint = "restore the file from a backup; statekeeper audit says from which batch a restart is possible"
+        raise ObjectMissing(f"the offsets of batch {batch}, which is committed, are gone", path=path, hint=hint)
+    return conf.state_conf(logs.parse_offsets(data, path), path)
 
 
 def _batches(storage: Storage) -> list[int]:

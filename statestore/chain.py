@@ -25,11 +25,12 @@ from statestore.storage import Storage
 @dataclass(frozen=True)
 class SnapshotFacts:
     """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables.
-    `is_ours`: known not to be written by Spark."""
+    `is_ours`: known not to be written by Spark; `is_unknown`: of a format that this release does not know."""
 
     metadata: SnapshotMetadata | None
     damage: str | None
     is_ours: bool = False
+    is_unknown: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -210,7 +211,7 @@ def look_at_snapshot(
     try:
         snapshot = read_snapshot(storage.read(path), path)
     except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
-        return SnapshotFacts(None, str(error))
+        return SnapshotFacts(None, str(error), is_unknown=isinstance(error, UnknownFormatVersion))
     metadata = snapshot.metadata
     if not snapshot.is_of(version):
         return SnapshotFacts(metadata, f"{path}: {OF_ANOTHER_PAST}", snapshot.is_ours)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from statestore import catalog
 from statestore.clock import SystemClock
-from statestore.errors import VersionNotLoadable
-from statestore.maintenance import retention
+from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
+from statestore.maintenance import repair, retention
 from statestore.maintenance.audit import Audit, What, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
@@ -152,3 +153,39 @@ def test_the_stores_of_a_join_are_known_by_their_folders_where_no_commit_names_t
     shutil.rmtree(root / "state" / "0" / "_metadata")
     audit = audited(root)
     assert (kinds(audit), len(audit.stores)) == ([What.DESCRIPTION_MISSING], 8)
+
+
+def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
+    root = written("v2-transformWithState")
+    path = only(root, "state/0/0/1_*.zip")
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in files.items():
+            archive.writestr(name, body.replace(b"v1\n", b"v9\n") if name == "metadata" else body)
+    [found] = audited(root).findings
+    assert (found.what, found.action) == (What.STORE_UNKNOWN_FORMAT, "use a Statekeeper that knows this format")
+    assert found.file == str(path.relative_to(root))
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"v2\n[]", b"v2\n{", b"v2\n{}", b"v9\n{}", b"what?"])
+def test_who_cannot_read_the_newest_commit_is_told_what_to_do(written: Written, body: bytes) -> None:
+    root = written("v2-aggregation")
+    (root / "commits" / "2").write_bytes(body)
+    with pytest.raises(StatekeeperError, match=r"commits/2: .* -> \w+"):
+        catalog.heads(open_storage(str(root)))
+
+
+def test_who_lacks_the_newest_offsets_is_told_what_to_do(written: Written) -> None:
+    root = written("v2-aggregation")
+    (root / "offsets" / "2").unlink()
+    with pytest.raises(ObjectMissing, match=r"offsets/2: .*batch 2.* -> restore"):
+        cleaned(root)
+
+
+def test_a_query_of_another_kind_of_state_store_is_not_called_repaired(written: Written) -> None:
+    root = written("v2-aggregation")
+    for path in root.glob("offsets/[0-9]"):
+        path.write_bytes(path.read_bytes().replace(b"RocksDBStateStoreProvider", b"HDFSBackedStateStoreProvider"))
+    with pytest.raises(UnknownFormatVersion, match="HDFSBackedStateStoreProvider"):
+        repair.gather(open_storage(str(root)))

@@ -7,15 +7,17 @@ from typing import Any
 
 from statestore.errors import CorruptFile
 
+_RESTORE = "restore the file from a backup"
+
 
 def json_object(data: bytes, path: str) -> dict[str, Any]:
     """The object. Raises `CorruptFile` when the bytes are anything else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"not JSON: {error}", path=path, hint="restore the file from a backup") from error
+        raise CorruptFile(f"not JSON: {error}", path=path, hint=_RESTORE) from error
     if not isinstance(value, dict):
-        raise CorruptFile("not a JSON object", path=path)
+        raise CorruptFile("not a JSON object", path=path, hint=_RESTORE)
     return value
 
 

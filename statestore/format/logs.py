@@ -22,6 +22,9 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
+_RESTORE = "restore the file from a backup; statekeeper audit says from which batch a restart is possible"
+_KNOW_IT = "use a Statekeeper that knows this format; nothing was changed"
+
 _STATE = "spark.sql.streaming.stateStore."
 CODEC = _STATE + "compression.codec"
 ENCODING = _STATE + "encodingFormat"
@@ -86,7 +89,7 @@ def parse_metadata(data: bytes, path: str) -> str:
     """The query's id."""
     body = json_object(data, path)
     if "id" not in body:
-        raise CorruptFile("no field 'id'", path=path)
+        raise CorruptFile("no field 'id'", path=path, hint=_RESTORE)
     return str(body["id"])
 
 
@@ -100,7 +103,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     """The content of `offsets/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
-        raise CorruptFile("truncated: no metadata line", path=path)
+        raise CorruptFile("truncated: no metadata line", path=path, hint=_RESTORE)
     head = json_object(lines[1].encode(), path)
     try:
         return OffsetLog(
@@ -110,7 +113,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             tuple(lines[2:]),
         )
     except BAD_VALUES as error:
-        raise CorruptFile("the metadata line lacks what it should hold", path=path) from error
+        raise CorruptFile("the metadata line lacks what it should hold", path=path, hint=_RESTORE) from error
 
 
 def encode_commit(log: CommitLog) -> bytes:
@@ -145,7 +148,7 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
         return CommitLog(watermark_ms, ids, digests, dict(body[_SINKS]))
     except BAD_VALUES as error:
         field_name = {"v1": _DIGESTS, "v2": _IDS}.get(lines[0], f"{_IDS} or {_SINKS}")
-        raise CorruptFile(f"{field_name} is not what it should be", path=path) from error
+        raise CorruptFile(f"{field_name} is not what it should be", path=path, hint=_RESTORE) from error
 
 
 def _parsed(body: Any) -> ByStore:
@@ -166,11 +169,13 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise CorruptFile("not text", path=path) from error
+        raise CorruptFile("not text", path=path, hint=_RESTORE) from error
     if not data:
-        raise CorruptFile("empty", path=path, hint="restore the file from a backup")
+        raise CorruptFile("empty", path=path, hint=_RESTORE)
     if lines[0] not in known:
         if lines[0].startswith("v") and lines[0][1:].isdigit():
-            raise UnknownFormatVersion(f"log version {lines[0]}: known are {', '.join(known)}", path=path)
-        raise CorruptFile(f"begins with {lines[0][:20]!r}, not with a version", path=path)
+            raise UnknownFormatVersion(
+                f"log version {lines[0]}: known are {', '.join(known)}", path=path, hint=_KNOW_IT
+            )
+        raise CorruptFile(f"begins with {lines[0][:20]!r}, not with a version", path=path, hint=_RESTORE)
     return lines

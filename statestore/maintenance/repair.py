@@ -12,6 +12,7 @@ All of it is for a query that is stopped: who calls has to make sure of that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -76,9 +77,9 @@ class RepairPlan:
 
 
 def gather(storage: Storage) -> Gathered:
-    """The facts. Listings of `state/` and of the logs, the newest commit, and one request a snapshot of structure V2.
-
-    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """The facts. Listings of `state/` and of the logs, the newest commit and offsets, and one request a snapshot of
+    structure V2. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` also for a state store that is not RocksDB,
+    `StorageError`.
     """
     # The files before the log. Losing schedule of the other order: the query, which somebody forgot to stop, commits
     # while the files are listed, and what it wrote looks like files of batches that were taken back.
@@ -95,6 +96,9 @@ def gather(storage: Storage) -> Gathered:
 
     if heads is not None:
         head = heads.batch + 1
+        if storage.stat(names.BINDING) is None:
+            with suppress(ObjectMissing, CorruptFile):
+                catalog.state_conf(storage, heads.batch)  # another kind of state store has other files
         of_v2 = (
             store.snapshot(version)
             for store, of_store in files.items()

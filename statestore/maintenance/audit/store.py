@@ -170,6 +170,8 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
     bad: dict[VersionId, Bad] = {}
     for version, facts in chain.snapshots.items():
         path = chain.store.snapshot(version)
+        if facts.is_unknown:
+            raise UnknownFormatVersion(_bare(facts.damage or "", path), path=path)
         for table in facts.metadata.named_files if facts.metadata else ():
             held = chain.files.tables.get(table.dfs_name)
             table_path = chain.store.table_file(table.dfs_name)
