@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from statestore import catalog
-from statestore.clock import SystemClock
+from statestore.clock import RandomIds, SystemClock
 from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
-from statestore.maintenance import repair, retention
-from statestore.maintenance.audit import Audit, What, gather, judge
+from statestore.format import names
+from statestore.maintenance import repair, retention, undo
+from statestore.maintenance.audit import Audit, Severity, What, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
 from tests.maintenance.test_snapshot import take
@@ -189,3 +190,36 @@ def test_a_query_of_another_kind_of_state_store_is_not_called_repaired(written: 
         path.write_bytes(path.read_bytes().replace(b"RocksDBStateStoreProvider", b"HDFSBackedStateStoreProvider"))
     with pytest.raises(UnknownFormatVersion, match="HDFSBackedStateStoreProvider"):
         repair.gather(open_storage(str(root)))
+
+
+def test_a_query_that_was_taken_back_to_its_beginning_is_told_and_repaired_and_the_repair_taken_back(
+    written: Written,
+) -> None:
+    """Whoever deletes all commits and offsets leaves snapshots that a later restart takes for its own."""
+    root = written("v1-a-zip-for-each-version")
+    for log in ("commits", "offsets"):
+        shutil.rmtree(root / log)
+    storage = open_storage(str(root))
+    before = {entry.path for entry in storage.list(names.STATE)}
+    found = audited(root).findings
+    assert {(f.what, f.severity, f.file) for f in found} == {
+        (What.DEAD_TIME_LINE, Severity.ERROR, f"state/0/{partition}/1.zip") for partition in (0, 1)
+    }
+    run = RandomIds().fresh()
+    done = list(repair.execute(storage, repair.plan(repair.gather(storage), None), run=run))
+    assert {action.path for action in done} == {path for path in before if path.endswith((".zip", ".changelog"))}
+    assert audited(root).findings == ()
+    assert list(undo.execute(storage, run, undo.plan(undo.gather(storage, run))))
+    assert {entry.path for entry in storage.list(names.STATE)} == before
+
+
+def test_files_of_the_first_batch_are_in_nobodys_way_while_it_runs(written: Written) -> None:
+    root = written("v2-aggregation")
+    shutil.rmtree(root / "commits")
+    for number in (1, 2):
+        (root / "offsets" / str(number)).unlink()
+        (root / "offsets" / f".{number}.crc").unlink()
+        for path in root.glob(f"state/0/*/{number + 1}_*"):
+            path.unlink()
+    assert audited(root).findings == ()
+    assert repair.plan(repair.gather(open_storage(str(root))), None).actions == ()

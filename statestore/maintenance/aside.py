@@ -28,14 +28,16 @@ Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a query stands: its newest batch, and a digest of the commit that says so."""
+    """Where a query stands: its newest batch, and a digest of the commit that says so; -1 and "" before the first."""
 
     batch: int
     commit: str
 
     @classmethod
-    def of(cls, storage: Storage, heads: Heads) -> Standing:
+    def of(cls, storage: Storage, heads: Heads | None) -> Standing:
         """Raises `ObjectMissing`, `StorageError`."""
+        if heads is None:
+            return cls(-1, "")
         return cls(heads.batch, hashlib.sha256(storage.read(names.commits(heads.batch))).hexdigest())
 
 

@@ -57,10 +57,10 @@ class PutAside:
 @dataclass(frozen=True)
 class Gathered:
     """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
-    batch that the offset log knows, -1 for none. `heads` and `standing`: None before the first commit."""
+    batch that the offset log knows, -1 for none. `heads`: None before the first commit."""
 
     heads: Heads | None
-    standing: Standing | None
+    standing: Standing
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
     begun: int = -1
@@ -108,22 +108,21 @@ def gather(storage: Storage) -> Gathered:
         at_once(look, list(of_v2))
     batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
     begun = max((batch for batch in batches if batch is not None), default=-1)
-    standing = None if heads is None else Standing.of(storage, heads)
-    return Gathered(heads, standing, files, headers, begun)
+    return Gathered(heads, Standing.of(storage, heads), files, headers, begun)
 
 
 def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
     """What is in the way of the Spark that is going to go on; None when nobody has said which one. Pure."""
-    if gathered.heads is None:
-        return RepairPlan(())
-    if gathered.begun > gathered.heads.batch + 1:
+    newest = gathered.standing.batch
+    if gathered.begun > newest + 1:
         # Spark begins no batch before the one before it is committed: commits were lost, and what they name may live.
+        there = "no commits" if gathered.heads is None else f"commits only up to batch {newest}"
         return RepairPlan(
             (),
-            f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.heads.batch}: if they were "
-            f"lost, restore them; if the query was taken back, delete the offsets after batch {gathered.heads.batch}, too",
+            f"{names.offsets(gathered.begun)} is there, and {there}: if they were lost, restore them; if the query was "
+            f"taken back, delete the offsets from batch {newest + 1} on, too",
         )
-    away = sorted(_in_the_way(gathered, gathered.heads), key=lambda action: action.path)
+    away = sorted(_in_the_way(gathered), key=lambda action: action.path)
     asks = None
     rewritten: list[Rewrite] = []
     if spark is not None:
@@ -135,11 +134,12 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
     return RepairPlan(actions, asks, gathered.standing if actions else None)
 
 
-def _in_the_way(gathered: Gathered, heads: Heads) -> Iterator[PutAside]:
+def _in_the_way(gathered: Gathered) -> Iterator[PutAside]:
     """Changelogs and snapshots that a start may come upon."""
-    newest = time_line.newest_known(committed=[heads.batch], begun=[gathered.begun])
+    newest = time_line.newest_known(committed=[gathered.standing.batch], begun=[gathered.begun])
     for store, files in gathered.files.items():
-        head = heads.heads.get(store)
+        # Of a query that was taken back to its beginning no commit says which stores it has.
+        head = names.EMPTY if gathered.heads is None else gathered.heads.heads.get(store)
         if head is None:
             continue
         dead = time_line.given_up(files, newest)
@@ -147,7 +147,9 @@ def _in_the_way(gathered: Gathered, heads: Heads) -> Iterator[PutAside]:
         found = [(store.changelog(version), Why.DEAD_TIME_LINE) for version in dead.changelogs]
         found += [(store.snapshot(version), Why.DEAD_TIME_LINE) for version in dead.snapshots]
         if head.id is None:
-            uncommitted = [v for v in files.snapshots if head.version < v.version <= newest]
+            uncommitted = [
+                v for v in files.snapshots if head.version < v.version <= newest and (gathered.heads or v.id is None)
+            ]
             found += [(store.snapshot(version), Why.UNCOMMITTED) for version in uncommitted]
         if head.id is None and head.digest is None:  # our own jobs take no notice of it
             zips = [entry.path for entry in (*files.snapshots.values(), *files.others)]

@@ -52,7 +52,7 @@ class Gathered:
     run: str
     url: str
     stood: Standing | None
-    stands: Standing | None
+    stands: Standing
     kept: tuple[Kept, ...]
 
 
@@ -73,7 +73,7 @@ def gather(storage: Storage, run: str) -> Gathered:
     if not names.is_checkpoint_id(run):
         raise RefusedAsUnsafe(f"{run!r} is no run's id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
-    stands = None if heads is None else Standing.of(storage, heads)
+    stands = Standing.of(storage, heads)
     files = catalog.files(storage)
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
     found: dict[str, Kept] = {}
@@ -101,13 +101,14 @@ def plan(gathered: Gathered) -> tuple[PutBack, ...]:
             "taking it",
         )
     if gathered.stood != gathered.stands:
-        now = "no batch is committed" if gathered.stands is None else f"the newest batch is {gathered.stands.batch}"
+        then = f"after batch {gathered.stood.batch}" if gathered.stood.batch >= 0 else "before any batch"
+        now = f"the newest batch is {gathered.stands.batch}" if gathered.stands.batch >= 0 else "no batch is committed"
         raise RefusedAsUnsafe(
-            f"the repair was made after batch {gathered.stood.batch}, and now {now}, or its commit is another one: what "
+            f"the repair was made {then}, and now {now}, or its commit is another one: what "
             "was put aside is not of this time line",
-            path=names.commits(gathered.stood.batch),
-            hint=f"if commits were restored since, take those after batch {gathered.stood.batch} away, run this, and put "
-            "them back; if the query has gone on, leave what was put aside where it is",
+            path=names.commits(max(gathered.stood.batch, gathered.stands.batch)),
+            hint=f"if commits were restored since, take those from batch {gathered.stood.batch + 1} on away, run this, and "
+            "put them back; if the query has gone on, leave what was put aside where it is",
         )
     for one in gathered.kept:
         if one.there is There.OTHER:

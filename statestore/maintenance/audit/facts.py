@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TypeVar
 
 from statestore.binding import Binding, OlderSchemas
+from statestore.catalog import StoreFiles
 from statestore.chain import Chain
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
@@ -196,7 +197,8 @@ class Misfit:
 @dataclass(frozen=True)
 class Facts:
     """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
-    `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say."""
+    `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say.
+    `uncommitted`: the files of all stores where there is no commit at all."""
 
     root: RootFacts
     logs: LogFacts
@@ -206,3 +208,4 @@ class Facts:
     deep: bool
     requests: RequestCounts
     codec: str | None = None
+    uncommitted: Mapping[StorePath, StoreFiles] = field(default_factory=dict)

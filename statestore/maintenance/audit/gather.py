@@ -98,6 +98,7 @@ def gather(
         scratch is not None,
         storage.requests.since(before),
         codec,
+        {} if log.commits else files,
     )
 
 

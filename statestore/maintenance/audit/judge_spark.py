@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from statestore.catalog import StoreFiles
 from statestore.format import names
-from statestore.format.names import VersionId
+from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import Facts, Keeper, Refused
@@ -77,6 +78,9 @@ def of_logs(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[F
     if facts.root.binding is None:
         yield from _of_mixed_commits(facts, views, restart)
         yield from _of_flipped_format(facts, views)
+        # A query that was taken back to its beginning; of which structure it is going to be nobody knows.
+        for store, files in facts.uncommitted.items():
+            yield from _of_dead_time_line(store, files, facts.logs.newest_version, is_v1=True)
 
 
 def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
@@ -137,7 +141,8 @@ def of_store(facts: Facts, one: View, restart: Restart) -> Iterator[Finding]:
     if facts.root.binding is not None:
         return
     yield from _of_ids_in_v1(facts, one)
-    yield from _of_dead_time_line(facts, one)
+    is_v1_store = one.chain.head.id is None
+    yield from _of_dead_time_line(one.facts.store, one.chain.files, facts.logs.newest_version, is_v1=is_v1_store)
     yield from _of_spark_4_0(one)
     for refused in one.facts.refused:
         yield _of_refused(one, refused, restart)
@@ -150,21 +155,18 @@ def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
             yield _stops_loads(one.facts.store.snapshot(version), "is a snapshot of structure V2 in a checkpoint of V1")
 
 
-def _of_dead_time_line(facts: Facts, one: View) -> Iterator[Finding]:
+def _of_dead_time_line(store: StorePath, files: StoreFiles, newest: int, *, is_v1: bool) -> Iterator[Finding]:
     """Files of versions that no batch can have begun: the query was taken back."""
-    files, newest = one.chain.files, facts.logs.newest_version
     found = time_line.given_up(files, newest)
     zips, dead = found.snapshots, found.versions
     if not dead:
         return
-    head = one.chain.head
-    store = one.facts.store
     spoils = False
     numbers = (
         f"versions up to {dead[-1].version:,}" if dead[-1].version > dead[0].version else f"version {dead[0].version:,}"
     )
-    told = f"the logs know nothing after version {newest:,}"
-    traps = [version for version in zips if version.id is None] if head.id is None else []
+    told = f"the logs know nothing after version {newest:,}" if newest else "the logs know of no batch"
+    traps = [version for version in zips if version.id is None] if is_v1 else []
     if traps:
         meaning = (
             f"the query was taken back, and these files are of what was given up; as soon as it is past version "
