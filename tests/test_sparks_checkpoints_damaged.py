@@ -14,6 +14,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import names
 from statestore.maintenance import repair, retention, undo
+from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.audit import Audit, Severity, What, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
@@ -130,6 +131,9 @@ def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None
 def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -> None:
     root = written("v1-aggregation")
     shutil.copy(root / "commits" / "2", root / "commits" / "2000000000")
+    shutil.copy(root / "offsets" / "2", root / "offsets" / "2000000000")
+    left = snapshots.plan(snapshots.gather(open_storage(str(root))), snapshots.SnapshotPolicy()).leave
+    assert {action.reason for action in left} == {snapshots.WhyNot.NOT_LOADABLE}
     [gap] = [finding for finding in audited(root).findings if finding.what is What.COMMIT_MISSING]
     assert (gap.file, gap.problem) == ("commits/3", "is missing, and so are those up to batch 1999999999")
 

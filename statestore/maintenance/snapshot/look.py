@@ -80,6 +80,9 @@ def _measured_rate(storage: Storage) -> float:
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
     headers: dict[VersionId, Lineage] = {}
+    # Before the way of a load is written down: a damaged number is not to become a list of billions.
+    if head.id is None and (hole := _hole(head, files)) is not None:
+        return StoreFacts(store, head, None, 0, f"{store.changelog(hole)} is missing")
     while True:
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
@@ -98,3 +101,10 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                     return StoreFacts(store, head, None, 0, str(error))
             case NotLoadable(missing, reason):
                 return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
+
+
+def _hole(head: VersionId, files: catalog.StoreFiles) -> VersionId | None:
+    """In structure V1: the first version after the newest snapshot up to the head that has no changelog."""
+    base = max((s.version for s in files.snapshots if s.id is None and s.version <= head.version), default=0)
+    after = (VersionId(number) for number in range(base + 1, head.version + 1))
+    return next((version for version in after if version not in files.changelogs), None)
