@@ -85,8 +85,8 @@ class Replay:
                 )
 
     def _require_one_lineage(self) -> None:
-        """Each changelog was written on top of the one before it, by its own word: the head names ids, and under an id there
-        may lie the changelog of another store or version."""
+        """Each changelog says on top of which one it was written: under an id in the head's lineage there may lie that of
+        another store or version."""
         for before, version in itertools.pairwise((self._plan.base, *self._plan.replay)):
             told = self._attempt.changelogs.header(version).lineage
             if told is not None and told[-1:] != (() if before == EMPTY else (before,)):
