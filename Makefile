@@ -62,8 +62,8 @@ simulate: env
 soak: env
 	$(BIN)/python -m tests.interop.soak $(ARGS)
 
-# An environment for each Spark that is not the project's own
-SPARKS := 3.5 4.0 4.1 4.3
+# An environment for the newest patch of each Spark; the project's own is the newest that Delta goes with
+SPARKS := 3.5 4.0 4.1 4.2 4.3
 var/sparks/%/.made: tests/interop/sparks/%.txt .venv/.made
 	@test -x $(@D)/bin/python || $(BIN)/python -m venv --without-pip $(@D)
 	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python -r $<

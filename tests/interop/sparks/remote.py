@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,7 @@ from tests.interop.native import OPERATORS, NativeQuery
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = REPOSITORY / "var" / "sparks"
-PROJECTS_OWN = "4.2"
-MINORS = ("3.5", "4.0", "4.1", PROJECTS_OWN, "4.3")
+MINORS = ("3.5", "4.0", "4.1", "4.2", "4.3")
 _JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
@@ -30,8 +28,7 @@ class RemoteSpark:
 
     def __init__(self, minor: str, structure: str, log: Path) -> None:
         self.minor = minor
-        own = Path(sys.executable)
-        python = own if minor == PROJECTS_OWN else ENVIRONMENTS / minor / "bin" / "python"
+        python = ENVIRONMENTS / minor / "bin" / "python"
         if not python.exists():
             raise FileNotFoundError(f"no environment of Spark {minor}: `make sparks` makes it")
         log.parent.mkdir(parents=True, exist_ok=True)
