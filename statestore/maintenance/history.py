@@ -14,7 +14,7 @@ from typing import Any
 from statestore.clock import Clock
 from statestore.format import names
 from statestore.format.json_object import json_lines
-from statestore.storage import Storage, read_or_none
+from statestore.storage import Entry, Storage, read_or_none
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,12 @@ def newest_outcome(storage: Storage, verb: str) -> list[dict[str, Any]]:
 
     Raises `CorruptFile`, `StorageError`.
     """
-    outcomes = [e.path for e in storage.list(names.HISTORY) if names.parse_history(e.path) == (verb, "outcome")]
+    return newest_outcome_among(storage, verb, storage.list(names.HISTORY))
+
+
+def newest_outcome_among(storage: Storage, verb: str, history: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The same of records that were listed. One request. Raises as `newest_outcome`."""
+    outcomes = [entry.path for entry in history if names.parse_history(entry.path) == (verb, "outcome")]
     if not outcomes:
         return []
     newest = max(outcomes)

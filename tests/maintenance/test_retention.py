@@ -12,12 +12,21 @@ import pytest
 
 from statestore import catalog
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, LeaseLost, NotACheckpoint, RefusedAsUnsafe, RootHeld, VersionNotLoadable
+from statestore.errors import (
+    CorruptFile,
+    LeaseLost,
+    NotACheckpoint,
+    RefusedAsUnsafe,
+    RootHeld,
+    StatekeeperError,
+    VersionNotLoadable,
+)
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
-from statestore.maintenance import announcements, lease, retention, snapshot
+from statestore.maintenance import announcements, lease, retention, runs, snapshot
 from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule, judge
+from statestore.maintenance.snapshot import Taken, TakeSnapshot
 from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
@@ -63,6 +72,20 @@ def take_snapshots(storage: Storage, scratch: Path) -> list[snapshot.Taken]:
     return [
         snapshot.execute(storage, action, scratch=scratch, clock=SystemClock(), ids=RandomIds()) for action in plan.take
     ]
+
+
+def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]:
+    """Of a run that is on record."""
+    plan, failed = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True), []
+
+    def ended(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(action)
+
+    runs.take_snapshots(
+        storage, plan.take, ended, scratch=scratch, holder="a test", clock=SystemClock(), ids=RandomIds()
+    )
+    return failed
 
 
 def rules(plan: RetentionPlan) -> dict[str, Rule]:
@@ -168,6 +191,33 @@ def _commit_beside(checkpoint: Checkpoint, number: int, tmp_path: Path, partitio
 
 
 # -- damage holds the floor --------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_which_no_snapshot_could_be_made_holds_the_floor_at_the_one_that_it_has(
+    storage: Storage, tmp_path: Path
+) -> None:
+    """Its changelogs are all there: that one is damaged, only who reads them knows."""
+    made = Checkpoint(storage, tmp_path / "job")
+    made.grow(5)
+    take_snapshots(storage, tmp_path)
+    made.grow(10)
+    [damaged, _] = made.stores
+    path = damaged.changelog(made.versions[8][0])
+    body = storage.read(path)
+    storage.replace(path, body[: len(body) // 2])
+    failed = snapshots_that_failed(storage, tmp_path)
+    assert [action.store for action in failed] == [damaged]
+    plan = planned(storage)
+    assert plan.floor == 5
+    [finding] = plan.findings
+    assert "no snapshot could be made of it" in finding
+    assert path in finding
+    collect(storage, plan)
+    for version in (5, 6, 7):
+        made.assert_right(tmp_path / f"host-{version}", batch=version - 1)
+    storage.replace(path, body)
+    assert snapshots_that_failed(storage, tmp_path) == []
+    assert planned(storage).floor == 11
 
 
 def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_the_same(

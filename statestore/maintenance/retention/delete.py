@@ -95,6 +95,7 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
         base = verdicts.base
         unfinished = (
             base is None
+            or chain.newest_loadable != chain.head
             or chain.store in changed
             or any(verdict.rule in (Rule.YOUNG, Rule.HELD, Rule.ASIDE) for verdict in verdicts.files)
         )

@@ -9,10 +9,11 @@ from statestore import catalog, switch_journal
 from statestore.catalog import CommitLog, StoreFiles
 from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
-from statestore.errors import CorruptFile
+from statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements, aside
+from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
     Gathered,
@@ -27,15 +28,19 @@ from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import RetentionPolicy
 from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once
 
+_DAMAGED = frozenset(error.code for error in (CorruptFile, UnknownFormatVersion, VersionNotLoadable))
+"""Of snapshots that were not made: not for want of a disk or a network."""
+
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
     """The facts about the stores in which something may have changed since the last pass, or about `everything`.
 
     Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
-    one for each retained snapshot. Otherwise none of these but for the stores that are due, and one of the newest
-    commit. And a listing of each log, of what repairs have put aside and of switchovers; of a checkpoint of Spark's, the
-    newest offsets. Raises `NotACheckpoint`, `CorruptFile` for a commit log that cannot be read (nothing may be deleted
-    then), `UnknownFormatVersion` also for a state store that is not RocksDB, `StorageError`.
+    one for each retained snapshot, one for what became of the last snapshots. Otherwise none of these but for the stores
+    that are due, the last one, and one of the newest commit. And a listing of each log, of what repairs have put aside and
+    of switchovers; of a checkpoint of Spark's, the newest offsets. Raises `NotACheckpoint`, `CorruptFile` for a commit log
+    that cannot be read (nothing may be deleted then), `UnknownFormatVersion` also for a state store that is not RocksDB,
+    `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # The log before the files: what is committed in between is newer than this head, and stays.
@@ -47,7 +52,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     if not is_own:
         catalog.state_conf(storage, heads.batch)  # another kind of state store has other files
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
-    look = _Look(storage, policy, now, is_own)
+    look = _Look(storage, policy, now, is_own, _failed(storage, logs))
     # In structure V1 the commits of all bases stay, so that all stores have to be looked at.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
     last = None if everything or not is_own or is_v1 else last_pass.read(storage)
@@ -94,12 +99,14 @@ def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> froze
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at stores. `with_families`: the operators whose stores have column families; a root of our own has none."""
+    """Looks at stores. `failed`: why the newest run could make no snapshot of a store, by the store; `with_families`: the
+    operators whose stores have column families, a root of our own has none."""
 
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
     is_own: bool
+    failed: Mapping[str, str]
     with_families: frozenset[int] = frozenset()
 
     def at(
@@ -119,7 +126,7 @@ class _Look:
 
             def follow(store: StorePath, depth: int = depth) -> None:
                 committed = log.of_store(store)
-                chains[store] = walk(
+                chain = walk(
                     self.storage,
                     store,
                     committed,
@@ -129,6 +136,8 @@ class _Look:
                     begins=log.begins(store),
                     needs_base=store.operator in self.with_families,
                 )
+                why = self.failed.get(str(store))
+                chains[store] = chain if why is None else _doubted(chain, why)
 
             at_once(follow, stores)
             down_to = _deeper(list(chains.values()), depth)
@@ -152,6 +161,23 @@ class _Look:
                 or is_young(entry, self.policy.grace_seconds, self.now_seconds)
             )
         ]
+
+
+def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
+    try:
+        lines = newest_outcome_among(storage, "snapshot", logs.history)
+    except CorruptFile:
+        return {}  # a record is for people
+    return {str(line["store"]): str(line["error"]) for line in lines if line.get("code") in _DAMAGED}
+
+
+def _doubted(chain: Chain, why: str) -> Chain:
+    """Changelogs are taken for good by their names and sizes. When no snapshot came of them, one is damaged; which, is not
+    asked: a version with a snapshot is what every store has to be able to go back to."""
+    whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
+    newest = max(whole, default=0)
+    told = f"no snapshot could be made of it: {why}"
+    return replace(chain, broken={**{v: told for v in chain.versions if v.version > newest}, **chain.broken})
 
 
 def _log_files(storage: Storage) -> LogFiles:
