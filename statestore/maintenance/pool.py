@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event, Lock
 from typing import TypeVar
 
@@ -15,6 +15,10 @@ from statestore.errors import StatekeeperError
 
 WORKERS = os.cpu_count() or 1
 """As many as the machine has cores."""
+
+_LOOK_SECONDS = 0.1
+"""A signal may come to any thread, and only the main one acts on it, when it has something to do: who waits for good would
+learn of a Ctrl-C when all is done."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -51,7 +55,10 @@ def in_pool(
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for run in [pool.submit(work_off) for _ in range(workers)]:
+            runs = [pool.submit(work_off) for _ in range(workers)]
+            while wait(runs, timeout=_LOOK_SECONDS).not_done:
+                pass
+            for run in runs:
                 run.result()
         finally:
             stopped.set()
