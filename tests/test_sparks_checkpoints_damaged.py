@@ -146,6 +146,16 @@ def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
     assert audit.restart.batch is None
 
 
+@pytest.mark.parametrize("name", ["v1-aggregation", "v2-aggregation"])
+def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(written: Written, name: str) -> None:
+    root = written(name)
+    shutil.rmtree(root / "state" / "0" / "1")
+    audit = audited(root)
+    [found] = audit.findings
+    assert (found.what, found.file, audit.restart.batch) == (What.NO_BASE, "state/0/1", None)
+    assert "not one file" in found.problem
+
+
 def test_where_all_of_the_state_is_gone_the_audit_does_not_call_it_proved(written: Written) -> None:
     root = written("v1-aggregation")
     assert not any("there is no store" in text for text in audited(root).unproven)

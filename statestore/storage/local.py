@@ -206,8 +206,9 @@ class LocalStorage(OpenedStore):
 
     def _walk(self, folder: Path, prefix: str, *, hidden: bool) -> Iterator[Entry]:
         try:
-            found = list(os.scandir(folder))
-        except (FileNotFoundError, NotADirectoryError):
+            with self._translated(prefix):
+                found = list(os.scandir(folder))
+        except ObjectMissing:
             return
         for item in found:
             path = f"{prefix}/{item.name}" if prefix else item.name

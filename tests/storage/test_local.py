@@ -138,6 +138,24 @@ def test_what_the_system_refuses_is_named(number: int, kind: type[StorageError],
     assert error.hint
 
 
+def test_a_folder_that_cannot_be_read_is_named_and_not_the_one_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(str(tmp_path))
+    storage.create("state/0/1/1.changelog", b"changes")
+    scandir = os.scandir
+
+    def refused(folder: Path) -> object:
+        """To whoever runs this as root nothing is refused."""
+        if folder.name == "1":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(AccessDenied, match=f"^{tmp_path}/state/0/1: "):
+        storage.list("state")
+
+
 @pytest.fixture
 def spaced(tmp_path: Path) -> Path:
     folder = tmp_path / "a root"

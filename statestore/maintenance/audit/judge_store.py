@@ -211,12 +211,27 @@ def _orphans(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
 
 def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Finding]:
     """What is wrong with a store."""
+    if not one.chain.files.entries:
+        yield _gone(one, restart)
+        return
     yield from _of_commits(one)
     yield from _of_odds(one)
     yield from _of_changelogs(one, restart)
     yield from _of_missing_snapshot(one, restart)
     yield from _of_snapshots(one, restart)
     yield from _of_ceiling(one, policy)
+
+
+def _gone(one: View, restart: Restart) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        What.NO_BASE,
+        one.facts.store,
+        one.facts.store.folder,
+        "is gone, or empty: not one file of this store is there",
+        f"none of its versions can be loaded; {restart.explained}",
+        "restore the whole folder from a backup",
+    )
 
 
 def _of_commits(one: View) -> Iterator[Finding]:
