@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a interop-stores pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a interop-stores interop-hdfs pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -79,15 +79,24 @@ interop-matrix: env sparks
 interop-s3a: env .venv/.jars
 	$(BIN)/python -m pytest tests/interop/test_s3a.py -m "slow or not slow" $(ARGS)
 
-# Minutes: roots on Azure and on Google's cloud, on servers that speak their protocols. It needs npm and Go
+# Minutes: roots on Azure, on Google's cloud and on HDFS, on servers that speak their protocols. It needs npm and Go
 var/stores/.made: .venv/.made
 	@command -v npm >/dev/null && command -v go >/dev/null || { echo "the servers need npm and Go: nodejs.org, go.dev"; exit 1; }
 	@npm install --silent --no-audit --no-fund --prefix var/stores azurite@3.37.0
 	@GOBIN="$(CURDIR)/var/stores/bin" go install github.com/fsouza/fake-gcs-server@v1.56.1
 	@touch $@
 
-interop-stores: env var/stores/.made
+var/stores/hadoop-client-minicluster.jar: .venv/.made
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.storage.hdfs 2> $@.log || { cat $@.log; exit 1; }
+	@touch $@
+
+interop-stores: env var/stores/.made var/stores/hadoop-client-minicluster.jar
 	$(BIN)/python -m pytest tests/storage -m "slow or not slow" $(ARGS)
+
+# Minutes: an HDFS of its own, on which answers are lost, namenodes take turns, and Spark keeps its checkpoints
+interop-hdfs: env .venv/.jars var/stores/hadoop-client-minicluster.jar
+	$(BIN)/python -m pytest tests/storage tests/interop/test_hdfs.py -k hdfs -m "slow or not slow" $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env

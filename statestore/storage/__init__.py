@@ -1,4 +1,4 @@
-"""Where bytes live: local disk, S3, and what fsspec has a driver for, with every request counted.
+"""Where bytes live: local disk, S3, Azure, Google's cloud and HDFS, with every request counted.
 
 Here belongs what moves whole objects and knows nothing of what is in them. Names and contents of a checkpoint's files
 are the business of `statestore.format`.
@@ -48,7 +48,7 @@ __all__ = [
     "read_or_none",
 ]
 
-_DRIVEN = ("abfss", "gs", "hdfs")
+_DRIVEN = ("abfss", "gs", "webhdfs", "swebhdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _SYSTEM_CLOCK = SystemClock()
 _RANDOM_IDS = RandomIds()
@@ -73,8 +73,8 @@ def open_storage(
     ids: Ids = _RANDOM_IDS,
     options: Mapping[str, str] | None = None,
 ) -> Storage:
-    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder`, or one that a driver of fsspec's is for
-    (`abfss://`, `gs://`, `hdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`.
+    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder`, or one that a driver is for
+    (`abfss://`, `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`.
 
     `options` are added to those of the spec. S3 knows `endpoint_url`, `key`, `secret`, `region` and `anon` ("true");
     what is not given comes from the usual AWS_* variables and files, and so it is for the others. Nothing is requested yet.
@@ -97,17 +97,24 @@ def open_storage(
         _refuse_unknown(chosen, s3.OPTIONS, spec.url)
         bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
         return s3.S3Storage(bucket, checked_folder(folder.strip("/")), clock=clock, ids=ids, options=chosen)
-    if scheme in _DRIVEN and (parts.netloc or scheme == "hdfs"):
+    if scheme in _DRIVEN and parts.netloc:
         from statestore.storage import drivers, remote
 
         _refuse_unknown(chosen, drivers.options_of(scheme), spec.url)
         checked_folder(parts.path.strip("/"))
         return remote.RemoteStorage(spec.url, drivers.open_driver(spec.url, chosen))
+    if scheme == "hdfs":
+        raise StorageError(
+            "is spoken by Hadoop's own client alone",
+            path=spec.url,
+            hint=f"name the same folder by the namenode's web address (dfs.namenode.http-address): "
+            f"webhdfs://{parts.hostname or 'namenode'}:9870{parts.path}, or swebhdfs:// where that has TLS",
+        )
     raise StorageError(
         "names no storage that is known",
         path=spec.url,
         hint="use a local path, s3://bucket/folder (or s3a://), abfss://container@account.dfs.core.windows.net/folder, "
-        "gs://bucket/folder or hdfs://namenode/folder",
+        "gs://bucket/folder or webhdfs://namenode:9870/folder",
     )
 
 

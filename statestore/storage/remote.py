@@ -1,7 +1,6 @@
-"""A root behind one of fsspec's drivers: on Azure, on Google's cloud, on HDFS. Which one, and what it can: see `drivers`.
+"""A root behind a driver: on Azure, on Google's cloud, on HDFS. Which one, and what it rests on: see `drivers`.
 
-One call of the driver counts as one request: its own retries are not seen here. A driver that cannot create an object only
-where nothing is may read, and nothing else: two maintainers could overwrite each other's lease, and nobody would know.
+One call of the driver counts as one request: its own retries are not seen here, nor what a call takes of requests.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from statestore.errors import (
     AlreadyExists,
     BucketMissing,
     ObjectMissing,
-    RefusedAsUnsafe,
     StorageError,
 )
 from statestore.storage.base import (
@@ -46,13 +44,14 @@ T = TypeVar("T")
 
 
 class RemoteStorage(OpenedStore):
-    """Storage through a driver of fsspec's."""
+    """Storage through a driver."""
 
     def __init__(self, url: str, opened: Opened) -> None:
         super().__init__(url.rstrip("/"))
         self._files = opened.files
         self._place = opened.place
-        self._creates = opened.creates
+        # Where places begin with "/" there are none.
+        self._bucket = opened.place.partition("/")[0]
         self._failures = opened.failures
         self._upload = opened.upload
         self._is_seen = False
@@ -91,7 +90,6 @@ class RemoteStorage(OpenedStore):
         content = Content.of(data)
         if content.pieces > 1 and self.stat(path) is not None:
             # A large upload would learn of the conflict only at its end.
-            self._require_writable()
             return self._compare(path, content)
         try:
             self._put(Kind.CREATE, path, content, mode="create")
@@ -136,7 +134,6 @@ class RemoteStorage(OpenedStore):
         places = {path: self._at(path) for path in paths}
         if not places:
             return
-        self._require_writable()
 
         def delete(path: str) -> None:
             self.requests.count(Kind.DELETE)
@@ -148,7 +145,6 @@ class RemoteStorage(OpenedStore):
 
     def _put(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         place = self._at(path)
-        self._require_writable()
         self.requests.count(kind, bytes_written=content.size_bytes)
         try:
             with self._translated(path):
@@ -157,6 +153,8 @@ class RemoteStorage(OpenedStore):
                 else:
                     self._files.pipe_file(place, content.data, **how)
         except ObjectMissing as error:
+            if not self._bucket:
+                raise
             raise self._no_bucket() from error
 
     def _cat(self, path: str, **how: int) -> bytes:
@@ -194,13 +192,12 @@ class RemoteStorage(OpenedStore):
 
     def _require_bucket(self) -> None:
         """A root that looks empty because its bucket is misspelt must not be taken for a new one."""
-        if self._is_seen:
+        if self._is_seen or not self._bucket:
             return
-        bucket = self._place.partition("/")[0]
         self.requests.count(Kind.LIST)
         try:
             with self._translated(""):
-                self._files.ls(bucket or "/", detail=True)
+                self._files.ls(self._bucket, detail=True)
         except ObjectMissing as error:
             raise self._no_bucket() from error
         self._is_seen = True
@@ -221,15 +218,6 @@ class RemoteStorage(OpenedStore):
         ):
             return Created.SAME
         raise AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
-
-    def _require_writable(self) -> None:
-        if not self._creates:
-            raise RefusedAsUnsafe(
-                "is only read: its driver cannot create a file only where none is, and so two could overwrite each other",
-                path=self.url,
-                hint="copy the checkpoint to a local disk, S3, Azure or Google's cloud to work on it; see "
-                "docs/how-to/where-checkpoints-lie.md",
-            )
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[None]:

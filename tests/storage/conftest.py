@@ -1,4 +1,4 @@
-"""What every store must do is asked of all of them: on disk, on S3 and, by `make interop-stores`, on Azure and Google."""
+"""What every store must do is asked of all of them: on disk, on S3 and, by `make interop-stores`, on servers of the others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from statestore.storage import StorageSpec
 from tests.s3_server import S3Server
+from tests.storage.hdfs import MiniHdfs
 from tests.storage.servers import Azurite, FakeGcs
 
 SLOW = pytest.mark.slow
@@ -30,7 +31,15 @@ def fake_gcs() -> Iterator[FakeGcs]:
     server.stop()
 
 
-@pytest.fixture(params=["local", "s3", pytest.param("azurite", marks=SLOW), pytest.param("fake_gcs", marks=SLOW)])
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[MiniHdfs]:
+    server = MiniHdfs()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["local", "s3", *(pytest.param(name, marks=SLOW) for name in ("azurite", "fake_gcs", "hdfs"))])
 def storage_spec(request: pytest.FixtureRequest, tmp_path: Path) -> StorageSpec:
     """An empty root in each kind of store in turn."""
     if request.param == "local":
