@@ -256,6 +256,11 @@ class NativeQuery:
         for side in ("left", "right"):
             (folder / side).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def root(self) -> str:
+        """The checkpoint's URL, as Statekeeper is told it."""
+        return str(self.checkpoint)
+
     def run(self, batches: int) -> None:
         """So many more batches, from the checkpoint on, with fresh input each; the query starts, and ends."""
         for batch in range(self.batches, self.batches + batches):

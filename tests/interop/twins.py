@@ -77,7 +77,7 @@ def untouched(query: NativeQuery, oracle: Oracle) -> Twin:
 
 def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     """Of every store, at its head; what a restart could replay instead goes."""
-    root = str(query.checkpoint)
+    root = query.root
     statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
     statekeeper("gc", root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     storage = open_storage(root)
@@ -88,7 +88,7 @@ def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
 
 def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> None:
     """By the command; the conf is the caller's business."""
-    root = str(query.checkpoint)
+    root = query.root
     statekeeper("switch", root, "--to", to.value, "--apply", "--i-stopped-it", "--scratch", str(scratch), *options)
 
 
@@ -100,7 +100,7 @@ def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:
 
 
 def dump_is_what_spark_shows(query: NativeQuery, oracle: Oracle) -> None:
-    rows = dumped(query.checkpoint)
+    rows = dumped(query.root)
     assert rows
     for view, found in oracle.views().items():
         assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), view
@@ -108,7 +108,7 @@ def dump_is_what_spark_shows(query: NativeQuery, oracle: Oracle) -> None:
 
 def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     """The same with a key less in each store: what is compared has to be different then."""
-    root = str(query.checkpoint)
+    root = query.root
     with _forgetful():
         statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
     storage = open_storage(root)
