@@ -32,7 +32,7 @@ _ROOT_KEYS = {
     "url": (
         "text",
         "required",
-        "a path, taken from the file's folder, or a URL (`s3://`, `abfss://`, `gs://`, `hdfs://`)",
+        "a path, taken from the file's folder, or a URL (`s3://`, `abfss://`, `gs://`, `webhdfs://`)",
     ),
     "storage": (
         "table of texts",

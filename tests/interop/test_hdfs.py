@@ -1,5 +1,5 @@
-"""Spark keeps its checkpoint on HDFS, Statekeeper works on the same folder by WebHDFS, and Spark goes on after each verb as a
-twin does that nobody touched. `make interop-hdfs`."""
+"""Spark keeps its checkpoint on HDFS, Statekeeper works on the same folder by WebHDFS, and Spark goes on after each verb
+as a twin does that nobody touched. `make interop-hdfs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do is asked of all of them: on disk, on S3 and, by `make interop-stores`, on servers of the others."""
+"""What every store must do is asked of all of them: on disk and S3, and the others by `make interop-stores`."""
 
 from __future__ import annotations
 

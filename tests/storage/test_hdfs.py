@@ -6,6 +6,8 @@ What it has in common with other stores is asked in `test_storage` and `test_rem
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +112,30 @@ def test_what_breaks_while_it_is_sent_is_sent_again_and_never_seen_in_part(
             act()
     assert named(relayed) == ["large"]
     assert relayed.read("large") == b"small"
+
+
+@pytest.mark.slow
+def test_who_is_killed_while_it_sends_leaves_nothing_under_the_name(hdfs: MiniHdfs, tmp_path: Path) -> None:
+    spec = hdfs.new_root()
+    storage, source = open_storage(spec), tmp_path / "source"
+    with source.open("wb") as file:
+        file.truncate(2 * 1024 * 1024 * 1024)
+    script = """
+import sys
+from pathlib import Path
+from statestore.storage import open_storage
+open_storage(sys.argv[1]).create("large", Path(sys.argv[2]))
+"""
+    sender = subprocess.Popen([sys.executable, "-c", script, spec.url, str(source)])
+    while not left_over(storage):
+        assert sender.poll() is None
+    sender.kill()
+    sender.wait()
+    assert (storage.stat("large"), named(storage)) == (None, [])
+    assert len(left_over(storage)) == 1
+    assert storage.create("large", b"other") is Created.NEW
+    storage.delete(left_over(storage))
+    assert left_over(storage) == []
 
 
 @pytest.mark.slow
