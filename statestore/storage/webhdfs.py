@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError
 
 from statestore.clock import RandomIds, SystemClock
 from statestore.storage.parallel import AT_ONCE, at_once
@@ -42,6 +43,7 @@ _NAMED: Mapping[str, type[OSError]] = {
     "SecurityException": PermissionError,
     "InvalidToken": PermissionError,
 }
+_UNANSWERED = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 _UNAUTHORIZED = 401
 _BUSY = {502, 503, 504}
 
@@ -124,7 +126,6 @@ class WebHdfs:
 
     def cat_file(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
         """The bytes from `start` to `end`, or to where the file ends; `OSError` where that is before `start`."""
-
         part = {} if end is None else {"offset": start, "length": end - start}
 
         def read() -> bytes:
@@ -178,11 +179,12 @@ class WebHdfs:
 
     def _has_named(self, unfinished: str, path: str, mode: str) -> bool:
         """Whether the file now has that name; False when that is not known. Raises `FileExistsError`."""
-        while True:
+        for _ in range(1 + len(_WAITS_SECONDS)):
             try:
                 self._rename(unfinished, path, mode)
             except FileNotFoundError:
                 if self._is_there(unfinished):
+                    # It is the folder that is not there.
                     self._again(lambda: self._ask("put", "MKDIRS", path.rpartition("/")[0], {}))
                     continue
                 # A try whose answer was lost had done it. Or it is gone because somebody deletes what is left over.
@@ -190,6 +192,7 @@ class WebHdfs:
                     raise FileExistsError(path) from None
                 return False
             return True
+        raise OSError("its folder goes as often as it is made")
 
     def _rename(self, source: str, target: str, mode: str) -> None:
         option = "NONE" if mode == "create" else "OVERWRITE"
@@ -246,16 +249,22 @@ class WebHdfs:
     def _send(self, method: str, url: str, **how: Any) -> requests.Response:
         try:
             answer = self._session.request(method.upper(), url, timeout=self._timeout, **how)
-        except requests.exceptions.SSLError:
-            raise
-        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
-            raise NotAnswered(str(error)) from error
+        except requests.RequestException as error:
+            is_final = isinstance(error, requests.exceptions.SSLError) or not isinstance(error, _UNANSWERED)
+            # Neither its text nor its traceback: the URL is in them, and in that the token.
+            raise (OSError if is_final else NotAnswered)(_reason(error)) from None
         if not answer.ok:
             raise _failure(answer)
         return answer
 
 
 _NOT_HDFS = "what answers does not speak WebHDFS"
+
+
+def _reason(error: requests.RequestException) -> str:
+    cause = error.args[0] if error.args else None
+    reason = getattr(cause, "reason", cause)
+    return f"{type(error).__name__}: {reason}" if isinstance(reason, HTTPError) else type(error).__name__
 
 
 def _whole(answer: requests.Response) -> bytes:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -69,6 +70,16 @@ def test_what_is_no_hdfs_is_not_taken_for_an_empty_root() -> None:
             act()
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["webhdfs", "swebhdfs"])
+def test_what_is_said_of_a_server_that_is_not_there_holds_no_token(scheme: str, hdfs: MiniHdfs) -> None:
+    port = 1 if scheme == "webhdfs" else hdfs.port  # which speaks no TLS
+    storage = open_storage(f"{scheme}://127.0.0.1:{port}/jobs", options={"token": "a-secret"})
+    with pytest.raises(StorageError, match=r"refused|SSLError") as failed:
+        storage.read("name")
+    assert "a-secret" not in "".join(traceback.format_exception(failed.value))
 
 
 @pytest.mark.slow

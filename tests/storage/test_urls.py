@@ -16,7 +16,7 @@ from statestore.storage import canonical, open_storage
         ("s3://bucket", "s3://bucket"),
         ("abfs://c@account.dfs.core.windows.net/jobs/", "abfss://c@account.dfs.core.windows.net/jobs"),
         ("gs://bucket/jobs", "gs://bucket/jobs"),
-        ("hdfs:///jobs/orders", "hdfs:///jobs/orders"),
+        ("webhdfs://one:9870,two:9870/jobs/", "webhdfs://one:9870,two:9870/jobs"),
         ("file:///jobs/orders", "file:///jobs/orders"),
         ("/jobs/orders/", "/jobs/orders/"),
         ("jobs", "jobs"),
