@@ -303,3 +303,7 @@ class PortInUse(StatekeeperError):
 
     code = "port_in_use"
     exit_code = 2
+
+
+DAMAGES: tuple[type[StatekeeperError], ...] = (CorruptFile, UnknownFormatVersion, VersionNotLoadable)
+"""What another try does not mend: it is in the files."""

@@ -32,7 +32,7 @@ from statestore.cli.common import (
     workers_option,
 )
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.errors import DAMAGES, RefusedAsUnsafe, StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.maintenance import records, runs
 from statestore.maintenance import snapshot as snapshots
@@ -202,7 +202,11 @@ def _print_taken(
     for action in findings[: tables.ROWS]:
         console.print(tables.plain(f"{action.store}: {action.explained}"), soft_wrap=True)
     console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} left alone")
-    if failed:
+    if plan.batch is None:
+        console.print("no batch is committed yet; where there were some, statekeeper audit says what is gone")
+    elif any(isinstance(error, DAMAGES) for _, error in failed):
+        console.print("statekeeper audit --deep says what is damaged and what to do; then run it again")
+    elif failed:
         console.print("run it again: what is done is not done twice")
     elif not taken:
         console.print("--dry-run says why; --all takes one of every store")

@@ -107,7 +107,9 @@ def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_
     body = json.loads(result.stdout)
     assert [one["store"] for one in body["taken"]] == ["state/0/0"]
     assert [(one["store"], one["code"]) for one in body["failed"]] == [("state/0/1", "version_not_loadable")]
-    assert run("snapshot", root, "--all").exit_code == 1, "nothing was done"
+    again = run("snapshot", root, "--all")
+    assert again.exit_code == 1, "nothing was done"
+    assert "audit --deep says what is damaged" in again.output
 
 
 def test_whatever_the_number_of_workers_all_stores_are_taken_and_told_worst_first(root: Path, tmp_path: Path) -> None:
@@ -178,6 +180,7 @@ def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Pa
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
     assert said("inspect", root) == nothing
     assert "no batch is committed yet" in run("inspect", root).output
+    assert "audit says what is gone" in run("snapshot", root, "--all").output
 
 
 def test_snapshots_are_made_without_pandas(root: Path, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from statestore import catalog, switch_journal
 from statestore.catalog import CommitLog, StoreFiles
 from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
-from statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
+from statestore.errors import DAMAGES, CorruptFile
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements, aside
@@ -27,9 +27,6 @@ from statestore.maintenance.retention.facts import (
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import RetentionPolicy
 from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once
-
-_DAMAGED = frozenset(error.code for error in (CorruptFile, UnknownFormatVersion, VersionNotLoadable))
-"""Of snapshots that were not made: not for want of a disk or a network."""
 
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
@@ -168,7 +165,8 @@ def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
         lines = newest_outcome_among(storage, "snapshot", logs.history)
     except CorruptFile:
         return {}  # a record is for people
-    return {str(line["store"]): str(line["error"]) for line in lines if line.get("code") in _DAMAGED}
+    damaged = {error.code for error in DAMAGES}
+    return {str(line["store"]): str(line["error"]) for line in lines if line.get("code") in damaged}
 
 
 def _doubted(chain: Chain, why: str) -> Chain:
