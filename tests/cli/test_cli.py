@@ -180,7 +180,7 @@ def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Pa
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
     assert said("inspect", root) == nothing
     assert "no batch is committed yet" in run("inspect", root).output
-    assert "audit says what is gone" in run("snapshot", root, "--all").output
+    assert "no batch is committed yet" in run("snapshot", root, "--all").output
 
 
 def test_snapshots_are_made_without_pandas(root: Path, checkpoint: Checkpoint) -> None:
