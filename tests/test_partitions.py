@@ -53,7 +53,7 @@ def test_what_takes_all_rows_together_has_one_partition(
     commit(storage, 0, ids)
     assert partitions(storage) == 1
     found = judge(gather(storage))
-    assert {finding.what for finding in found.findings} == {What.CHANGELOG_MISSING}
+    assert {finding.what for finding in found.findings} == {What.NO_BASE}
     assert [store.store for store in found.stores] == [StorePath(0, 0)]
 
 
