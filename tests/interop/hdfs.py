@@ -9,11 +9,12 @@ from pyspark.sql import SparkSession
 
 from statestore.clock import RandomIds
 from statestore.storage import open_storage
-from tests.interop.native import NativeQuery, Operator
+from tests.interop.elsewhere import ElsewhereQuery
+from tests.interop.native import Operator
 from tests.storage.hdfs import MiniHdfs
 
 
-class HdfsQuery(NativeQuery):
+class HdfsQuery(ElsewhereQuery):
     """A query whose checkpoint lies on HDFS, in a folder of its own; its input is on local disk, as ever."""
 
     def __init__(
@@ -33,8 +34,11 @@ class HdfsQuery(NativeQuery):
     def root(self) -> str:
         return self._root
 
+    @property
+    def urls(self) -> tuple[str]:
+        return (self._root,)
+
     def forget(self, *paths: str) -> None:
-        """Delete files of the checkpoint, behind everybody's back."""
         for path in paths:
             assert self._files.delete(self._path(f"{self.checkpoint}/{path}"), False), path
 

@@ -9,7 +9,8 @@ from typing import Any
 import boto3
 from pyspark.sql import SparkSession
 
-from tests.interop.native import NativeQuery, Operator
+from tests.interop.elsewhere import ElsewhereQuery
+from tests.interop.native import Operator
 from tests.s3_server import CREDENTIALS, S3Server
 
 
@@ -36,7 +37,7 @@ def environment(server: S3Server) -> dict[str, str]:
     }
 
 
-class BucketQuery(NativeQuery):
+class BucketQuery(ElsewhereQuery):
     """A query whose checkpoint lies in a bucket of its own; its input is on local disk, as ever."""
 
     def __init__(
@@ -60,8 +61,12 @@ class BucketQuery(NativeQuery):
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
+    @property
+    def urls(self) -> tuple[str, str]:
+        """As Spark writes it, and as everybody else does."""
+        return (self.root, self.root.replace("s3a://", "s3://"))
+
     def forget(self, *paths: str) -> None:
-        """Delete files of the checkpoint, behind everybody's back."""
         for path in paths:
             self._client.delete_object(Bucket=self.bucket, Key=f"jobs/query/checkpoint/{path}")
 

@@ -1,0 +1,140 @@
+"""What is asked of a query whose checkpoint does not lie on local disk: the same of a bucket and of an HDFS."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from statestore.cli import main
+from statestore.format.structure import Structure
+from statestore.storage import open_storage
+from tests.interop.native import NativeQuery, state
+from tests.interop.soak import Maintenance, expected
+from tests.interop.test_rescues import held
+from tests.interop.test_switchover_of_sparks import switched
+from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
+
+AT_HEAD = ("--at-head", "--i-stopped-it", "--mode", "snapshots")
+VERBS = [
+    ("inspect",),
+    ("audit", "--deep"),
+    ("dump", "--output", "jsonl"),
+    ("diff",),
+    ("snapshot", "--changelogs", "1", "--mode", "snapshots"),
+    ("gc", "--retain", "2", "--grace", "0s"),
+    ("repair",),
+    ("snapshot", *AT_HEAD),
+    ("gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
+    ("gc", "--orphans", "--i-stopped-it", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
+]
+"""What is said to the checkpoint, one after the other, with a batch of Spark's after each."""
+
+ONLY_LOOK = ("inspect", "audit", "dump", "diff", "repair")
+
+
+class ElsewhereQuery(NativeQuery, ABC):
+    """A query whose checkpoint Spark and Statekeeper reach each in its own way."""
+
+    @property
+    @abstractmethod
+    def urls(self) -> Sequence[str]:
+        """All that Statekeeper may be told, `root` first."""
+
+    @abstractmethod
+    def forget(self, *paths: str) -> None:
+        """Delete files of the checkpoint, behind everybody's back."""
+
+
+def clean(query: ElsewhereQuery) -> None:
+    found = json.loads(statekeeper("audit", query.root, "--deep", "--output", "json"))
+    assert (found["findings"], len(found["stores"]) > 0) == ([], True)
+
+
+def is_right_after(query: ElsewhereQuery, batches: int) -> None:
+    """What an aggregation has put out, and what it holds."""
+    outputs, end = expected(batches)
+    assert query.outputs == outputs
+    assert held(query) == end
+
+
+def goes_on_from_the_snapshots_alone(query: ElsewhereQuery, folder: Path) -> None:
+    """An aggregation in structure V2, after two batches."""
+    clean(query)
+    statekeeper("snapshot", query.urls[0], "--at-head", "--mode", "snapshots", "--scratch", str(folder))
+    statekeeper("gc", query.urls[-1], "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    assert len(changelogs(open_storage(query.root))) == 2, "nothing but the snapshots leads to the head"
+    query.run(1)
+    clean(query)
+    is_right_after(query, 3)
+
+
+def goes_on_after_each_verb_as_a_twin(query: ElsewhereQuery, folder: Path) -> None:
+    query.run(3)
+    query.saved("middle")
+    for _ in VERBS:
+        query.run(1)  # each start may run a batch without data, too
+    outputs, end = query.outputs, state(query)
+
+    query.restored("middle")
+    for number, (verb, *options) in enumerate(VERBS):
+        said = statekeeper(verb, query.urls[number % len(query.urls)], *options)
+        if verb in ONLY_LOOK:
+            assert {statekeeper(verb, url, *options) for url in query.urls} == {said}
+        query.run(1)
+        clean(query)
+    assert query.outputs == outputs
+    assert state(query) == end
+
+    # The same with a key less in each store: what is compared above can tell.
+    query.restored("middle")
+    middle = state(query)
+    take_wrong_snapshots(query, folder)
+    assert state(query) != middle
+
+
+def is_maintained_meanwhile(query: ElsewhereQuery, folder: Path) -> None:
+    with Maintenance(query.root, str(folder)) as maintenance:
+        query.run(15)
+        query.run(15)
+    assert maintenance.failures == []
+    assert sum(maintenance.is_ours.values()) >= 4
+    is_right_after(query, 30)
+
+
+def goes_on_after_a_repair_when_it_was_taken_back(query: ElsewhereQuery, folder: Path) -> None:
+    """In structure V1. By its URLs in turn."""
+    query.run(4)
+    statekeeper("snapshot", query.root, *AT_HEAD, "--scratch", str(folder))
+    query.forget(*(f"{log}/{batch}" for log in ("commits", "offsets", "sources/0") for batch in (2, 3)))
+    assert "was taken back" in CliRunner().invoke(main, ["audit", query.urls[-1]]).output
+    before = _of_versions(query)
+    repaired = statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    assert {"state/0/0/4.zip", "state/0/1/4.zip"} <= before - _of_versions(query), "Spark would load them later"
+    run = repaired.partition("--undo ")[2].split()[0]
+    statekeeper("repair", query.urls[-1], "--undo", run, "--i-stopped-it")
+    assert _of_versions(query) == before
+    statekeeper("repair", query.urls[-1], "--apply", "--i-stopped-it")
+    query.run(1)
+    is_right_after(query, 5)
+    clean(query)
+
+
+def is_moved_to_the_other_structure_and_back(query: ElsewhereQuery, folder: Path) -> None:
+    """From structure V1."""
+    query.run(2)
+    for structure in (Structure.V2, Structure.V1):
+        switched(query, structure, folder)
+        clean(query)
+        query.run(2)
+        clean(query)
+    is_right_after(query, 6)
+
+
+def _of_versions(query: ElsewhereQuery) -> set[str]:
+    """The files of its stores, but for tables."""
+    listed = open_storage(query.root).list("state")
+    return {entry.path for entry in listed if entry.path.endswith((".changelog", ".zip"))}
