@@ -430,7 +430,8 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             action = f"delete {zips}, then take a snapshot: statekeeper snapshot --all"
         if trapped:
             # A load opens it without complaint. A read fails then, or worse, and a new load starts from it again.
-            meaning = f"loads of {ranges(trapped)} start from it and do not notice; {meaning}"
+            without = "without it " if lost else ""
+            meaning = f"loads of {ranges(trapped)} start from it and do not notice; {without}{meaning}"
         yield Finding(
             Severity.ERROR if lost or trapped else Severity.WARNING,
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
