@@ -160,9 +160,10 @@ def _parsed(body: Any) -> ByStore:
 
 def is_plain_commit(data: bytes, path: str) -> bool:
     """Whether `parse_commit` sees all that is in `commits/N`, so that it can be written anew. Raises as that does."""
-    parse_commit(data, path)
+    log = parse_commit(data, path)
     body = json_object(data.partition(b"\n")[2], path)
-    return body.keys() <= {"nextBatchWatermarkMs", _IDS, _DIGESTS, _SINKS}
+    seen = {"nextBatchWatermarkMs", _IDS, _DIGESTS} | ({_SINKS} if log.sinks is not None else set())
+    return body.keys() <= seen
 
 
 def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:

@@ -220,6 +220,14 @@ def test_a_store_of_which_no_snapshot_could_be_made_holds_the_floor_at_the_one_t
     assert planned(storage).floor == 11
 
 
+def test_a_run_of_snapshots_that_failed_as_a_whole_says_nothing_of_a_store(maintained: Checkpoint) -> None:
+    storage = maintained.storage
+    before = planned(storage)
+    with pytest.raises(CorruptFile), runs.recorded(storage, "snapshot", RandomIds().fresh(), [], SystemClock()):
+        raise CorruptFile("a commit cannot be read", path=names.commits(19))
+    assert planned(storage).floor == before.floor
+
+
 def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_the_same(
     maintained: Checkpoint, tmp_path: Path
 ) -> None:

@@ -202,12 +202,14 @@ def _changelogs(storage: Storage, checkpoint: Checkpoint, number: int) -> list[V
     return [v for v in catalog.files(storage)[checkpoint.stores[1]].changelogs if v.version == number]
 
 
+@pytest.mark.parametrize("field", ["ofALaterSpark", "sinkMetadataMap"])
 def test_a_commit_that_holds_something_unknown_is_not_written_anew(
-    switchable: Checkpoint, source: Structure, tmp_path: Path
+    switchable: Checkpoint, source: Structure, tmp_path: Path, field: str
 ) -> None:
+    """Sinks are known in commits of version 3 alone."""
     path = names.commits(5)
     head, _, body = switchable.storage.read(path).partition(b"\n")
-    later = {**json.loads(body), "ofALaterSpark": {}}
+    later = {**json.loads(body), field: {}}
     switchable.storage.replace(path, head + b"\n" + json.dumps(later).encode())
     [refusal] = planned(switchable.storage, source.other, tmp_path).refusals
     assert "would lose" in refusal

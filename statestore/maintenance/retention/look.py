@@ -166,7 +166,8 @@ def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
     except CorruptFile:
         return {}  # a record is for people
     damaged = {error.code for error in DAMAGES}
-    return {str(line["store"]): str(line["error"]) for line in lines if line.get("code") in damaged}
+    # A run that failed as a whole has a line, too, which names no store.
+    return {str(line["store"]): str(line["error"]) for line in lines if "store" in line and line.get("code") in damaged}
 
 
 def _doubted(chain: Chain, why: str) -> Chain:
