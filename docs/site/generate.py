@@ -242,6 +242,7 @@ _GENERATORS: dict[str, Callable[[Path], Iterator[str] | Sequence[str]]] = {
     "decisions": _list_of_decisions,
     "errors": _errors,
     "exit codes": _exit_codes,
+    "repartitions": _matrix("repartition", lambda result: _minor(result["to"])),
     "repairs": _matrix("repair", lambda result: _minor(result["to"])),
     "restarts": _matrix("restart", lambda result: _minor(result["to"])),
     "sparks": _sparks,

@@ -261,6 +261,12 @@ class NativeQuery:
         """The checkpoint's URL, as Statekeeper is told it."""
         return str(self.checkpoint)
 
+    def repartition(self, partitions: int) -> None:
+        """Have Spark write the state anew, by its own offline tool (4.2)."""
+        with configured(self.spark, self.confs):
+            manager = self.spark._jsparkSession.streamingCheckpointManager()
+            manager.repartition(str(self.checkpoint), partitions, True)
+
     def run(self, batches: int) -> None:
         """So many more batches, from the checkpoint on, with fresh input each; the query starts, and ends."""
         for batch in range(self.batches, self.batches + batches):

@@ -16,19 +16,12 @@ from statestore.format.names import StorePath
 from statestore.maintenance import audit
 from statestore.storage import open_storage
 from tests.interop.dumped import dumped, expected, shown
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, configured, state, views_as_json
+from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state, views_as_json
 from tests.interop.twins import clean, statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SHUFFLED = 2
-
-
-def repartition(query: NativeQuery, partitions: int) -> None:
-    """Have Spark write the state anew, by its own offline tool."""
-    with configured(query.spark, query.confs):
-        manager = query.spark._jsparkSession.streamingCheckpointManager()
-        manager.repartition(str(query.checkpoint), partitions, True)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def test_a_checkpoint_that_spark_has_repartitioned_is_maintained_right_afterward
     query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], {FORMAT: structure})
     query.run(3)
     before = state(query)
-    repartition(query, partitions)
+    query.repartition(partitions)
     query.saved("repartitioned")
     query.run(2)
     outputs, end = query.outputs, state(query)
@@ -89,7 +82,7 @@ def test_a_partition_that_came_later_is_not_missed_in_the_batches_before(spark: 
     """Of the floor as of the audit: a version before a store's first one needs nothing of it."""
     query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     query.run(3)
-    repartition(query, 3)
+    query.repartition(3)
     query.run(1)
     storage = open_storage(str(query.checkpoint))
     log = catalog.commit_log(storage)

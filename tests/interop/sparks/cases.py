@@ -32,6 +32,9 @@ READER = "4.2"
 _NO_READER = (("3.5", "1"), ("4.0", "2"))
 """3.5 has no reader of its state, and that of 4.0 knows nothing of structure V2."""
 
+_REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
+_PARTITIONS = 3
+
 _PREFIX_COLUMNS = {"sessions": 1}
 _TOLD_OF_4_0 = frozenset({What.SNAPSHOT_OF_SPARK_4_0})
 
@@ -43,6 +46,7 @@ class Kind(Enum):
     UPGRADE = "a later one goes on from our snapshots"
     SWITCH = "goes on in the other structure"
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
+    REPARTITION = "goes on from our snapshots with other partitions"
 
 
 @dataclass(frozen=True, order=True)
@@ -82,6 +86,8 @@ def all_cases() -> Iterator[Case]:
                     continue
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
+                if operator in _REPARTITIONED and minor >= "4.2":
+                    yield Case(group, Kind.REPARTITION, minor)
                 if described.runs_on(minor, "2"):
                     yield Case(group, Kind.SWITCH, minor)
                 later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to, structure)]
@@ -114,6 +120,7 @@ class Origin:
             Kind.UPGRADE: self._upgrade,
             Kind.SWITCH: self._switch,
             Kind.REPAIR: self._repair,
+            Kind.REPARTITION: self._repartition,
         }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
@@ -150,6 +157,26 @@ class Origin:
         root = str(self.query.checkpoint)
         twins.statekeeper("repair", root, "--for-spark", to, "--apply", "--i-stopped-it")
         self._goes_on(to)
+
+    def _repartition(self, to: str) -> None:
+        """By Spark's own tool; the twin was repartitioned, too. Its first batch afterwards writes changelogs again."""
+        oracle = self._oracle(to)
+        self.query.repartition(_PARTITIONS)
+        self.query.run(1)
+        self.query.saved("repartitioned")
+        middle = oracle.state()
+        self.query.run(2)
+        twin = twins.Twin(dict(self.query.outputs), middle, oracle.state())
+        self.query.restored("repartitioned")
+        self._is_clean()
+        twins.dump_is_what_spark_shows(self.query, oracle)
+        twins.take_snapshots(self.query, self.folder)
+        self._is_clean()
+        assert oracle.state() == middle
+        twins.goes_on(self.query, oracle, twin)
+        self.query.restored("repartitioned")
+        twins.take_wrong_snapshots(self.query, self.folder)
+        assert oracle.state() != middle
 
     def _goes_on(self, to: str) -> None:
         """To the end, as the twin did."""

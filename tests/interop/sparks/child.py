@@ -2,6 +2,7 @@
 
     {"do": "run", "done": 3, "batches": 2, ...}  ->  {"outputs": {batch: {row: times}}}
     {"do": "state", ...}                         ->  {"state": {view: {row: times}}}
+    {"do": "repartition", "partitions": 3, ...}  ->  {}
     {"do": "views", "batch": 2, ...}             ->  {"views": {view: [row, ...]}}
 
 and in each request {"operator": ..., "folder": ..., "confs": {...}}, of which query it is. What
@@ -65,6 +66,9 @@ def _answer(spark: SparkSession, asked: Mapping[str, Any]) -> dict[str, Any]:
         query.batches = asked["done"]
         query.run(asked["batches"])
         return {"outputs": query.outputs}
+    if asked["do"] == "repartition":
+        query.repartition(asked["partitions"])
+        return {}
     if asked["do"] == "state":
         return {"state": native.state(query)}
     return {"views": native.views_as_json(query, batch=asked["batch"])}

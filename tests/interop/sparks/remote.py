@@ -119,6 +119,9 @@ class RemoteQuery(NativeQuery):
         """Which query a request is of."""
         return {**self._asked, "confs": self.confs}
 
+    def repartition(self, partitions: int) -> None:
+        self.spark.ask("repartition", partitions=partitions, **self.asked)
+
     def run(self, batches: int) -> None:
         done, self.batches = self.batches, self.batches + batches
         answer = self.spark.ask("run", done=done, batches=batches, **self.asked)
