@@ -2,11 +2,15 @@
 
     StatekeeperError                    exit  code
     ├── CorruptFile                        1  corrupt_file            restore the file, or load an older version
+    │   └── RecordTooLarge                 1  record_too_large        give it more memory, or restore the file
     ├── UnknownFormatVersion              12  unknown_format_version  use a Statekeeper that knows it
     ├── NotACheckpoint                    10  not_a_checkpoint        name another path
     ├── StorageError                       1  storage                 look at the store, try again
     │   ├── ObjectMissing                  1  object_missing
     │   ├── AlreadyExists                  1  already_exists          somebody else was first
+    │   ├── NoExclusiveCreate              1  no_exclusive_create     use a store that honours If-None-Match
+    │   ├── NotAFile                       1  not_a_file              replace the link or device by the file itself
+    │   ├── UnsafePath                     1  unsafe_path             correct the path, or restore the file that names it
     │   ├── BucketMissing                  1  bucket_missing
     │   └── AccessDenied                   1  access_denied           give or correct credentials
     ├── LocalStateError                    1  local_state             the host's scratch copy; storage is not affected
@@ -18,13 +22,16 @@
     ├── RootHeld                          11  root_held               another maintainer is at it: wait, or break its lease
     ├── LeaseLost                         11  lease_lost              another maintainer took over: run it again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       do what it says first
+    │   └── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
     ├── HalfSwitched                      13  half_switched           finish the switchover, or take it back
     ├── RefusedBatch                      13  refused_batch           state and query do not belong together
     │   ├── ForeignRoot                   13  foreign_root
     │   ├── RootLost                      13  root_lost
     │   ├── BatchConflict                 13  batch_conflict          another driver is at the same root
     │   ├── OtherStructure                13  other_structure         switch the root, or start the job as it is
-    │   └── SinkConflict                  13  sink_conflict
+    │   ├── SinkConflict                  13  sink_conflict
+    │   ├── SinkChanged                   13  sink_changed            restore the sink, or accept it as it is
+    │   └── UnsafeSink                    13  unsafe_sink             change the sink's configuration
     ├── FailedBatch                        1  failed_batch            Spark tries it again
     │   ├── BaseIdMismatch                 1  base_id_mismatch
     │   ├── PartitionMissing               1  partition_missing
@@ -34,6 +41,7 @@
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
+    ├── UnusableFunction                   2  unusable_function       correct the update function
     ├── SparkDied                          1  spark_died              start the job again
     ├── PortInUse                          2  port_in_use             stop what listens there, or choose another port
     └── UnsupportedEnvironment             2  unsupported_environment use classic Spark, Java 17 or 21
@@ -46,6 +54,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from statestore.redaction import redacted
+
 
 class StatekeeperError(Exception):
     """The root of the tree. `path` is the file concerned, when there is one; `hint` says what to do next."""
@@ -54,10 +64,11 @@ class StatekeeperError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, path: str | None = None, hint: str | None = None) -> None:
-        self.what = what
-        self.path = path
-        self.hint = hint
-        super().__init__(what, path, hint)
+        # Errors reach logs, the record of a run and webhooks, and quote URLs and the words of other libraries.
+        self.what = redacted(what)
+        self.path = path and redacted(path)
+        self.hint = hint and redacted(hint)
+        super().__init__(self.what, self.path, self.hint)
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""
@@ -77,6 +88,12 @@ class CorruptFile(StatekeeperError):
     """Bytes are not what the format says: truncated, flipped, empty, or of another kind."""
 
     code = "corrupt_file"
+
+
+class RecordTooLarge(CorruptFile):
+    """A record in a changelog claims more bytes than may be held in memory. The file may be whole."""
+
+    code = "record_too_large"
 
 
 class UnknownFormatVersion(StatekeeperError):
@@ -109,6 +126,24 @@ class AlreadyExists(StorageError):
     """Create-if-absent found another object of that name with other bytes."""
 
     code = "already_exists"
+
+
+class NoExclusiveCreate(StorageError):
+    """The store overwrites an object that a create must leave alone. No root is created there."""
+
+    code = "no_exclusive_create"
+
+
+class NotAFile(StorageError):
+    """The name belongs to a symbolic link, FIFO, socket or device, which is never opened."""
+
+    code = "not_a_file"
+
+
+class UnsafePath(StorageError, ValueError):
+    """The path leads out of the root, or nowhere. Where a file of the checkpoint names it, that file is wrong."""
+
+    code = "unsafe_path"
 
 
 class BucketMissing(StorageError):
@@ -182,6 +217,13 @@ class RefusedAsUnsafe(StatekeeperError):
     exit_code = 13
 
 
+class ForeignOwner(RefusedAsUnsafe):
+    """The files of the checkpoint belong to a user or group that this process cannot give to the files that it adds.
+    Nothing was written."""
+
+    code = "foreign_owner"
+
+
 class HalfSwitched(StatekeeperError):
     """A switchover between the structures V1 and V2 was interrupted. Nothing else may be done before it has ended."""
 
@@ -224,6 +266,18 @@ class SinkConflict(RefusedBatch):
     """The sink holds this batch from an attempt that this root does not know."""
 
     code = "sink_conflict"
+
+
+class SinkChanged(RefusedBatch):
+    """The sink was deleted, replaced or rolled back since the previous batch wrote to it."""
+
+    code = "sink_changed"
+
+
+class UnsafeSink(RefusedBatch):
+    """The sink is configured so that a crash could write a batch twice."""
+
+    code = "unsafe_sink"
 
 
 class FailedBatch(StatekeeperError):
@@ -282,6 +336,13 @@ class WrongResult(StatekeeperError):
     """The update function returned something else than its declaration says."""
 
     code = "wrong_result"
+
+
+class UnusableFunction(StatekeeperError):
+    """The update function cannot be sent to Spark's workers, or does not take the rows and the state."""
+
+    code = "unusable_function"
+    exit_code = 2
 
 
 class SparkDied(StatekeeperError):

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from statestore.cli import main
 from statestore.format.compression import blocks
 from statestore.format.compression.lz4_java import BlockWriter
+from tests.fixtures.unpacked import unpacked as settled
 
 CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints"
 AGGREGATION, ZIPS, FAMILIES = "v2-aggregation", "v2-a-zip-for-each-version", "v2-transformWithState"
@@ -94,8 +95,8 @@ HEADS = "state/0/*/3_*.changelog"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ALL = ("snapshot", "gc", "audit", "dump")
 CASES = {
-    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata b'v3'", ALL),
-    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata b'v3'", ALL),
+    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata 'v3'", ALL),
+    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata 'v3'", ALL),
     "commits": (AGGREGATION, "commits/*", under("v4"), "log version v4", ALL),
     "offsets": (AGGREGATION, "offsets/*", under("v3"), "log version v3", ("snapshot", "gc", "dump")),
     "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", HDFS), "HDFSBackedStateStore", ALL),
@@ -134,9 +135,7 @@ VERBS = {
 )
 def test_what_is_not_known_is_refused_by_name_and_nothing_is_written(tmp_path: Path, what: str, verb: str) -> None:
     fixture, pattern, change, told, _ = CASES[what]
-    with zipfile.ZipFile(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip") as archive:
-        archive.extractall(tmp_path)
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint = settled(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip", tmp_path)
     changed = [path for path in checkpoint.glob(pattern) if not path.name.startswith(".")]
     assert changed
     for path in changed:

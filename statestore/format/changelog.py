@@ -26,11 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import CorruptFile, LineageCeiling, UnknownFormatVersion
+from statestore.errors import CorruptFile, LineageCeiling, RecordTooLarge, UnknownFormatVersion
 from statestore.format import compression
 from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
 from statestore.format.names import VersionId
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, version_number
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
 
 
 class Kind(enum.IntEnum):
@@ -54,6 +54,9 @@ Readable = bytes | mmap.mmap
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """How many plain bytes of records are held at a time."""
+
+MOST_RECORD_BYTES = 64 * 1024 * 1024
+"""The largest record that is read without more memory. Reading one takes some four times as much."""
 
 _PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
@@ -216,15 +219,18 @@ def read_header(data: Readable, path: str) -> Header:
     return _parse_header(Reader(head, path))
 
 
-def read_changelog(data: Readable, path: str) -> tuple[Header, Iterator[Changes]]:
+def read_changelog(
+    data: Readable, path: str, *, most_record_bytes: int = MOST_RECORD_BYTES
+) -> tuple[Header, Iterator[Changes]]:
     """A compressed changelog: its header, and its records in pieces of some `WINDOW_BYTES`: memory stays bounded.
 
-    The pieces raise `CorruptFile` as late as the damage comes: use none of them before the last has been read. Every
-    length is checked against the bytes there are. Raises otherwise as `read_header`; `UnknownFormatVersion` for a kind of
-    record that only later Sparks write.
+    The pieces raise `RecordTooLarge` for a record of more than `most_record_bytes`, before its bytes are unpacked. They
+    raise `CorruptFile` as late as the damage comes: use none of them before the last has been read. Every length is
+    checked against the bytes there are. Raises otherwise as `read_header`; `UnknownFormatVersion` for a kind of record
+    that only later Sparks write.
     """
     header = read_header(data, path)
-    return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN)
+    return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ _PLAIN = _Layout(0, _END)
 _TYPED = _Layout(1, b"\0")
 
 
-def _windows(data: Readable, path: str, layout: _Layout) -> Iterator[Changes]:
+def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int) -> Iterator[Changes]:
     pending = bytearray()
     wanted_bytes = WINDOW_BYTES
     header_is_ahead = True
@@ -258,10 +264,33 @@ def _windows(data: Readable, path: str, layout: _Layout) -> Iterator[Changes]:
             header_is_ahead = False
         changes, position = _parse_records(reader, layout, whole=ended)
         del pending[:position]
-        # One record may be larger than a window. Twice as much each time: it is not copied again for every block.
-        wanted_bytes = max(WINDOW_BYTES, 2 * len(pending))
+        if not ended:
+            # One record may be larger than a window.
+            needed_bytes = _next_record_bytes(reader, position, layout)
+            if needed_bytes > most_record_bytes:
+                raise RecordTooLarge(
+                    f"a record of {needed_bytes:,} bytes; records of up to {most_record_bytes:,} are read",
+                    path=path,
+                    hint="give it more memory (--memory), or restore the file from a backup",
+                )
+            wanted_bytes = max(WINDOW_BYTES, needed_bytes, len(pending) + 1)
         if len(changes) or ended:
             yield changes
+
+
+def _next_record_bytes(reader: Reader, position: int, layout: _Layout) -> int:
+    """How long the record at `position` claims to be, as far as its lengths are there. Raises `CorruptFile` when more
+    follows the end of records than may."""
+    plain = reader.data
+    if plain.startswith(layout.end, position) and len(plain) > position + len(layout.end):
+        raise CorruptFile(f"no end of records at byte {position:,}, but more bytes", path=reader.path, hint=_HINT)
+    at = position + layout.ahead
+    if at + 4 > len(plain):
+        return 0
+    key_bytes = max(0, int(_INT.unpack_from(plain, at)[0]))
+    value_at = at + 4 + key_bytes
+    value_bytes = 0 if value_at + 4 > len(plain) else max(0, int(_INT.unpack_from(plain, value_at)[0]))
+    return layout.ahead + 8 + key_bytes + value_bytes
 
 
 def _parse_header(reader: Reader) -> Header:
@@ -277,7 +306,7 @@ def _parse_header(reader: Reader) -> Header:
         return Header(lineage=None, is_typed=True)
     text = reader.utf("the lineage")
     try:
-        items = json.loads(text)
+        items = parsed_json(text)
         if not isinstance(items, list):
             raise ValueError("no array")
         lineage = tuple(

@@ -13,7 +13,6 @@ and the number of prefix columns in the operator's metadata.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,9 +21,9 @@ import pyarrow as pa
 
 from statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
 from statestore.format.java_io import Reader
-from statestore.format.operators import chunked_text, require_end
+from statestore.format.operators import chunked_text, not_known, require_end
 from statestore.format.types import arrow_schema, machine_type
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, parsed_json
 
 _HINT = "a newer Statekeeper may know it; nothing was written"
 _LEAST_FAMILY_BYTES = 22
@@ -57,7 +56,7 @@ def undescribed_prefix(key_json: str, value_json: str) -> int:
     """The number of prefix columns of an operator that Spark 3.5 left without metadata, by the JSON of its schemas: only
     session windows have any, all but the time at which the session began, the last one."""
     try:
-        names = [field["name"] for field in json.loads(key_json)["fields"]]
+        names = [field["name"] for field in parsed_json(key_json)["fields"]]
     except BAD_VALUES:
         return 0
     is_of_sessions = names[-1:] == [_SESSION_START] and _SESSION_WINDOW in value_json
@@ -80,7 +79,7 @@ def parse_families(data: bytes, path: str) -> dict[str, Family]:
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v3":
-        raise UnknownFormatVersion(f"state schema {version[:20]!r}: known is v3", path=path, hint=_HINT)
+        raise not_known("state schema", version[:20], "v3", path)
     count = reader.int32("the number of column families")
     if not 0 <= count <= len(data) // _LEAST_FAMILY_BYTES:
         raise CorruptFile(f"{count:,} column families", path=path)
@@ -109,7 +108,7 @@ def _schema(text: str, path: str) -> pa.Schema:
 
 def _family(key: pa.Schema, value: pa.Schema, encoder_json: str, path: str) -> Family:
     try:
-        spec = json.loads(encoder_json)
+        spec = parsed_json(encoder_json)
         name = spec["keyStateEncoderType"]
         if not isinstance(name, str):
             raise TypeError(f"{name!r} is no name")
@@ -126,7 +125,8 @@ def _family(key: pa.Schema, value: pa.Schema, encoder_json: str, path: str) -> F
 def _front(encoder: KeyEncoder | None, spec: dict[str, Any], columns: int) -> tuple[int, ...]:
     match encoder:
         case KeyEncoder.PREFIX:
-            front = tuple(range(int(spec["numColsPrefixKey"])))
+            # Not more than one too many: a damaged number is not to become a tuple of billions.
+            front = tuple(range(min(int(spec["numColsPrefixKey"]), columns + 1)))
         case KeyEncoder.RANGE:
             front = tuple(int(place) for place in spec["orderingOrdinals"])
         case KeyEncoder.TIME_FIRST | KeyEncoder.TIME_LAST:

@@ -203,7 +203,12 @@ def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema) -> pa.T
     """Rows behind their version."""
     _require((sizes >= _VERSION_BYTES).all(), "a row without a version")
     _require((data[starts] == 0).all(), "a row of an unknown version, or not where one is expected")
-    return decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=_VERSION_BYTES)
+    found = decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=_VERSION_BYTES)
+    if all(machine_type(field.type) is not None for field in schema):
+        # Without columns of varying size all rows are equally long: a longer one is of another schema.
+        words = (len(schema) + 63) // 64 + len(schema)
+        _require((sizes == _VERSION_BYTES + 8 * words).all(), "a row that is longer than its columns")
+    return found
 
 
 def _packed(strings: Sequence[bytes]) -> Ragged:

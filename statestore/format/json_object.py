@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from statestore.errors import CorruptFile
+from statestore.format.untrusted import parsed_json
 
 _RESTORE = "restore the file from a backup"
 
@@ -13,7 +13,7 @@ _RESTORE = "restore the file from a backup"
 def json_object(data: bytes, path: str) -> dict[str, Any]:
     """The object. Raises `CorruptFile` when the bytes are anything else."""
     try:
-        value = json.loads(data)
+        value = parsed_json(data)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"not JSON: {error}", path=path, hint=_RESTORE) from error
     if not isinstance(value, dict):

@@ -1,7 +1,8 @@
 """The query's logs: `metadata`, `offsets/N` and `commits/N`.
 
 metadata      {"id": "<uuid>"}
-offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources
+offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources; with continuous
+              processing an empty line stands for the braces
 commits/N     v1, then {nextBatchWatermarkMs}; in roots of our own with statekeeperDigests, in the form of the ids of v2
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
               v3, of Spark 4.2 with sinks that have names: either of them with sinkMetadataMap
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.json_object import json_object
 from statestore.format.names import VersionId
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -48,19 +50,23 @@ STATE_CONF = {
 
 @dataclass(frozen=True)
 class OffsetLog:
-    """One `offsets/N`: where the batch ends in each source, one JSON text a source, and the confs of the state."""
+    """One `offsets/N`: where the batch ends in each source, one JSON text a source, and the confs of the state.
+
+    `is_continuous`: of an epoch of continuous processing, which writes neither confs nor times.
+    """
 
     watermark_ms: int
     timestamp_ms: int
     conf: dict[str, str]
     sources: tuple[str, ...]
+    is_continuous: bool = False
 
 
 ByStore = dict[int, tuple[tuple[str, ...], ...]]
 """Operator -> partition -> a text for each of its stores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CommitLog:
     """One `commits/N`. `ids` is None in v1. `digests`: in v1, what the committed versions are, as `statestore.digests` has
     it; None where Spark wrote the commit, and in v2. `sinks`: in v3, what Spark says of them, as it is."""
@@ -75,9 +81,25 @@ class CommitLog:
         """What tells the committed versions from others of their numbers: the ids, or the digests."""
         return self.digests if self.ids is None else self.ids
 
+    @property
+    def shape(self) -> CommitLog:
+        """The same with empty marks: how many stores it names. It takes little memory, as logs of one shape share it."""
+        ids, digests = (None if by_store is None else _shape(by_store) for by_store in (self.ids, self.digests))
+        return CommitLog(self.next_watermark_ms, ids, digests)
+
     def version(self, number: int, mark: str) -> VersionId:
         """The version of that number which the commit marks so."""
         return VersionId(number, digest=mark) if self.ids is None else VersionId(number, mark)
+
+
+def _shape(by_store: ByStore) -> ByStore:
+    widths = tuple((operator, tuple(map(len, partitions))) for operator, partitions in by_store.items())
+    return _shared_shape(widths)
+
+
+@lru_cache(maxsize=64)
+def _shared_shape(widths: tuple[tuple[int, tuple[int, ...]], ...]) -> ByStore:
+    return {operator: tuple(("",) * stores for stores in partitions) for operator, partitions in widths}
 
 
 def encode_metadata(query_id: str) -> bytes:
@@ -104,6 +126,8 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
         raise CorruptFile("truncated: no metadata line", path=path, hint=_RESTORE)
+    if not lines[1] and len(lines) > 2:
+        return OffsetLog(0, 0, {}, tuple(lines[2:]), is_continuous=True)
     head = json_object(lines[1].encode(), path)
     try:
         return OffsetLog(
@@ -153,7 +177,7 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
 
 def _parsed(body: Any) -> ByStore:
     return {
-        int(op): tuple(tuple(checkpoint_id(text) for text in stores) for stores in partitions)
+        plain_number(op): tuple(tuple(checkpoint_id(text) for text in stores) for stores in partitions)
         for op, partitions in body.items()
     }
 

@@ -21,6 +21,7 @@
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
         retained.json           what the last retention pass found
+        verified.json           the files of snapshots that retention has read in full
         aside/<run>/<path>      what a repair or a switchover has taken away or changed, as it was
         aside/<run>.json        where the query stood then
         switchover/<number>/begun.json, ended.json, made-<operator>-<partition>-<store>.json
@@ -46,6 +47,7 @@ LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
 RETAINED = f"{CONTROL}/retained.json"
+VERIFIED = f"{CONTROL}/verified.json"
 ASIDE = f"{CONTROL}/aside"
 SWITCHOVERS = f"{CONTROL}/switchover"
 DEFAULT_STORE = "default"
@@ -62,7 +64,15 @@ _PARSED = (_ZIP, ".changelog")
 _STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
 _LARGEST_VERSION = 2**63 - 1
 """Spark, which keeps versions in a long, fails over a name with more."""
-_OPERATOR_METADATA = re.compile(rf"{STATE}/(?P<operator>[0-9]+)/_metadata/(?:metadata|v2/(?P<batch>[0-9]+))")
+LARGEST_NUMBER = 2**31 - 1
+"""Spark keeps the numbers of operators and partitions in an int."""
+MOST_PARTITIONS = 100_000
+"""More of one operator there are not: a damaged number is not to become a loop of billions."""
+_OPERATOR_METADATA = re.compile(
+    rf"{STATE}/(?P<operator>0|[1-9][0-9]{{0,9}})/_metadata/(?:metadata|v2/(?P<batch>0|[1-9][0-9]{{0,18}}))"
+)
+_TABLE_NAME = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.sst")
+_STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
@@ -72,7 +82,7 @@ _SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class VersionId:
     """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id.
 
@@ -204,7 +214,7 @@ def stops_cleanup(name: str) -> bool:
     return len(words) > 1 or not (number.isascii() and number.isdecimal() and int(number) <= _LARGEST_VERSION)
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class StorePath:
     """Where a store lives: the unit that has versions. `store` is a folder of its own unless it is `default`."""
 
@@ -239,7 +249,7 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
     Only for a path that the store itself would write: `state/00/0/…` and `state/0/0/default/…` are nobody's.
     """
     match path.split("/"):
-        case [folder, operator, partition, *inside] if folder == STATE and _are_numbers(operator, partition):
+        case [folder, operator, partition, *inside] if folder == STATE and _are_store(operator, partition):
             pass
         case _:
             return None
@@ -252,8 +262,19 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
     return (place, name) if f"{place.folder}/{name}" == path else None
 
 
-def _are_numbers(*texts: str) -> bool:
-    return all(text.isascii() and text.isdecimal() for text in texts)
+def _are_store(operator: str, partition: str) -> bool:
+    is_number = all(text.isascii() and text.isdecimal() and len(text) <= 10 for text in (operator, partition))
+    return is_number and int(operator) <= LARGEST_NUMBER and int(partition) < MOST_PARTITIONS
+
+
+def is_table_name(name: str) -> bool:
+    """Whether a table can have that name below `SSTs/`."""
+    return _TABLE_NAME.fullmatch(name) is not None
+
+
+def is_store_name(name: str) -> bool:
+    """Whether an operator can have a store of that name: it becomes a folder."""
+    return _STORE_NAME.fullmatch(name) is not None
 
 
 def parse_shared_file(name: str) -> str | None:
@@ -282,7 +303,8 @@ def commits(batch: int) -> str:
 
 def parse_batch(name: str) -> int | None:
     """The batch that a file of `offsets/` or `commits/` belongs to; None for another name."""
-    return int(name) if _BATCH.fullmatch(name) else None
+    # Spark keeps batches in a long, and the version after a batch, too.
+    return int(name) if _BATCH.fullmatch(name) and int(name) < _LARGEST_VERSION else None
 
 
 def operator_metadata(operator: int) -> str:

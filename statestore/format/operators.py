@@ -2,7 +2,7 @@
 
 state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, ...}]}
 state/<op>/_metadata/v2/<batch>   v2, the same with operatorPropertiesJson, and stateSchemaFilePaths for each store
-                                  (absolute, so of no use but for their names: `families` reads the files)
+                                  (absolute: wrong after a move; `families` reads the files)
 state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
 """
 
@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.java_io import Reader, utf
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.names import MOST_PARTITIONS, is_store_name
+from statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number
 
-_STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
 AGGREGATION = "stateStoreSave"
 _LIMIT = "globalLimit"
+_VERSION = re.compile(r"v[0-9]+")
+_KNOW_IT = "a newer Statekeeper may know it; nothing was written"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
@@ -29,12 +32,14 @@ halves, cuts at twice as many; its reader joins pieces of any length."""
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """One store of an operator. `schema_files`: the names of the files that describe its column families, oldest first."""
+    """One store of an operator. `schema_files`: the names of the files that describe its column families, oldest first;
+    `schema_uris`: where Spark looks for them."""
 
     name: str
     prefix_columns: int
     partitions: int
     schema_files: tuple[str, ...] = ()
+    schema_uris: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,23 +67,43 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
     """The content of the metadata file. Raises `UnknownFormatVersion` for another version than 1 and 2, `CorruptFile`."""
     header, _, rest = data.partition(b"\n")
     if header not in (b"v1", b"v2"):
-        raise UnknownFormatVersion(f"operator metadata {header[:20]!r}: known are v1 and v2", path=path)
+        raise not_known("operator metadata", header[:20].decode("utf-8", "replace"), "v1 and v2", path)
     try:
-        body = json.loads(rest)
+        body = parsed_json(rest)
         info = body["operatorInfo"]
         stores = tuple(
-            StoreInfo(str(s["storeName"]), int(s["numColsPrefixKey"]), int(s["numPartitions"]), _schema_files(s))
+            StoreInfo(
+                str(s["storeName"]),
+                int(s["numColsPrefixKey"]),
+                int(s["numPartitions"]),
+                _schema_files(s),
+                _schema_uris(s),
+            )
             for s in body["stateStoreInfo"]
         )
-        metadata = OperatorMetadata(int(info["operatorId"]), str(info["operatorName"]), stores)
+        metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
-        raise CorruptFile("operator metadata is not the JSON that it should be", path=path) from error
+        raise CorruptFile(f"operator metadata is not the JSON that it should be: {error}", path=path) from error
+    if not metadata.stores or len({store.name for store in metadata.stores}) < len(metadata.stores):
+        raise CorruptFile("describes no store, or one twice", path=path)
     for store in metadata.stores:
-        if not _STORE_NAME.fullmatch(store.name) or store.partitions < 1 or metadata.operator < 0:
-            raise CorruptFile(f"impossible store {store.name!r} with {store.partitions} partitions", path=path)
+        if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
+            raise CorruptFile(f"impossible store {store.name[:80]!r} with {store.partitions:,} partitions", path=path)
         if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
             raise CorruptFile(f"impossible schema files {store.schema_files} of store {store.name!r}", path=path)
     return metadata
+
+
+def with_schema_uris(data: bytes, path: str, uri_of: Callable[[str, str], str]) -> bytes:
+    """Metadata of version 2 with other places for its schemas, by store and file name; all else stays. Raises as
+    `parse_operator`."""
+    parse_operator(data, path)
+    header, _, rest = data.partition(b"\n")
+    body = json.loads(rest)
+    for store in body["stateStoreInfo"]:
+        if store.get("stateSchemaFilePaths"):
+            store["stateSchemaFilePaths"] = [uri_of(str(store["storeName"]), file) for file in _schema_files(store)]
+    return header + b"\n" + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def has_one_partition(name: str, key_json: str | None) -> bool:
@@ -89,7 +114,7 @@ def has_one_partition(name: str, key_json: str | None) -> bool:
 
 def _has_no_columns(schema_json: str) -> bool:
     try:
-        return bool(json.loads(schema_json)["fields"] == [])
+        return bool(parsed_json(schema_json)["fields"] == [])
     except BAD_VALUES:
         return False
 
@@ -116,10 +141,17 @@ def parse_schema(data: bytes, path: str) -> tuple[str, str]:
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v2":
-        raise UnknownFormatVersion(f"state schema {version[:20]!r}: known is v2", path=path)
+        raise not_known("state schema", version[:20], "v2", path)
     key_json, value_json = chunked_text(reader), chunked_text(reader)
     require_end(reader)
     return key_json, value_json
+
+
+def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVersion | CorruptFile:
+    """The error for a file that begins with another version: of a later Spark, or with what is no version, damaged."""
+    if _VERSION.fullmatch(version):
+        return UnknownFormatVersion(f"{what} {version!r}: known is {known}", path=path, hint=_KNOW_IT)
+    return CorruptFile(f"{what} begins with {version!r}, not with a version", path=path)
 
 
 def chunked_text(reader: Reader) -> str:
@@ -134,7 +166,11 @@ def require_end(reader: Reader) -> None:
 
 
 def _schema_files(store: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(path).rpartition("/")[2] for path in store.get("stateSchemaFilePaths", ()))
+    return tuple(uri.rpartition("/")[2] for uri in _schema_uris(store))
+
+
+def _schema_uris(store: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(uri) for uri in store.get("stateSchemaFilePaths", ()))
 
 
 def _chunks(text: str) -> bytes:

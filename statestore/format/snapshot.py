@@ -26,22 +26,30 @@ from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.names import VersionId, is_checkpoint_id
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.rocksdb_options import require_string_append
+from statestore.format.untrusted import BAD_VALUES, MOST_JSON_BYTES, parsed_json
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
+
+_MAX_ENTRIES = 1000
+_ENTRY = b"PK\x01\x02"
+"""What an entry begins with in the directory of a zip, which `zipfile` reads as a whole."""
 
 _METADATA = "metadata"
 _TABLE_NAME, _LOG_NAME = "dfsSstFileName", "dfsLogFileName"
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 _NOT_OURS = (1980, 1, 2, 0, 0, 0)
-_SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-\d+|OPTIONS-\d+|\d+\.log")
-_LOCAL_TABLE = re.compile(r"\d+\.sst")
-_DFS_TABLE = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.sst")
-_LOCAL_LOG = re.compile(r"\d+\.log")
-_DFS_LOG = re.compile(r"[0-9]+-[0-9A-Za-z-]+\.log")
+_SMALL_FILE = re.compile(r"CURRENT|IDENTITY|(?:MANIFEST|OPTIONS)-[0-9]{1,20}|[0-9]{1,20}\.log")
+_CURRENT = re.compile(rb"MANIFEST-[0-9]{1,20}\n")
+_LOCAL_TABLE = re.compile(r"[0-9]{1,20}\.sst")
+_DFS_TABLE = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.sst")
+_LOCAL_LOG = re.compile(r"[0-9]{1,20}\.log")
+_DFS_LOG = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.log")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
 """What `zipfile` raises over bytes that are no zip; NotImplementedError is a RuntimeError."""
+
+_PIECE_BYTES = 1024 * 1024
 
 _LARGEST_FAMILY = 2**15 - 1
 _LARGEST_COUNT = 2**63
@@ -102,6 +110,28 @@ class Snapshot:
         return version.digest is None or self.digest in (None, version.digest)
 
 
+def rocksdb_files(snapshot: Snapshot, path: str) -> dict[str, bytes]:
+    """The files of a zip that RocksDB may open, by name: CURRENT and the MANIFEST that it names. Neither holds a path.
+
+    The other files stay out: RocksDB takes paths from OPTIONS (`rocksdb_options`), and applies what is in a log, which
+    Spark leaves empty. For a store with column families the options must name StringAppend. Raises `CorruptFile`,
+    `UnknownFormatVersion`.
+    """
+    current = snapshot.files["CURRENT"]
+    manifest = current.decode("ascii", "replace").rstrip("\n")
+    if not _CURRENT.fullmatch(current) or manifest not in snapshot.files:
+        raise CorruptFile(f"CURRENT names {current[:40]!r}, which the zip does not hold", path=path, hint=_HINT)
+    if logged := [name for name, body in snapshot.files.items() if name.endswith(".log") and body]:
+        raise CorruptFile(f"{logged[0]} has records; Spark writes no write-ahead log", path=path, hint=_HINT)
+    if snapshot.metadata.column_families:
+        options = [name for name in snapshot.files if name.startswith("OPTIONS-")]
+        if not options:
+            raise CorruptFile("a snapshot with column families and without OPTIONS", path=path, hint=_HINT)
+        for name in options:
+            require_string_append(snapshot.files[name], f"{path}/{name}")
+    return {name: snapshot.files[name] for name in ("CURRENT", manifest)}
+
+
 def is_small_file(name: str) -> bool:
     """Whether RocksDB's file of that name goes into the zip itself."""
     return _SMALL_FILE.fullmatch(name) is not None
@@ -113,6 +143,8 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     files: dict[str, bytes] = {}
     left = MAX_UNPACKED_BYTES
     times = set()
+    if data.count(_ENTRY) > _MAX_ENTRIES:
+        raise CorruptFile(f"more than {_MAX_ENTRIES:,} files in the zip", path=path, hint=_HINT)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             comment = archive.comment.decode("ascii", "replace")
@@ -124,11 +156,12 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                 # Java writes deflate. The other methods' headers choose how much memory is taken.
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CorruptFile(f"compression method {entry.compress_type}", path=path, hint=_HINT)
-                # No more than is claimed here is ever unpacked, so that a bomb is known before it goes off.
                 left -= entry.file_size
                 if left < 0:
                     raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
-                files[entry.filename] = archive.read(entry)
+                if entry.filename == _METADATA and entry.file_size > MOST_JSON_BYTES:
+                    raise CorruptFile(f"metadata of {entry.file_size:,} bytes", path=path, hint=_HINT)
+                files[entry.filename] = _unpacked(archive, entry, path)
                 times.add(entry.date_time)
     except _BAD_ZIP as error:
         raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
@@ -136,6 +169,21 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     if "CURRENT" not in files:
         raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
     return Snapshot(files, metadata, times == {_NO_TIME}, comment if is_checkpoint_id(comment) else None)
+
+
+def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> bytes:
+    """The bytes of an entry. Not `ZipFile.read`: it unpacks up to 2 GiB before it looks at the claimed size."""
+    pieces = []
+    with archive.open(entry) as packed:
+        while piece := packed.read(_PIECE_BYTES):
+            pieces.append(piece)
+    body = b"".join(pieces)
+    # zipfile cuts what is longer than claimed, and says nothing of what is shorter.
+    if len(body) != entry.file_size:
+        raise CorruptFile(
+            f"{entry.filename} has {len(body):,} bytes and claims {entry.file_size:,}", path=path, hint=_HINT
+        )
+    return body
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -170,7 +218,7 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
     if header not in (b"v1", b"v2"):
         raise UnknownFormatVersion(f"snapshot metadata {header[:20]!r}: known are v1 and v2", path=path)
     try:
-        fields = json.loads(rest)
+        fields = parsed_json(rest)
         metadata = SnapshotMetadata(
             header.decode(),
             _parse_files(fields["sstFiles"], _TABLE_NAME),

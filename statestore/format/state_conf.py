@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.logs import ENCODING, PROVIDER, ROCKSDB_PROVIDER, SHUFFLE_PARTITIONS, OffsetLog
+from statestore.format.names import MOST_PARTITIONS
 from statestore.format.sparks import MERGES, Spark, writers
 
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
@@ -30,10 +31,6 @@ class StateConf:
     written_by: tuple[Spark, ...] = ()
 
 
-MOST_PARTITIONS = 1_000_000
-"""More of one operator there are not: a damaged number is not to become a loop of billions."""
-
-
 def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
     """How many partitions a query's stateful operators have, those that have not just one; None where the log does not say.
 
@@ -42,7 +39,7 @@ def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
     text = log.conf.get(SHUFFLE_PARTITIONS)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= MOST_PARTITIONS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 0 < int(text) <= MOST_PARTITIONS):
         raise CorruptFile(f"{SHUFFLE_PARTITIONS} is {text[:40]!r}", path=path, hint="restore the file from a backup")
     return int(text)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.errors import CorruptFile, UnsupportedType
+from statestore.format.untrusted import parsed_json
 
 LONG_DIGITS = 18
 """Decimals of up to this many digits are stored as one 64-bit integer (Decimal.MAX_LONG_DIGITS)."""
@@ -42,6 +43,9 @@ _NAMES = {arrow: name for arrow, name, _ in _ATOMIC}
 _MACHINE = {arrow: np.dtype(machine) for arrow, _, machine in _ATOMIC if machine is not None}
 # The first of two wins: string, not large_string.
 _ARROW = {name: arrow for arrow, name, _ in reversed(_ATOMIC)}
+
+MOST_LEVELS = 100
+"""Of types in types. Decoding takes some frames of Python's stack for each."""
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 
@@ -94,10 +98,10 @@ def arrow_schema(json_text: str, *, void: bool = False) -> pa.Schema:
     string with a collation: equal strings would have unequal bytes.
     """
     try:
-        root = json.loads(json_text)
+        root = parsed_json(json_text)
         if not isinstance(root, dict) or root.get("type") != "struct":
             raise CorruptFile("the schema is no struct in Spark's JSON")
-        return pa.schema(_fields(root, "", void=void))
+        return pa.schema(_fields(root, "", 0, void=void))
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the schema is not JSON: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
@@ -180,14 +184,14 @@ def _type_json(kind: pa.DataType) -> str | dict[str, Any]:
     return _NAMES[kind]
 
 
-def _fields(struct: dict[str, Any], path: str, *, void: bool = False) -> list[pa.Field]:
+def _fields(struct: dict[str, Any], path: str, level: int, *, void: bool = False) -> list[pa.Field]:
     fields = []
     for field in struct["fields"]:
         name = field["name"]
         where = f"{path}.{name}" if path else name
         if "__COLLATIONS" in field.get("metadata", {}):
             raise UnsupportedType(f"column {where} has a collation", hint="use a string without collation")
-        kind = pa.null() if void and field["type"] == "void" else _arrow_type(field["type"], where)
+        kind = pa.null() if void and field["type"] == "void" else _arrow_type(field["type"], where, level)
         fields.append(pa.field(name, kind, nullable=_flag(field["nullable"])))
     return fields
 
@@ -198,7 +202,11 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _arrow_type(kind: str | dict[str, Any], path: str) -> pa.DataType:
+def _arrow_type(kind: str | dict[str, Any], path: str, level: int) -> pa.DataType:
+    if level > MOST_LEVELS:
+        raise UnsupportedType(
+            f"column {path[:80]} has more than {MOST_LEVELS} levels", hint="keep it in a string column"
+        )
     if isinstance(kind, str):
         if kind in _ARROW:
             return _ARROW[kind]
@@ -206,14 +214,14 @@ def _arrow_type(kind: str | dict[str, Any], path: str) -> pa.DataType:
         if digits and 0 < int(digits[1]) <= 38 and int(digits[2]) <= int(digits[1]):
             return pa.decimal128(int(digits[1]), int(digits[2]))
     elif kind["type"] == "struct":
-        return pa.struct(_fields(kind, path))
+        return pa.struct(_fields(kind, path, level + 1))
     elif kind["type"] == "array":
-        element = _arrow_type(kind["elementType"], f"{path}.element")
+        element = _arrow_type(kind["elementType"], f"{path}.element", level + 1)
         return pa.list_(pa.field("element", element, nullable=_flag(kind["containsNull"])))
     elif kind["type"] == "map":
-        value = _arrow_type(kind["valueType"], f"{path}.value")
+        value = _arrow_type(kind["valueType"], f"{path}.value", level + 1)
         value_field = pa.field("value", value, nullable=_flag(kind["valueContainsNull"]))
-        return pa.map_(_arrow_type(kind["keyType"], f"{path}.key"), value_field)
+        return pa.map_(_arrow_type(kind["keyType"], f"{path}.key", level + 1), value_field)
     elif not isinstance(kind["type"], str):
         raise TypeError(f"{kind['type']!r} is no name of a type")
     raise UnsupportedType(

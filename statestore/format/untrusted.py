@@ -5,7 +5,16 @@ An id becomes part of a path: one that is no id could lead out of the store's fo
 
 from __future__ import annotations
 
-from statestore.format.names import is_checkpoint_id
+import json
+import re
+from typing import Any
+
+from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, is_checkpoint_id, is_store_name, is_table_name
+
+MOST_JSON_BYTES = 16 * 1024 * 1024
+"""Of one JSON text. The commit of 400,000 stores is smaller; a text of empty arrays takes 20 times its size in memory."""
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 BAD_VALUES: tuple[type[Exception], ...] = (
     ValueError,
@@ -15,7 +24,42 @@ BAD_VALUES: tuple[type[Exception], ...] = (
     OverflowError,  # int() of 1e999
     RecursionError,  # a text of nothing but brackets
 )
-"""Raised by `json.loads`, and by picking fields from what it gives."""
+"""Raised by `parsed_json`, and by picking fields from what it gives."""
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises `ValueError`, also for one of more than `MOST_JSON_BYTES`; `RecursionError`."""
+    if len(text) > MOST_JSON_BYTES:
+        raise ValueError(f"a JSON text of {len(text):,} bytes; texts of up to {MOST_JSON_BYTES:,} are read")
+    return json.loads(text)
+
+
+def plain_number(text: object) -> int:
+    """The number of an operator, as JSON's keys hold it: ASCII digits without zeros in front. Raises `ValueError`."""
+    if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > LARGEST_NUMBER:
+        raise ValueError(f"{str(text)[:40]!r} is no number of an operator")
+    return int(text)
+
+
+def store_name(value: object) -> str:
+    """The value itself. Raises `ValueError` when no store can have that name."""
+    if not isinstance(value, str) or not is_store_name(value):
+        raise ValueError(f"{str(value)[:40]!r} is no name of a store")
+    return value
+
+
+def table_name(value: object) -> str:
+    """The value itself. Raises `ValueError` when no table has that name in storage."""
+    if not isinstance(value, str) or not is_table_name(value):
+        raise ValueError(f"{str(value)[:40]!r} is no name of a table")
+    return value
+
+
+def partition_count(value: object) -> int:
+    """The value itself. Raises `ValueError` for what is no number of partitions, or more than `MOST_PARTITIONS`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST_PARTITIONS:
+        raise ValueError(f"{str(value)[:40]} partitions; known are 1 to {MOST_PARTITIONS:,}")
+    return value
 
 
 def checkpoint_id(value: object) -> str:

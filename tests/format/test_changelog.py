@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, LineageCeiling, StatekeeperError, UnknownFormatVersion
+from statestore.errors import CorruptFile, LineageCeiling, RecordTooLarge, StatekeeperError, UnknownFormatVersion
 from statestore.format import changelog, compression
 from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_bytes, read_changelog, read_header
 from statestore.format.compression import lz4_java
@@ -129,8 +129,24 @@ def test_a_record_larger_than_a_window_is_read() -> None:
 def test_a_record_that_claims_two_gigabytes_is_damage_and_not_waited_for() -> None:
     filler = b"".join(record(b"%d" % number, b"x" * 1000) for number in range(2 * changelog.WINDOW_BYTES // 1000))
     for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):
-        with pytest.raises(CorruptFile, match="no end of records"):
+        with pytest.raises(CorruptFile, match=r"a record of 2,147,483,6\d\d bytes"):
             read(packed(claim + filler + struct.pack(">i", -1)))
+
+
+def test_a_record_larger_than_the_memory_is_refused_before_it_is_unpacked() -> None:
+    """64 KiB of zstd that hold one value of 2 GiB."""
+    packed_file = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(packed_file, "zstd") as plain:
+        plain.write(struct.pack(">i", 3) + b"key" + struct.pack(">i", 2**31 - 1))
+        for _ in range(2048):
+            plain.write(bytes(1 << 20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RecordTooLarge, match=r"2,147,483,6\d\d bytes; records of up to 67,108,864 are read"):
+        read(packed_file.getvalue().to_pybytes())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 128 * 1024
+    changes: Records = [(b"key", bytes(2 * changelog.WINDOW_BYTES))]
+    with pytest.raises(RecordTooLarge):
+        list(read_changelog(written(changes, Header(())), "a", most_record_bytes=2 * changelog.WINDOW_BYTES)[1])
 
 
 def test_records_behind_the_end_mark_are_damage() -> None:

@@ -29,13 +29,27 @@ store_names = st.from_regex(r"[A-Za-z0-9$][A-Za-z0-9$_-]*", fullmatch=True)
 stores = st.builds(StoreInfo, store_names, st.integers(0, 3), st.integers(1, 1000))
 
 
-@given(st.builds(OperatorMetadata, st.integers(0, 99), st.text(max_size=10), st.lists(stores, max_size=3).map(tuple)))
+@given(
+    st.builds(
+        OperatorMetadata,
+        st.integers(0, 99),
+        st.text(max_size=10),
+        st.lists(stores, min_size=1, max_size=3, unique_by=lambda store: store.name).map(tuple),
+    )
+)
 def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> None:
     assert parse_operator(encode_operator(operator), "metadata") == operator
 
 
 @pytest.mark.parametrize(
-    "store", [StoreInfo("../../..", 0, 1), StoreInfo("a/b", 0, 1), StoreInfo("", 0, 1), StoreInfo("default", 0, 0)]
+    "store",
+    [
+        StoreInfo("../../..", 0, 1),
+        StoreInfo("a/b", 0, 1),
+        StoreInfo("", 0, 1),
+        StoreInfo("default", 0, 0),
+        StoreInfo("default", 0, 2_000_000_000),
+    ],
 )
 def test_a_store_that_cannot_be_is_corrupt_and_never_a_path(store: StoreInfo) -> None:
     with pytest.raises(CorruptFile, match=r"metadata: impossible store .* partitions"):
@@ -75,7 +89,7 @@ def test_metadata_of_an_operator_with_column_families_is_read_as_spark_writes_it
     head = '{"operatorInfo":{"operatorId":3,"operatorName":"symmetricHashJoin"},"stateStoreInfo":['
     data = f'v2\n{head}{store}],"operatorPropertiesJson":"{{}}"}}'.encode()
     found = parse_operator(data, "metadata")
-    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2, ("0_a",)),))
+    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2, ("0_a",), ("file:/x/0_a",)),))
     for escape in ("..", "0_a%2f..", "", "0_"):
         with pytest.raises(CorruptFile, match="impossible schema files"):
             parse_operator(data.replace(b"/0_a", b"/" + escape.encode()), "metadata")

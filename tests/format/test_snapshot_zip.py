@@ -265,6 +265,33 @@ def test_a_file_that_holds_more_than_it_claims_is_damage() -> None:
         read(data.replace(claimed, (10).to_bytes(4, "little")))
 
 
+def test_a_file_that_unpacks_to_more_than_it_claims_takes_no_memory_for_it() -> None:
+    """The decoder of Python's `ZipFile.read` unpacks up to 2 GiB first, whatever the directory says."""
+    size_bytes = 256 * 1024 * 1024
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("MANIFEST-000005", "w") as member:
+            for _ in range(size_bytes // (16 * 1024 * 1024)):
+                member.write(bytes(16 * 1024 * 1024))
+        archive.writestr("metadata", metadata(fields()))
+        archive.writestr("CURRENT", "MANIFEST-000005\n")
+    data = out.getvalue().replace(size_bytes.to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CorruptFile, match=r"5\.zip"):
+        read(data)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
+
+
+def test_a_zip_of_countless_files_is_refused_before_its_directory_is_read() -> None:
+    with pytest.raises(CorruptFile, match="more than 1,000 files"):
+        read(zipped({f"{number:06}.log": b"" for number in range(1001)}))
+
+
+def test_metadata_that_is_too_large_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(CorruptFile, match=r"metadata of 16,777,2\d\d bytes"):
+        read(zipped({**SMALL_FILES, "metadata": b"v1\n" + b"[" * (16 * 1024 * 1024)}))
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_break_it(data: bytes) -> None:
     for damaged in (data, b"PK\3\4" + data, data + whole()[-60:]):
