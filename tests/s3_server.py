@@ -18,6 +18,10 @@ from werkzeug.serving import make_server
 CREDENTIALS = {"key": "a-key", "secret": "a-secret", "region": "us-east-1"}
 
 
+_BUCKET_NUMBERS = itertools.count(1)
+"""Of all servers of this process: moto keeps their buckets in one place."""
+
+
 class Wire(Enum):
     """What happens to a request."""
 
@@ -42,7 +46,10 @@ class S3Server:
         # S3 decides about If-None-Match atomically; moto looks, then writes. One request at a time makes it so.
         self._one_at_a_time = threading.Lock()
         self._rules: list[_Rule] = []
-        self._bucket_numbers = itertools.count(1)
+        self.deletes_on_condition = False
+        """Whether it honours If-Match on DELETE, as Amazon's does; moto itself deletes whatever is there."""
+        self.ignores_if_none_match = False
+        """As stores of other makers do: an upload overwrites what is there."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -59,7 +66,7 @@ class S3Server:
 
     def make_bucket(self) -> str:
         """The name of a new, empty bucket."""
-        name = f"bucket-{next(self._bucket_numbers)}"
+        name = f"bucket-{next(_BUCKET_NUMBERS)}"
         self._ask("PUT", f"/{name}")
         return name
 
@@ -92,6 +99,11 @@ class S3Server:
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
         with self._one_at_a_time:
+            if self.ignores_if_none_match:
+                environ.pop("HTTP_IF_NONE_MATCH", None)
+            if self.deletes_on_condition and not self._matches(environ):
+                start("412 Precondition Failed", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>PreconditionFailed</Code><Message>The ETag differs.</Message></Error>"]
             body = b"".join(self._store(environ, start))
         if wire is Wire.LOSE_REPLY:
             # Nothing was sent so far: the head goes out with the first bytes of the body.
@@ -99,6 +111,17 @@ class S3Server:
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionError("the reply is lost")
         return [body[: len(body) // 2] if wire is Wire.CUT else body]
+
+    def _matches(self, environ: dict[str, Any]) -> bool:
+        """Whether the object has the ETag that a DELETE names; Amazon compares it in the same step."""
+        wanted = environ.get("HTTP_IF_MATCH")
+        if environ["REQUEST_METHOD"] != "DELETE" or wanted is None:
+            return True
+        found: list[tuple[str, str]] = []
+        head = {**environ, "REQUEST_METHOD": "HEAD"}
+        head.pop("HTTP_IF_MATCH")
+        list(self._store(head, lambda _, headers, *__: found.extend(headers)))
+        return wanted.strip('"') == {name.lower(): value for name, value in found}.get("etag", "").strip('"')
 
     def _wire_for(self, environ: dict[str, Any]) -> Wire | None:
         for rule in self._rules:

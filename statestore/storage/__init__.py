@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from statestore.clock import Clock, Ids, RandomIds, SystemClock
 from statestore.errors import StorageError
+from statestore.redaction import redacted
 from statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
     Created,
+    Deletion,
     Entry,
     Kind,
+    Omitted,
     RequestCounts,
     Requests,
     Storage,
@@ -35,8 +38,10 @@ __all__ = [
     "DELETE_BATCH",
     "TEMP_FOLDER",
     "Created",
+    "Deletion",
     "Entry",
     "Kind",
+    "Omitted",
     "RequestCounts",
     "Requests",
     "Storage",
@@ -63,7 +68,10 @@ class StorageSpec:
     """
 
     url: str
-    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(url={redacted(self.url)!r})"
 
 
 def open_storage(
@@ -85,6 +93,12 @@ def open_storage(
     chosen = {**dict(spec.options), **(options or {})}
     parts = urlsplit(spec.url)
     scheme = parts.scheme if _SCHEME.match(spec.url) else ""
+    if scheme and redacted(spec.url) != spec.url:
+        raise StorageError(
+            "contains a password or a token, which logs and Dagster would show",
+            path=spec.url,
+            hint="give credentials as storage options or by the environment, and only the place as the URL",
+        )
     # An empty url is no root, though to pathlib it is the working directory; in file://host/path a slash is missing.
     if spec.url and scheme in ("", "file") and not (scheme and parts.netloc):
         _refuse_unknown(chosen, (), spec.url)

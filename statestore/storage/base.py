@@ -18,21 +18,28 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
-from statestore.errors import ObjectMissing
+from statestore.errors import CorruptFile, ObjectMissing, UnsafePath
 
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000
 """Names in one delete request: the most that S3 takes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """An object as a listing shows it. The time is the store's, in seconds since the epoch."""
+    """An object as a listing shows it. The time is the store's, in seconds since the epoch. `etag`: what a bucket calls
+    these bytes; None on a file system."""
 
     path: str
     size_bytes: int
     modified_at_seconds: float | None
+    etag: str | None = None
 
+
+MOST_READ_BYTES = 64 * 1024 * 1024
+"""Of an object that is read as a whole: logs, descriptions, records, zips. Others are downloaded, or read by ranges."""
+
+MOST_OMITTED = 10_000
 
 Entries = list[Entry]
 Names = list[str]
@@ -45,6 +52,15 @@ class Created(Enum):
     NEW = "new"
     SAME = "same"
     """The object stood there already with the very same bytes: an earlier try of ours, or a twin of the task."""
+
+
+class Deletion(Enum):
+    """How a delete of certain bytes ended."""
+
+    DELETED = "deleted"
+    CHANGED = "other bytes stand there, and stay"
+    MISSING = "nothing stands there"
+    """Another process was first, or an earlier try of ours whose reply was lost."""
 
 
 class Kind(StrEnum):
@@ -118,8 +134,12 @@ class Storage(Protocol):
     @property
     def requests(self) -> Requests: ...
 
+    @property
+    def omissions(self) -> Omissions:
+        """What the listings so far have left out."""
+
     def read(self, path: str) -> bytes:
-        """The whole object. Raises ObjectMissing."""
+        """The whole object, of up to MOST_READ_BYTES. Raises ObjectMissing, CorruptFile for a larger one."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Up to `length` bytes from byte `start`; fewer, or none, where the object ends. Raises ObjectMissing."""
@@ -130,16 +150,20 @@ class Storage(Protocol):
         *Guarantee*: no half of it is left at `target` when it fails.
         """
 
-    def create(self, path: str, data: bytes | Path) -> Created:
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         """Create the object if there is none of that name. A Path is uploaded piece by piece, not held in memory.
+
+        On a file system it gets owner, group and mode of the files beside it, or those of the file `like`.
 
         *Guarantee*: all or nothing is visible under the name, and of several writers exactly one wins. Raises
         AlreadyExists when other bytes stand there. Any other error leaves open whether the object landed: create it
         again with the same bytes to know.
         """
 
-    def replace(self, path: str, data: bytes | Path) -> None:
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         """Write the object whether or not it exists. A Path is uploaded as with `create`.
+
+        On a file system an existing file keeps owner, group and mode; a new one gets them as with `create`.
 
         *Danger*: the last writer wins and nobody learns of it. For own control files, and for changelogs of structure V1,
         where digests tell which bytes were confirmed.
@@ -149,9 +173,16 @@ class Storage(Protocol):
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         """Everything below the folder `prefix` ("" is the root) at any depth, sorted by path.
 
-        A missing folder is an empty list. Names with a part that starts with '.' are left out (Hadoop's sidecars and
+        A missing folder is an empty list. What is no regular file, or has a name that is no path, is left out and noted in
+        `omissions`. Names with a part that starts with '.' are left out (Hadoop's sidecars and
         unfinished files) unless `hidden` asks for them, and so is TEMP_FOLDER unless `prefix` names it: that is how
         leftovers of crashes are found.
+        """
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        """The objects directly in a folder whose names begin with `beginning` and sort after `name`, sorted by path.
+
+        On S3 the listing starts and ends there. Other stores list the folder whole, in one request.
         """
 
     def folders(self, prefix: str) -> Names:
@@ -163,11 +194,69 @@ class Storage(Protocol):
     def stat(self, path: str) -> Entry | None:
         """Size and time of one object; None when it is missing."""
 
+    def require_ownership(self) -> None:
+        """Raises `ForeignOwner` when this process cannot give its files owner and group of the checkpoint's files. Verbs
+        call it before they write; a store without owners has nothing to ask."""
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        """Delete the object only while it holds these bytes: a holder that stalled must not delete what its successor wrote
+        under the same name.
+
+        *Guarantee*: in one step on local disk, and on S3 where the store honours `If-Match` (see `s3_conditions`).
+        Elsewhere the bytes are compared first: a write in the moment between is deleted.
+        """
+
     def delete(self, paths: Iterable[str]) -> None:
         """Delete objects, up to DELETE_BATCH in a request. What is not there is fine.
 
         *Danger*: an error leaves some of them deleted and some not. Run it again.
         """
+
+
+def compare_and_delete(storage: Storage, path: str, data: bytes) -> Deletion:
+    """`Storage.delete_unchanged` for a store that cannot do it in one step: a write between the two requests is lost."""
+    found = read_or_none(storage, path)
+    if found is None:
+        return Deletion.MISSING
+    if found != data:
+        return Deletion.CHANGED
+    storage.delete([path])
+    return Deletion.DELETED
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """Something below the root that no listing shows. `shown`: its path, for people; it may be none that can be used."""
+
+    shown: str
+    why: str
+
+
+class Omissions:
+    """What listings met and left out: links, FIFOs, sockets, devices, and names that no path can hold. Safe to use from
+    several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, str] = {}
+
+    def note(self, path: str, why: str) -> None:
+        with self._lock:
+            # A folder of nothing else is not to fill the memory; what is left out is kept all the same.
+            if len(self._found) < MOST_OMITTED:
+                self._found[printable(path)] = why
+
+    def below(self, folder: str) -> tuple[Omitted, ...]:
+        """Those in a folder ("" is the root), as far as listings have met them, sorted; of many, some."""
+        with self._lock:
+            found = sorted(self._found.items())
+        return tuple(Omitted(shown, why) for shown, why in found if not folder or is_below(shown, folder))
+
+
+def printable(path: str) -> str:
+    """The path with what is not text, or would change a terminal, written as escapes."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class OpenedStore:
@@ -176,6 +265,10 @@ class OpenedStore:
     def __init__(self, url: str) -> None:
         self.url = url
         self.requests = Requests()
+        self.omissions = Omissions()
+
+    def require_ownership(self) -> None:
+        """An object store has no owners of objects that a reader would trip over."""
 
     def __reduce__(self) -> Never:
         # A connection, its event loop and its locks do not survive pickling or a fork; Spark's workers do both.
@@ -183,10 +276,12 @@ class OpenedStore:
 
 
 def checked(path: str) -> str:
-    """The path itself; ValueError when it is not relative, plain and inside of the root."""
+    """The path itself; UnsafePath, a ValueError, when it is not relative, plain and inside of the root."""
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"{path!r} is no path below a state root: it is relative, without '.', '..' and empty parts")
+        raise UnsafePath(
+            f"{path[:200]!r} is no path below a state root: it is relative, without '.', '..' and empty parts"
+        )
     return path
 
 
@@ -213,9 +308,25 @@ def marks_folder(path: str, size_bytes: int) -> bool:
     return path.endswith("/") or (size_bytes == 0 and path.endswith("_$folder$"))
 
 
+def only_after(entries: Iterable[Entry], folder: str, name: str, beginning: str) -> Entries:
+    """Of the entries of a folder those that `Storage.list_after` shows."""
+    after, first = f"{folder}/{name}", f"{folder}/{beginning}"
+    inside = len(folder) + 1
+    return [e for e in entries if e.path.startswith(first) and e.path > after and "/" not in e.path[inside:]]
+
+
 def is_below(path: str, folder: str) -> bool:
     """Whether `path` is the folder or in it."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def too_large(size_bytes: int, shown: str) -> CorruptFile:
+    """The error for an object of more than MOST_READ_BYTES."""
+    return CorruptFile(
+        f"has {size_bytes:,} bytes; a file of its kind has {MOST_READ_BYTES:,} at most",
+        path=shown,
+        hint="restore the file from a backup",
+    )
 
 
 def read_or_none(storage: Storage, path: str) -> bytes | None:

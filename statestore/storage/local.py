@@ -2,7 +2,8 @@
 
 An object is written in full to `_statekeeper/tmp`, flushed, and then given its name by a hard link, which fails when
 the name is taken. So a reader, Spark included, never meets half of a file, and a crash leaves at worst a leftover in
-that folder. The whole root has to be on one file system, and that has to know hard links.
+that folder. The whole root has to be on one file system, and that has to know hard links. Whose the object is: see
+`ownership`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from statestore.clock import Ids
-from statestore.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
+from statestore.errors import AccessDenied, AlreadyExists, NotAFile, ObjectMissing, StorageError
+from statestore.storage import ownership
 from statestore.storage.base import (
     DELETE_BATCH,
+    MOST_READ_BYTES,
     TEMP_FOLDER,
     Created,
+    Deletion,
     Entries,
     Entry,
     Kind,
@@ -28,12 +34,18 @@ from statestore.storage.base import (
     checked,
     checked_folder,
     is_listed,
+    only_after,
+    too_large,
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
+from statestore.storage.ownership import Ownership
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_FOLDERS = threading.Lock()
+"""Held while a folder is made: one in it gets its owner and mode, and must not see it without."""
+
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS}
 
 
@@ -47,41 +59,36 @@ class LocalStorage(OpenedStore):
         super().__init__(self._root.as_uri())
 
     def read(self, path: str) -> bytes:
-        place = self._place(path)
-        self.requests.count(Kind.READ)
-        with self._translated(path), place.open("rb") as file:
-            data = file.read()
+        with self._opened(path) as file:
+            if (size_bytes := _size(file)) > MOST_READ_BYTES:
+                raise too_large(size_bytes, self._shown(path))
+            data = file.read(MOST_READ_BYTES)
         self.requests.received(len(data))
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if start < 0 or length < 0:
             raise ValueError(f"no range of bytes: {length} from {start}")
-        place = self._place(path)
-        self.requests.count(Kind.READ)
-        with self._translated(path), place.open("rb") as file:
+        with self._opened(path) as file:
             file.seek(start)
             data = file.read(length)
         self.requests.received(len(data))
         return data
 
     def download(self, path: str, target: Path) -> int:
-        place = self._place(path)
-        self.requests.count(Kind.READ)
         size_bytes = 0
-        with self._translated(path), place.open("rb") as source, scratch_file(target) as write:
+        with self._opened(path) as source, scratch_file(target) as write:
             while piece := source.read(DOWNLOAD_PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)
                 self.requests.received(len(piece))
         return size_bytes
 
-    def create(self, path: str, data: bytes | Path) -> Created:
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         content = Content.of(data)
         target = self._place(path)
         self.requests.count(Kind.CREATE, bytes_written=content.size_bytes)
-        with self._translated(path), self._unfinished(content) as temp:
-            self._make_folder(target.parent)
+        with self._translated(path), self._unfinished(content, target, like) as temp:
             if not target.exists():
                 _forget_sidecar(target)
             if self._link(temp, target, path):
@@ -94,12 +101,11 @@ class LocalStorage(OpenedStore):
             _flush(target.parent)
         return created
 
-    def replace(self, path: str, data: bytes | Path) -> None:
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         content = Content.of(data)
         target = self._place(path)
         self.requests.count(Kind.REPLACE, bytes_written=content.size_bytes)
-        with self._translated(path), self._unfinished(content) as temp:
-            self._make_folder(target.parent)
+        with self._translated(path), self._unfinished(content, target, path if target.exists() else like) as temp:
             _forget_sidecar(target)
             temp.replace(target)
             _flush(target.parent)
@@ -110,6 +116,9 @@ class LocalStorage(OpenedStore):
         with self._translated(prefix):
             return sorted(self._walk(folder, prefix, hidden=hidden), key=lambda entry: entry.path)
 
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        return only_after(self.list(folder), folder, name, beginning)
+
     def folders(self, prefix: str) -> Names:
         folder = self._place(prefix) if checked_folder(prefix) else self._root
         self.requests.count(Kind.LIST)
@@ -118,7 +127,7 @@ class LocalStorage(OpenedStore):
                 found = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
         except ObjectMissing:
             return []
-        return sorted(name for name in found if not name.startswith("."))
+        return sorted(name for name in found if not name.startswith(".") and _is_text(name))
 
     def stat(self, path: str) -> Entry | None:
         place = self._place(path)
@@ -143,6 +152,38 @@ class LocalStorage(OpenedStore):
             except ObjectMissing:
                 continue
 
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        target, claimed = self._place(path), self._temp_file()
+        self.requests.count(Kind.DELETE)
+        with self._translated(path):
+            try:
+                about = target.stat(follow_symlinks=False)
+                if not stat.S_ISREG(about.st_mode) or about.st_size != len(data) or target.read_bytes() != data:
+                    return Deletion.CHANGED
+                self._make_folder(claimed.parent)
+                target.rename(claimed)
+            except FileNotFoundError:
+                return Deletion.MISSING
+            try:
+                # Losing schedule: the successor's file takes the name after this one was read and before it was moved.
+                # Whatever was moved cannot change any more: no file is written in place.
+                if claimed.read_bytes() == data:
+                    _forget_sidecar(target)
+                    return Deletion.DELETED
+                self._link(claimed, target, path)
+                return Deletion.CHANGED
+            finally:
+                claimed.unlink(missing_ok=True)
+
+    def require_ownership(self) -> None:
+        def probe() -> Path:
+            temp = self._temp_file()
+            self._make_folder(temp.parent)
+            return temp
+
+        with self._translated(""):
+            ownership.require_can_give(self._root, probe)
+
     def _place(self, path: str) -> Path:
         """Where the object is. A link below the root could lead a delete anywhere on the machine: it is refused."""
         place = self._root / checked(path)
@@ -151,26 +192,63 @@ class LocalStorage(OpenedStore):
         return place
 
     @contextmanager
-    def _unfinished(self, content: Content) -> Iterator[Path]:
-        """The content in a flushed file of its own, which has another name, or none, when the block is left."""
-        temp = self._place(f"{TEMP_FOLDER}/{self._ids.fresh()}")
+    def _opened(self, path: str) -> Iterator[BinaryIO]:
+        """The file, for reading. A FIFO or a device is not opened: that may wait for ever, or change it."""
+        place = self._place(path)
+        self.requests.count(Kind.READ)
+        with self._translated(path):
+            mode = place.stat().st_mode
+            if not stat.S_ISREG(mode):
+                raise ObjectMissing("is not there", path=self._shown(path)) if stat.S_ISDIR(mode) else self._odd(path)
+            with os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                yield file
+
+    @contextmanager
+    def _unfinished(self, content: Content, target: Path, like: str | None) -> Iterator[Path]:
+        """The content in a flushed file of its own, which has another name, or none, when the block is left: whose it is
+        to be at `target`, in a folder that exists."""
+        temp = self._temp_file()
         self._make_folder(temp.parent)
+        self._make_folder(target.parent)
+        whose = self._ownership(target, like)
         try:
-            with temp.open("xb") as file:
+            # Private until it belongs to whom it should.
+            descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 for number in range(content.pieces):
                     file.write(content.piece(number))
                 file.flush()
+                ownership.give(descriptor, whose)
                 os.fsync(file.fileno())
             yield temp
         finally:
             temp.unlink(missing_ok=True)
 
+    def _temp_file(self) -> Path:
+        return self._place(f"{TEMP_FOLDER}/{self._ids.fresh()}")
+
+    def _ownership(self, target: Path, like: str | None) -> Ownership:
+        found = None if like is None else ownership.of_file(self._place(like))
+        return found or ownership.for_file(self._root, target.parent)
+
     def _make_folder(self, folder: Path) -> None:
         """Make it and what is above it; each new name is flushed, else a power cut could take it with its files."""
         if folder.is_dir():
             return
-        self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        with _FOLDERS:
+            self._make_folders(folder)
+
+    def _make_folders(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make_folders(folder.parent)
+        if not folder.is_relative_to(self._root) or folder == self._root:
+            folder.mkdir(exist_ok=True)
+        else:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                with _opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+                    ownership.give(descriptor, ownership.for_folder(folder.parent))
         _flush(folder.parent)
 
     def _link(self, temp: Path, target: Path, path: str) -> bool:
@@ -191,7 +269,6 @@ class LocalStorage(OpenedStore):
 
     def _compare(self, path: str, target: Path, content: Content) -> None:
         """Return when the file at `target` has this content, else raise AlreadyExists."""
-        self.requests.count(Kind.READ)
 
         def read_range(start: int, length: int) -> bytes:
             file.seek(start)
@@ -199,31 +276,34 @@ class LocalStorage(OpenedStore):
             self.requests.received(len(piece))
             return piece
 
-        with target.open("rb") as file:
+        with self._opened(path) as file:
             if os.fstat(file.fileno()).st_size == content.size_bytes and content.equals(read_range):
                 return
         raise AlreadyExists("stands there with other bytes", path=self._shown(path), hint="somebody else was first")
 
     def _walk(self, folder: Path, prefix: str, *, hidden: bool) -> Iterator[Entry]:
-        try:
-            with self._translated(prefix):
-                found = list(os.scandir(folder))
-        except ObjectMissing:
-            return
-        for item in found:
-            path = f"{prefix}/{item.name}" if prefix else item.name
-            if not is_listed(path, prefix, hidden=hidden):
+        pending = [(folder, prefix)]
+        while pending:
+            place, inside = pending.pop()
+            try:
+                with self._translated(inside):
+                    found = list(os.scandir(place))
+            except ObjectMissing:
                 continue
-            if item.is_symlink():
-                raise self._linked(path)
-            if item.is_dir(follow_symlinks=False):
-                yield from self._walk(folder / item.name, path, hidden=hidden)
-            elif item.is_file(follow_symlinks=False):
-                try:
-                    about = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
+            for item in found:
+                path = f"{inside}/{item.name}" if inside else item.name
+                if not is_listed(path, prefix, hidden=hidden):
                     continue
-                yield Entry(path, about.st_size, about.st_mtime)
+                if (why := _omitted(item)) is not None:
+                    self.omissions.note(path, why)
+                elif item.is_dir(follow_symlinks=False):
+                    pending.append((place / item.name, path))
+                else:
+                    try:
+                        about = item.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    yield Entry(path, about.st_size, about.st_mtime)
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[None]:
@@ -232,9 +312,12 @@ class LocalStorage(OpenedStore):
         except OSError as error:
             raise translate(error, self._shown(path)) from error
 
-    def _linked(self, path: str) -> StorageError:
+    def _linked(self, path: str) -> NotAFile:
         what = "a symbolic link below the state root is not followed"
-        return StorageError(what, path=self._shown(path), hint="put the files themselves there")
+        return NotAFile(what, path=self._shown(path), hint="put the files themselves there")
+
+    def _odd(self, path: str) -> NotAFile:
+        return NotAFile("is no regular file", path=self._shown(path), hint="put the file itself there")
 
     def _shown(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -251,14 +334,39 @@ def translate(error: OSError, shown: str) -> StorageError:
     return StorageError(error.strerror or str(error), path=shown, hint="look at the disk, then try again")
 
 
+def _omitted(item: os.DirEntry[str]) -> str | None:
+    """Why a listing leaves it out; None for a file or folder with a name that is text."""
+    if not _is_text(item.name):
+        return "its name is not UTF-8"
+    if item.is_symlink():
+        return "it is a symbolic link, and none is followed"
+    if item.is_dir(follow_symlinks=False) or item.is_file(follow_symlinks=False):
+        return None
+    return "it is no regular file"
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
 def _forget_sidecar(target: Path) -> None:
     """Remove Hadoop's `.NAME.crc` of bytes that are going: left behind, it makes the next file unreadable to Hadoop."""
     target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
 
 
 def _flush(place: Path) -> None:
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
+    with _opened(place) as descriptor:
         os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(place: Path, how: int = 0) -> Iterator[int]:
+    descriptor = os.open(place, os.O_RDONLY | how)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)

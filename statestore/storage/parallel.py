@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 AT_ONCE = 8
+_QUEUED = 1_000
 
 Item = TypeVar("Item")
 
@@ -18,5 +19,7 @@ def at_once(work: Callable[[Item], None], items: Sequence[Item]) -> None:
             work(item)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(work, items):
-            pass
+        # The pool queues all items at once, a kilobyte for each.
+        for first in range(0, len(items), _QUEUED):
+            for _ in pool.map(work, items[first : first + _QUEUED]):
+                pass

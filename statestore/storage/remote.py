@@ -19,7 +19,9 @@ from statestore.errors import (
     StorageError,
 )
 from statestore.storage.base import (
+    MOST_READ_BYTES,
     Created,
+    Deletion,
     Entries,
     Entry,
     Kind,
@@ -27,8 +29,11 @@ from statestore.storage.base import (
     OpenedStore,
     checked,
     checked_folder,
+    compare_and_delete,
     is_listed,
     marks_folder,
+    only_after,
+    too_large,
 )
 from statestore.storage.content import PIECE_BYTES, Content, scratch_file
 from statestore.storage.drivers import Opened
@@ -57,7 +62,10 @@ class RemoteStorage(OpenedStore):
         self._is_seen = False
 
     def read(self, path: str) -> bytes:
-        return self._cat(path)
+        data = self.read_range(path, 0, MOST_READ_BYTES + 1)
+        if len(data) > MOST_READ_BYTES:
+            raise too_large(self._size(path), self._shown(path))
+        return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if start < 0 or length < 0:
@@ -86,7 +94,8 @@ class RemoteStorage(OpenedStore):
                     break
         return size_bytes
 
-    def create(self, path: str, data: bytes | Path) -> Created:
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        del like  # of a file system
         content = Content.of(data)
         if content.pieces > 1 and self.stat(path) is not None:
             # A large upload would learn of the conflict only at its end.
@@ -98,7 +107,8 @@ class RemoteStorage(OpenedStore):
             return self._compare(path, content)
         return Created.NEW
 
-    def replace(self, path: str, data: bytes | Path) -> None:
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        del like
         self._put(Kind.REPLACE, path, Content.of(data))
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
@@ -111,6 +121,9 @@ class RemoteStorage(OpenedStore):
             if is_listed(path, prefix, hidden=hidden):
                 entries.append(_entry(path, about))
         return sorted(entries, key=lambda entry: entry.path)
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        return only_after(self.list(folder), folder, name, beginning)
 
     def folders(self, prefix: str) -> Names:
         folder = self._folder(prefix)
@@ -142,6 +155,9 @@ class RemoteStorage(OpenedStore):
                 self._files.rm_file(places[path])
 
         at_once(delete, list(places))
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        return compare_and_delete(self, path, data)
 
     def _put(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         place = self._at(path)
@@ -267,7 +283,8 @@ def _entry(path: str, about: Mapping[str, Any]) -> Entry:
         found = datetime.fromisoformat(found)
     if isinstance(found, datetime):
         found = found.timestamp()
-    return Entry(path, int(about["size"]), found)
+    etag = about.get("etag")
+    return Entry(path, int(about["size"]), found, None if etag is None else str(etag).strip('"'))
 
 
 def _line(error: Exception) -> str:

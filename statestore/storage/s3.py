@@ -3,28 +3,29 @@
 s3fs provides the session, the credentials and the event loop; the requests are made here, one by one, because what
 decides needs what its file-like calls hide: each request counted, one place that retries, and a conflict looked into
 before it is believed. With no listing cache and no instance cache of s3fs: see `StorageSpec` about forks.
-
-Roots with the same options share a client: one costs an eighth of a second of a processor and 13 MB, nearly all of it for
-Amazon's description of its own service, and who looks after hundreds of queries opens each of them every 15 seconds.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import s3fs
 from botocore.exceptions import ClientError
 from fsspec.asyn import sync
 
 from statestore.clock import Clock, Ids
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
+from statestore.storage import s3_clients, s3_conditions
 from statestore.storage.base import (
     DELETE_BATCH,
+    MOST_READ_BYTES,
+    TEMP_FOLDER,
     Created,
+    Deletion,
     Entries,
     Entry,
     Kind,
@@ -34,6 +35,8 @@ from statestore.storage.base import (
     checked_folder,
     is_listed,
     marks_folder,
+    only_after,
+    too_large,
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
 from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_passing, translate
@@ -42,14 +45,6 @@ OPTIONS = ("endpoint_url", "key", "secret", "region", "anon")
 
 _TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1
-_CONNECT_TIMEOUT_SECONDS = 5
-_READ_TIMEOUT_SECONDS = 30
-_MOST_CONNECTIONS = 64
-"""Of a client: eight roots are looked at at once, each with eight requests at a time."""
-
-_CLIENTS: dict[object, s3fs.S3FileSystem] = {}
-"""What is shared, by process, options and environment: a fork must not use what its parent has opened."""
-
 T = TypeVar("T")
 # Clients of aiobotocore are made from service descriptions at run time and have no static types.
 Call = Callable[[Any], Awaitable[T]]
@@ -69,7 +64,8 @@ class S3Storage(OpenedStore):
         self._clock = clock
         self._ids = ids
         self._bucket_seen = False
-        self._connection = _shared(options)
+        self._endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._connection = s3_clients.shared(options)
 
     def read(self, path: str) -> bytes:
         return self._get(path)
@@ -99,7 +95,8 @@ class S3Storage(OpenedStore):
 
         return self._request(Kind.READ, path, call)
 
-    def create(self, path: str, data: bytes | Path) -> Created:
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        del like  # of a file system
         content = Content.of(data)
         if content.pieces > 1 and self.stat(path) is not None:
             # A large upload would learn of the conflict only at its end.
@@ -115,7 +112,8 @@ class S3Storage(OpenedStore):
             return self._compare(path, content)
         return Created.NEW
 
-    def replace(self, path: str, data: bytes | Path) -> None:
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        del like
         content = Content.of(data)
         if content.pieces == 1:
             self._put(Kind.REPLACE, path, content.piece(0))
@@ -134,6 +132,15 @@ class S3Storage(OpenedStore):
         ]
         return sorted(entries, key=lambda entry: entry.path)
 
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        first = self._before + checked(folder)
+        entries = [
+            entry
+            for page in self._pages(folder, f"{first}/{beginning}", StartAfter=f"{first}/{name}")
+            for entry in self._listed(page.get("Contents", []), folder, hidden=False)
+        ]
+        return only_after(sorted(entries, key=lambda entry: entry.path), folder, name, beginning)
+
     def folders(self, prefix: str) -> Names:
         folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
         found: Names = []
@@ -144,12 +151,49 @@ class S3Storage(OpenedStore):
 
     def stat(self, path: str) -> Entry | None:
         found = self._head(path)
-        return found and Entry(path, found["ContentLength"], found["LastModified"].timestamp())
+        return found and Entry(
+            path, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"].strip('"')
+        )
 
     def delete(self, paths: Iterable[str]) -> None:
         keys = iter([self._key(path) for path in paths])
         while batch := list(islice(keys, DELETE_BATCH)):
             self._delete_batch(batch)
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        for _ in range(_TRIES):
+            try:
+                found, etag = self._get_with_etag(path)
+            except ObjectMissing:
+                return Deletion.MISSING
+            if found != data:
+                return Deletion.CHANGED
+            if not self._deletes_on_condition():
+                self.delete([path])
+                return Deletion.DELETED
+            # Refused: another object, or the same bytes once more, or the reply to an earlier try was lost. Look again.
+            with suppress(AlreadyExists, ObjectMissing):
+                self._delete_if(path, etag)
+                return Deletion.DELETED
+        raise StorageError("is written again and again", path=self._shown(path), hint="stop what writes it")
+
+    def _deletes_on_condition(self) -> bool:
+        path = f"{TEMP_FOLDER}/{self._ids.fresh()}"
+        return s3_conditions.deletes_on_condition(
+            (self._endpoint, self._bucket),
+            create=lambda: self._put(Kind.CREATE, path, b"probe"),
+            delete_if=lambda etag: self._delete_if(path, etag),
+            delete=lambda: self.delete([path]),
+        )
+
+    def _delete_if(self, path: str, etag: str) -> None:
+        """Raises `AlreadyExists` when the object has another ETag."""
+        key = self._key(path)
+
+        async def call(client: Any) -> None:
+            await client.delete_object(Bucket=self._bucket, Key=key, IfMatch=etag)
+
+        self._request(Kind.DELETE, path, call)
 
     def _pages(self, shown: str, folder: str, **how: str) -> Iterator[Any]:
         """The pages of a listing of all keys that begin with `folder`, one request each."""
@@ -166,14 +210,19 @@ class S3Storage(OpenedStore):
             position = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _get(self, path: str, **how: str) -> bytes:
+        return self._get_with_etag(path, **how)[0]
+
+    def _get_with_etag(self, path: str, **how: str) -> tuple[bytes, str]:
         key = self._key(path)
 
-        async def call(client: Any) -> bytes:
+        async def call(client: Any) -> tuple[bytes, str]:
             answer = await client.get_object(Bucket=self._bucket, Key=key, **how)
             async with answer["Body"] as body:
+                if "Range" not in how and answer["ContentLength"] > MOST_READ_BYTES:
+                    raise too_large(answer["ContentLength"], self._shown(path))
                 data: bytes = await body.read()
             self.requests.received(len(data))
-            return data
+            return data, answer["ETag"]
 
         return self._request(Kind.READ, path, call)
 
@@ -274,9 +323,11 @@ class S3Storage(OpenedStore):
             try:
                 checked(path)
             except ValueError:
-                continue  # Names that no path below a root has; whose they are is unknown.
+                # Whose they are is unknown.
+                self.omissions.note(path, "its name is no path below a state root")
+                continue
             if is_listed(path, prefix, hidden=hidden):
-                yield Entry(path, item["Size"], item["LastModified"].timestamp())
+                yield Entry(path, item["Size"], item["LastModified"].timestamp(), item["ETag"].strip('"'))
 
     def _delete_batch(self, keys: Iterable[str]) -> None:
         remaining = list(keys)
@@ -311,7 +362,7 @@ class S3Storage(OpenedStore):
                 if not tries_left or not is_passing(error):
                     translated = translate(error, self._shown(path))
                     if isinstance(translated, AccessDenied):
-                        _forget(self._connection)
+                        s3_clients.forget(self._connection)
                     raise translated from error
             else:
                 self._bucket_seen = True
@@ -333,42 +384,3 @@ class S3Storage(OpenedStore):
 
 class _UploadGone(StorageError):
     """The upload that was to be finished is not known any more."""
-
-
-def _shared(options: Mapping[str, str]) -> s3fs.S3FileSystem:
-    """The client of this process for such options. Nothing is requested yet."""
-    # What is not in the options comes from these.
-    environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
-    key = (os.getpid(), *sorted(options.items()), *environment)
-    # Of two threads that come at once both get the same one, without a lock that a fork might find taken.
-    return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _client(options))
-
-
-def _forget(client: s3fs.S3FileSystem) -> None:
-    """Share it no more: who opens the root again reads the credentials again, which may have been renewed in their file.
-
-    *The losing schedule*: credentials are rotated; who asks each 15 seconds is refused until the process is restarted.
-    """
-    for key, shared in list(_CLIENTS.items()):
-        if shared is client:
-            _CLIENTS.pop(key, None)
-
-
-def _client(options: Mapping[str, str]) -> s3fs.S3FileSystem:
-    region = options.get("region") or os.environ.get("AWS_REGION")  # botocore itself reads AWS_DEFAULT_REGION only
-    return s3fs.S3FileSystem(
-        anon=options.get("anon", "false").lower() == "true",
-        endpoint_url=options.get("endpoint_url"),
-        key=options.get("key"),
-        secret=options.get("secret"),
-        client_kwargs={"region_name": region} if region else {},
-        config_kwargs={
-            "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
-            "read_timeout": _READ_TIMEOUT_SECONDS,
-            "max_pool_connections": _MOST_CONNECTIONS,
-            # Retries are made here: hidden ones could be neither counted nor replayed.
-            "retries": {"total_max_attempts": 1, "mode": "standard"},
-        },
-        use_listings_cache=False,
-        skip_instance_cache=True,
-    )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from enum import Enum
+from urllib.parse import unquote
+
 _SAME = {"s3a": "s3", "abfs": "abfss"}
 """Schemes of Hadoop's that name what another one names, through another connector or without TLS."""
 
@@ -13,3 +18,66 @@ def canonical(url: str) -> str:
         return url
     scheme = scheme.lower()
     return f"{_SAME.get(scheme, scheme)}://{rest if scheme == 'file' else rest.rstrip('/')}"
+
+
+class Locality(Enum):
+    """Whether a location that a file of Spark's names is in the root that the file lies in."""
+
+    HERE = "here"
+    ELSEWHERE = "elsewhere"
+    UNKNOWN = "in another kind of storage, which may be the same place by another way"
+
+
+@dataclass(frozen=True)
+class _Parts:
+    scheme: str
+    authority: str
+    path: str
+
+    @property
+    def family(self) -> str:
+        return _FAMILIES.get(self.scheme, self.scheme)
+
+
+_FAMILIES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "webhdfs": "hdfs", "swebhdfs": "hdfs"}
+
+
+def locality(root: str, location: str) -> Locality:
+    """Whether a location, as Spark writes it, is the root with that URL. Links on the local disk are followed."""
+    ours, theirs = _of_root(root), _parts(location)
+    if ours.family != theirs.family:
+        return Locality.UNKNOWN
+    if ours.family == "file":
+        is_here = ours.path == os.path.realpath(theirs.path)
+    elif ours.family == "hdfs":
+        is_here = ours.path == theirs.path  # its two protocols name the same host by different ports
+    else:
+        is_here = (ours.authority, ours.path) == (theirs.authority, theirs.path)
+    return Locality.HERE if is_here else Locality.ELSEWHERE
+
+
+def as_spark_writes_it(root: str, like: str) -> str | None:
+    """The URL of a root in the words of Spark, which named its former location `like`; None when that does not say it."""
+    ours, before = _of_root(root), _parts(like)
+    if ours.family == "file":
+        return f"file:{ours.path}"
+    if ours.family == before.family:
+        authority = before.authority if ours.family == "hdfs" else ours.authority
+        return f"{before.scheme}://{authority}{ours.path}"
+    if ours.family == "hdfs":
+        return None
+    return f"{'s3a' if ours.family == 's3' else ours.scheme}://{ours.authority}{ours.path}"
+
+
+def _of_root(url: str) -> _Parts:
+    found = _parts(url)
+    return _Parts(found.scheme, found.authority, unquote(found.path)) if found.scheme == "file" else found
+
+
+def _parts(url: str) -> _Parts:
+    scheme, _, rest = url.partition(":")
+    authority, path = "", rest
+    if rest.startswith("//"):
+        authority, _, path = rest[2:].partition("/")
+        path = f"/{path}"
+    return _Parts(scheme.lower(), authority, path.rstrip("/") or "/")

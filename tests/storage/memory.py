@@ -9,6 +9,7 @@ from pathlib import Path
 from statestore.errors import AlreadyExists, ObjectMissing
 from statestore.storage.base import (
     Created,
+    Deletion,
     Entries,
     Entry,
     Kind,
@@ -17,6 +18,7 @@ from statestore.storage.base import (
     checked,
     checked_folder,
     is_listed,
+    only_after,
 )
 
 
@@ -53,7 +55,8 @@ class MemoryStorage(OpenedStore):
         target.write_bytes(data)
         return len(data)
 
-    def create(self, path: str, data: bytes | Path) -> Created:
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        del like  # of a file system
         body = data.read_bytes() if isinstance(data, Path) else data
         self.requests.count(Kind.CREATE, bytes_written=len(body))
         there = self.objects.get(checked(path))
@@ -64,7 +67,8 @@ class MemoryStorage(OpenedStore):
             return Created.SAME
         raise AlreadyExists("stands there with other bytes", path=path, hint="somebody else was first")
 
-    def replace(self, path: str, data: bytes | Path) -> None:
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        del like
         body = data.read_bytes() if isinstance(data, Path) else data
         self.requests.count(Kind.REPLACE, bytes_written=len(body))
         self.objects[checked(path)] = StoredObject(body, self._now_seconds())
@@ -77,6 +81,9 @@ class MemoryStorage(OpenedStore):
             for path, found in sorted(self.objects.items())
             if path.startswith(below) and is_listed(path, prefix, hidden=hidden)
         ]
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        return only_after(self.list(folder), folder, name, beginning)
 
     def folders(self, prefix: str) -> Names:
         self.requests.count(Kind.LIST)
@@ -93,6 +100,16 @@ class MemoryStorage(OpenedStore):
         self.requests.count(Kind.DELETE)
         for path in paths:
             self.objects.pop(checked(path), None)
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        self.requests.count(Kind.DELETE)
+        found = self.objects.get(checked(path))
+        if found is None:
+            return Deletion.MISSING
+        if found.data != data:
+            return Deletion.CHANGED
+        self.delete([path])
+        return Deletion.DELETED
 
     def _found(self, path: str) -> StoredObject:
         found = self.objects.get(checked(path))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from statestore.errors import AccessDenied, AlreadyExists, StorageError
+from statestore.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
 from statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
+from statestore.storage.base import printable
 from statestore.storage.local import translate
 
 
@@ -94,8 +96,8 @@ def test_a_link_below_the_root_leads_nowhere(storage: Storage, root: Path, tmp_p
         ):
             with pytest.raises(StorageError, match="symbolic link"):
                 act()
-    with pytest.raises(StorageError, match="symbolic link"):
-        storage.list("")
+    assert storage.list("") == []
+    assert [omitted.shown for omitted in storage.omissions.below("")] == ["file", "folder"]
     assert (outside / "secret").read_bytes() == b"secret"
 
 
@@ -185,3 +187,52 @@ def test_an_unknown_option_is_refused(root: Path) -> None:
 
 def test_a_spec_does_not_show_its_secret() -> None:
     assert "hush" not in repr(StorageSpec("s3://bucket", (("secret", "hush"),)))
+
+
+def test_what_is_no_file_is_left_out_of_listings_and_never_opened(storage: Storage, root: Path) -> None:
+    storage.create("a/file", b"bytes")
+    (root / "a" / "dangling").symlink_to(root / "nowhere")
+    (root / "a" / "loop").symlink_to(root / "a")
+    os.mkfifo(root / "a" / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "a" / "socket"))
+        (root / "a" / os.fsdecode(b"\xff.zip")).write_bytes(b"no text")
+        (root / os.fsdecode(b"folder \xfe")).mkdir()
+        assert [entry.path for entry in storage.list("")] == ["a/file"]
+        assert storage.folders("") == ["_statekeeper", "a"]
+        shown = ["a/\\xff.zip", "a/dangling", "a/fifo", "a/loop", "a/socket", "folder \\xfe"]
+        assert [omitted.shown for omitted in storage.omissions.below("")] == shown
+        assert [omitted.shown for omitted in storage.omissions.below("a")] == shown[:5]
+        for path in ("a/fifo", "a/socket", "a/dangling", "a/loop/file"):
+            with pytest.raises(NotAFile):
+                storage.read(path)
+            with pytest.raises(NotAFile):
+                storage.read_range(path, 0, 1)
+            with pytest.raises(NotAFile):
+                storage.download(path, root / "target")
+
+
+def test_folders_as_deep_as_a_path_can_be_are_listed(storage: Storage, root: Path) -> None:
+    path = "/".join("d" * 1100)
+    folders = [root / path[: 2 * level] for level in range(1101)]
+    for folder in folders:
+        folder.mkdir()
+    (root / path / "file").write_bytes(b"")
+    try:
+        assert [entry.path for entry in storage.list("")] == [f"{path}/file"]
+    finally:
+        # pytest's own clean-up is recursive.
+        (root / path / "file").unlink()
+        for folder in reversed(folders):
+            folder.rmdir()
+
+
+def test_a_file_that_is_too_large_to_be_read_as_a_whole_is_damage(storage: Storage, root: Path) -> None:
+    storage.create("commits/0", b"bytes")
+    os.truncate(root / "commits" / "0", 20 * 1024**3)
+    with pytest.raises(CorruptFile, match="has 21,474,836,480 bytes"):
+        storage.read("commits/0")
+
+
+def test_names_are_printed_as_text_that_changes_no_terminal() -> None:
+    assert printable("a/\x1b[31m\n\udcff é") == "a/\\x1b[31m\\n\\xff é"

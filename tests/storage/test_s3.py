@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, StorageError
+from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
 from statestore.storage import Created, RequestCounts, Storage, open_storage
 from statestore.storage.s3 import S3Storage
 from tests.s3_server import S3Server, Wire
@@ -307,3 +307,24 @@ def test_a_local_root_does_not_load_the_s3_client() -> None:
     )
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert output == "False\n"
+
+
+def test_keys_that_no_path_names_are_left_out_of_listings(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    for key in ("root/state//0/1.changelog", "root/state/../2.changelog", "root/a&b"):
+        s3_server.put(bucket, key, b"bytes")
+    assert [entry.path for entry in storage.list("")] == ["a&b"]
+    assert [omitted.shown for omitted in storage.omissions.below("")] == [
+        "state/../2.changelog",
+        "state//0/1.changelog",
+    ]
+
+
+def test_an_object_that_is_too_large_to_be_read_as_a_whole_is_not_received(
+    storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3_server.put(bucket, "root/commits/0", b"0123456789")
+    monkeypatch.setattr("statestore.storage.s3.MOST_READ_BYTES", 9)
+    with pytest.raises(CorruptFile, match="has 10 bytes"):
+        storage.read("commits/0")
+    assert storage.requests.snapshot().bytes_read == 0
+    assert storage.read_range("commits/0", 0, 20) == b"0123456789"
