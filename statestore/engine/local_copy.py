@@ -8,7 +8,8 @@
     └── changelogs/<v>_<id>.changelog  what was uploaded or fetched here and may be replayed next; in structure V1 the
                                        digest stands for the id, as a file there may be of an attempt that lost
 
-Nothing here is the truth: all of it can be deleted at any time and is rebuilt from storage.
+Nothing here is the truth: all of it can be deleted at any time and is rebuilt from storage. The folder belongs to one user,
+with mode 0700: see `user_folder`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from statestore.clock import Ids
 from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.user_folder import make_private
 from statestore.errors import LocalStateDamaged
 from statestore.format import names
 from statestore.format.names import VersionId
@@ -60,8 +62,9 @@ class LocalCopyFolder:
         self._ids = ids
         self._pointer = folder / "current"
         self._changelogs = folder / "changelogs"
+        make_private(folder)
         with translated(folder):
-            self._changelogs.mkdir(parents=True, exist_ok=True)
+            self._changelogs.mkdir(exist_ok=True)
             # A host's sweep must see a task that comes back after days before it has loaded anything.
             os.utime(self._changelogs)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +35,11 @@ from statestore.errors import (
     LocalStateError,
     LocalStateLocked,
     StatekeeperError,
-    UnknownFormatVersion,
     UnsupportedType,
 )
+from statestore.format.changelog import MOST_RECORD_BYTES
 from statestore.format.names import VersionId
+from statestore.format.rocksdb_options import string_append_options
 from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import LocalCopy
 
@@ -46,12 +47,12 @@ _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
 FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 """State keys begin with a little-endian length or a row's version byte, so none sorts behind this."""
 
-_MERGE_OPERATOR = re.compile(r"merge_operator=(?:StringAppendOperator\b|\{id=StringAppendOperator;[^}]*\})")
 _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 _DIGEST_BYTES = 16
+_REBUILT = "it is rebuilt from storage"
 _FORMAT_VERSION = 5
 """Of tables, as Spark writes them: the RocksDB of Spark 3.5 (8.3.2) refuses what RocksDB writes unless it is told."""
 
@@ -66,12 +67,18 @@ class EngineLimits:
     block_bytes: int = 1024
     replay_bytes: int = 64 * 1024 * 1024
 
+    @property
+    def record_bytes(self) -> int:
+        """The largest record of a changelog that is read: about four copies of it are in memory while it is applied."""
+        return max(MOST_RECORD_BYTES, self.replay_bytes // 4)
+
 
 class Database:
     """One local RocksDB that holds one version of one store, and says which.
 
-    Keys and values are bytes. The marker (version, id or digest, lineage) lies in the same database and is written
-    together with the changes that it speaks of, so that data and marker cannot part.
+    Keys and values are bytes. The marker (version, id or digest, lineage, sequence number) lies in the same database and is
+    written together with the changes that it speaks of, so that data and marker cannot part. Its sequence number shows
+    later writes. RocksDB itself compares size and unique id of each table with its MANIFEST and verifies each block.
     """
 
     def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits) -> None:
@@ -95,13 +102,12 @@ class Database:
     def open_with_merges(cls, path: Path, limits: EngineLimits, delimiter: bytes) -> Database:
         """An existing database of Spark's whose tables may hold what was appended to values and not merged yet.
 
-        RocksDB's options file names the operator and forgets its delimiter; the default one is a comma. Raises as
-        `open_for_writing`.
+        Its options are made here: an options file of a checkpoint could send RocksDB to other directories
+        (`format.rocksdb_options`). Raises as `open_for_writing`.
         """
         with translated(path):
-            _name_delimiter(path, delimiter)
             # What opens is the options of the column family; those of the database carry no operator.
-            options, families = Options.load_latest(str(path))
+            options, families = _string_append(path.parent, delimiter)
             return cls(Rdict(str(path), _tuned(options, limits), _tuned_families(families, limits)), path, limits)
 
     @classmethod
@@ -117,13 +123,20 @@ class Database:
             return cls(Rdict(str(path), options, families, AccessType.read_only()), path, limits)
 
     def holds(self) -> LocalCopy | None:
-        """Which version this is; None when no load ever ended here. Raises `LocalStateDamaged`."""
+        """Which version this is; None when no load ever ended here.
+
+        Raises `LocalStateDamaged`, also when anything was written since the marker: RocksDB numbers each write, and the
+        marker holds the number of its own.
+        """
         with translated(self.path):
             marker = self._rdict.get(_MARKER_KEY)
+            sequence = self._rdict.latest_sequence_number()
         if marker is None:
             return None
         try:
             fields = json.loads(marker)
+            if int(fields.get("sequence", -1)) != sequence:
+                raise LocalStateDamaged("was written to by another program", path=str(self.path), hint=_REBUILT)
             version = replace(_version(fields["version"]), digest=fields.get("digest"))
             return LocalCopy(version, tuple(_version(item) for item in fields["lineage"]))
         except BAD_VALUES as error:
@@ -165,24 +178,43 @@ class Database:
         Within a window keys ascend, each stands there once, and there is one at least. All or nothing: the tables are
         ingested by one edit of the MANIFEST. Returns the number of keys written.
         """
+        with translated(self.path):
+            written = self._ingest(windows, holds)
+            # Tables that overlap with nothing get no number of their own. Now the marker's table does: the old marker is
+            # below it. Until then the database counts as damaged, and is rebuilt if the process dies here.
+            if holds is not None and self._marked_at() != self._rdict.latest_sequence_number():
+                self._ingest((), holds)
+        return written
+
+    def _ingest(self, windows: Iterable[Iterable[tuple[bytes, bytes | None]]], holds: LocalCopy | None) -> int:
         tables: list[Path] = []
         written = 0
-        marker = None if holds is None else _marker(holds)
-        with translated(self.path):
-            try:
-                for window in windows:
-                    written += self._write_table(tables, window, marker)
-                    marker = None
-                if marker is not None:
-                    self._write_table(tables, (), marker)
-                if tables:
-                    move = IngestExternalFileOptions()
-                    move.set_move_files(True)
-                    self._rdict.ingest_external_file([str(table) for table in tables], move)
-            finally:
-                for table in tables:
-                    table.unlink(missing_ok=True)
+        writer: SstFileWriter | None = None
+        try:
+            for window in windows:
+                if writer is not None:
+                    writer.finish()
+                writer = self._begin_table(tables)
+                written += _write_window(writer, window)
+            if holds is not None:
+                writer = writer or self._begin_table(tables)
+                # Each table that overlaps with what is below it gets the next number; the first of all gets none.
+                before, is_new = self._rdict.latest_sequence_number(), self._marked_at() is None
+                writer[_MARKER_KEY] = _marker(holds, before + len(tables) - (is_new and before == 0))
+            if writer is not None:
+                writer.finish()
+                move = IngestExternalFileOptions()
+                move.set_move_files(True)
+                self._rdict.ingest_external_file([str(table) for table in tables], move)
+        finally:
+            for table in tables:
+                table.unlink(missing_ok=True)
         return written
+
+    def _marked_at(self) -> int | None:
+        """The sequence number that the marker holds."""
+        marker = self._rdict.get(_MARKER_KEY)
+        return None if marker is None else int(json.loads(marker)["sequence"])
 
     def wants_merge(self) -> bool:
         """Whether so many tables have gathered that reads suffer."""
@@ -265,10 +297,8 @@ class Database:
         with contextlib.suppress(LocalStateError) if error is not None else contextlib.nullcontext():
             self.close()
 
-    def _write_table(
-        self, tables: list[Path], window: Iterable[tuple[bytes, bytes | None]], marker: bytes | None
-    ) -> int:
-        """Write one more table, add it to the others, and say how many keys of the window are in it."""
+    def _begin_table(self, tables: list[Path]) -> SstFileWriter:
+        """One more table to be ingested, added to the others."""
         path = self.path / f"ingest-{len(tables)}.tmp"
         # A process that died after the ingestion left its file here: the same inode as a live table, which opening it
         # for writing would cut to nothing.
@@ -276,29 +306,28 @@ class Database:
         tables.append(path)
         writer = SstFileWriter(_options(self._limits))
         writer.open(str(path))
-        count, key = 0, b""
-        for key, value in window:
-            count += 1
-            if value is None:
-                del writer[key]
-            else:
-                writer[key] = value
-        if key >= FIRST_RESERVED_KEY:
-            raise UnsupportedType(f"a key that begins with ff ff ff ff: {key[:40]!r}", hint="no row begins so")
-        if marker is not None:
-            writer[_MARKER_KEY] = marker
-        writer.finish()
-        return count
+        return writer
 
 
-def _name_delimiter(path: Path, delimiter: bytes) -> None:
-    named = f"merge_operator={{id=StringAppendOperator;delimiter={delimiter.decode()};}}"
-    for file in path.glob("OPTIONS-*"):
-        text, found = _MERGE_OPERATOR.subn(named, file.read_text())
-        if not found:
-            # With the operator's own delimiter, or none at all, lists would be read and written wrongly.
-            raise UnknownFormatVersion("names no StringAppend as its merge operator", path=file.name)
-        file.write_text(text)
+def _write_window(writer: SstFileWriter, window: Iterable[tuple[bytes, bytes | None]]) -> int:
+    """Write the keys of a window to a table, and count them."""
+    count, key = 0, b""
+    for key, value in window:
+        count += 1
+        if value is None:
+            del writer[key]
+        else:
+            writer[key] = value
+    if key >= FIRST_RESERVED_KEY:
+        raise UnsupportedType(f"a key that begins with ff ff ff ff: {key[:40]!r}", hint="no row begins so")
+    return count
+
+
+def _string_append(scratch: Path, delimiter: bytes) -> tuple[Options, dict[str, Options]]:
+    """Options with Spark's merge operator. rocksdict has no setter for it, but reads it from a file: one of our own."""
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="options-") as name:
+        (Path(name) / "OPTIONS-000001").write_text(string_append_options(delimiter))
+        return Options.load_latest(name)
 
 
 def _tuned_families(families: Mapping[str, Options], limits: EngineLimits) -> dict[str, Options]:
@@ -330,8 +359,9 @@ def _tuned(options: Options, limits: EngineLimits) -> Options:
     return options
 
 
-def _marker(holds: LocalCopy) -> bytes:
-    fields: dict[str, Any] = {"version": str(holds.version), "lineage": [str(item) for item in holds.lineage]}
+def _marker(holds: LocalCopy, sequence: int) -> bytes:
+    lineage = [str(item) for item in holds.lineage]
+    fields: dict[str, Any] = {"version": str(holds.version), "lineage": lineage, "sequence": sequence}
     if holds.version.digest is not None:
         fields["digest"] = holds.version.digest
     return json.dumps(fields).encode()
@@ -366,4 +396,4 @@ def translated(path: Path) -> Iterator[None]:
             raise LocalDiskFull(text, path=str(path), hint="free space on the local disk") from error
         if "lock hold by current process" in text or "While lock file" in text:
             raise LocalStateLocked(text, path=str(path), hint="wait for the other process") from error
-        raise LocalStateDamaged(text, path=str(path), hint="it is rebuilt from storage") from error
+        raise LocalStateDamaged(text, path=str(path), hint=_REBUILT) from error

@@ -1,8 +1,8 @@
 """What dead runs and finished queries leave on a host's disk, and when it goes.
 
-    <local folder>/<root id>/<operator>-<partition>/      a `LocalCopyFolder`
-    <local folder>/sweep.lock                             held by who sweeps
-    <local folder>/swept                                  its time is that of the last sweep
+    <user folder>/<root id>/<operator>-<partition>/      a `LocalCopyFolder`
+    <user folder>/sweep.lock                             held by who sweeps
+    <user folder>/swept                                  its time is that of the last sweep
 
 Nothing below such a folder is the truth, but a running task may be using it. Other files in the local folder are nobody's
 business here and stay.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,17 +20,20 @@ from statestore.format.replay import Window
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
+from statestore.loading.local_file import readable
 from statestore.storage import Storage, at_once
-
-_MAP_FROM_BYTES = 16 * 1024 * 1024
 
 
 class Changelogs:
-    """Of one store, for one load. `fetched_files` counts what storage was asked for."""
+    """Of one store, for one load. `fetched_files` counts what storage was asked for; for `most_record_bytes` see
+    `read_changelog`."""
 
-    def __init__(self, store: StorePath, storage: Storage, folder: LocalCopyFolder, conf: StateConf) -> None:
+    def __init__(
+        self, store: StorePath, storage: Storage, folder: LocalCopyFolder, conf: StateConf, *, most_record_bytes: int
+    ) -> None:
         self.fetched_files = 0
         self._conf = conf
+        self._most_record_bytes = most_record_bytes
         self._store = store
         self._storage = storage
         self._folder = folder
@@ -159,7 +161,7 @@ class Changelogs:
     def pieces(self, version: VersionId) -> Iterator[Changes]:
         """The records of one, as the database gets them, in their order. Raises as `windows`."""
         path = self._store.changelog(version)
-        _, pieces = read_changelog(self._content(version), path)
+        _, pieces = read_changelog(self._content(version), path, most_record_bytes=self._most_record_bytes)
         return (verified(piece, path) for piece in pieces) if self._conf.row_checksums else pieces
 
     def check(self, version: VersionId) -> bool:
@@ -213,11 +215,3 @@ class Changelogs:
         except FileNotFoundError as error:
             # Who reads without the lock may find what its holder has just forgotten.
             raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
-
-
-def readable(path: Path) -> Readable:
-    """A local file: in memory when it is small, else mapped. Raises `OSError`."""
-    if path.stat().st_size < _MAP_FROM_BYTES:
-        return path.read_bytes()
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

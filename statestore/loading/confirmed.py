@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.lineage import BaseKind, Lineage, LoadPlan
+from statestore.lineage import MOST_REPLAYED, BaseKind, Lineage, LoadPlan
 from statestore.loading.changelogs import Changelogs
 from statestore.storage import Storage, read_or_none
 
@@ -45,9 +45,15 @@ def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | No
 
 
 def plan_confirmed(
-    storage: Storage, store: StorePath, target: VersionId, snapshots: Collection[VersionId], changelogs: Changelogs
+    storage: Storage,
+    store: StorePath,
+    target: VersionId,
+    snapshots: Collection[VersionId],
+    changelogs: Changelogs,
+    tried: Collection[str] = (),
 ) -> ConfirmedPlan:
-    """How to load `target`. `snapshots`: the versions that have one. The changelogs are on this host then, and verified.
+    """How to load `target`. `snapshots`: the versions that have one; `tried`: what is wrong with others, where they were
+    the base. The changelogs are on this host then, and verified.
 
     Requests: one for each snapshot that is looked at, and the changelogs. Raises `VersionNotLoadable`, `StorageError`,
     `LocalDiskFull`.
@@ -59,13 +65,16 @@ def plan_confirmed(
         if known is not None:
             base = known
             break
+    if (changes := target.version - base.version) > MOST_REPLAYED:
+        what = f"{changes:,} changelogs lie between it and the newest snapshot"
+        raise _not_loadable(store, target, target, what, "restore a snapshot")
     try:
         replay = changelogs.chain(base, target, fetch=True)
         if replay is None:
             # What this host has may be of attempts that lost: storage decides.
             replay = changelogs.as_stored(base, target)
     except ObjectMissing as error:
-        raise _missing(store, target, error, skipped) from error
+        raise _missing(store, target, error, [*tried, *skipped]) from error
     if replay and not replay[-1].is_same(target):
         raise _refused(storage, store, target, replay, changelogs)
     kind = BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT

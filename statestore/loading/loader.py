@@ -84,7 +84,8 @@ class Loader:
         return loaded, attempt.metrics
 
     def restore(self, target: VersionId, path: Path) -> Restored:
-        """The version from storage alone, in the new directory `path`, unmarked: what a snapshot is made of.
+        """The version from storage alone, in the new directory `path`, unmarked: what a snapshot is made of. Every block of
+        the base is read: one that is damaged is passed over for an older base, and named in `metrics.skipped_snapshots`.
 
         Raises as `load`.
         """
@@ -116,7 +117,9 @@ class Loader:
             return True
 
     def _attempt(self, target: VersionId, known_snapshots: Collection[VersionId]) -> Attempt:
-        changelogs = Changelogs(self._store, self._storage, self._folder, self._conf)
+        changelogs = Changelogs(
+            self._store, self._storage, self._folder, self._conf, most_record_bytes=self._limits.record_bytes
+        )
         return Attempt(self._store, self._storage, target, set(known_snapshots), changelogs)
 
     def _replay(self, attempt: Attempt, plan: LoadPlan) -> Replay:
@@ -217,7 +220,7 @@ class Loader:
             plan = attempt.plan()
             database: Database | None = None
             try:
-                database, base = self._base_database(attempt, plan, path)
+                database, base = self._base_database(attempt, plan, path, verified=not marked)
                 keys = self._replay(attempt, plan).onto(database, base=base, marked=marked)
                 return Restored(database, base, plan.lineage, keys, attempt.metrics)
             except BaseException as error:
@@ -232,9 +235,22 @@ class Loader:
                 attempt.snapshots.discard(plan.base)
                 attempt.metrics.skipped_snapshots += (f"{self._store.snapshot(plan.base)}: {error}",)
 
-    def _base_database(self, attempt: Attempt, plan: LoadPlan, path: Path) -> tuple[Database, SnapshotMetadata | None]:
+    def _base_database(
+        self, attempt: Attempt, plan: LoadPlan, path: Path, *, verified: bool
+    ) -> tuple[Database, SnapshotMetadata | None]:
         if plan.base_kind is BaseKind.NOTHING:
             return Database.create(path, self._limits), None
-        base = open_base(self._storage, self._store, plan.base, path, self._limits, self._conf)
+        # Our own jobs write no sidecars; Spark refuses a snapshot that its sidecar does not fit, and so does a load.
+        is_sparks = self._conf != OURS
+        base = open_base(
+            self._storage,
+            self._store,
+            plan.base,
+            path,
+            self._limits,
+            self._conf,
+            compare_sidecar=is_sparks,
+            verified=verified,
+        )
         attempt.metrics.fetched_files += 1 + len(base.metadata.tables)
         return base.database, base.metadata

@@ -46,10 +46,15 @@ class Attempt:
                     self._list_snapshots()
                 case NotLoadable(missing, reason):
                     raise VersionNotLoadable(
-                        f"{self.target.in_words} of {self.store} has no base: {reason}",
+                        f"{self.target.in_words} of {self.store} has no base: {reason}{self.skipped}",
                         path=self.store.changelog(missing),
                         hint="restore that file, or a snapshot of its version, or go back to a version with a snapshot",
                     )
+
+    @property
+    def skipped(self) -> str:
+        """Which snapshots were tried, and what is wrong with them."""
+        return "".join(f"; {reason}" for reason in self.metrics.skipped_snapshots)
 
     def plan_from(self, holds: LocalCopy, *, fetch: bool) -> LoadPlan | None:
         """From the local copy; None when it is no ancestor of the target. Without `fetch`, in structure V1, by what this
@@ -69,7 +74,8 @@ class Attempt:
     def _plan_confirmed(self) -> LoadPlan:
         if not self._listed:
             self._list_snapshots()
-        found = plan_confirmed(self.storage, self.store, self.target, self.snapshots, self.changelogs)
+        tried = self.metrics.skipped_snapshots
+        found = plan_confirmed(self.storage, self.store, self.target, self.snapshots, self.changelogs, tried)
         self.metrics.base = found.plan.base_kind
         self.metrics.skipped_snapshots += tuple(
             reason for reason in found.skipped if reason not in self.metrics.skipped_snapshots
@@ -96,7 +102,7 @@ class Attempt:
             older = max((s for s in self.snapshots if s.version < version.version), default=None)
             back = f"the newest older snapshot is of {older.in_words}" if older else "there is no older snapshot"
             raise VersionNotLoadable(
-                f"{self.target.in_words} of {self.store} cannot be loaded: {error.what}",
+                f"{self.target.in_words} of {self.store} cannot be loaded: {error.what}{self.skipped}",
                 path=path,
                 hint=f"restore the file, or go back to {VersionId(version.version - 1).in_words}; {back}",
             ) from error

@@ -58,7 +58,7 @@ class Replay:
         except (ObjectMissing, CorruptFile) as error:
             broken, what = self._oldest_broken(error)
             raise VersionNotLoadable(
-                f"{self._attempt.target.in_words} of {self._attempt.store} cannot be loaded: {what}",
+                f"{self._attempt.target.in_words} of {self._attempt.store} cannot be loaded: {what}{self._attempt.skipped}",
                 path=self._attempt.store.changelog(broken),
                 hint=f"restore the file; the newest version that still loads is {VersionId(broken.version - 1).in_words}",
             ) from error

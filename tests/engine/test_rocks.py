@@ -297,3 +297,52 @@ def test_tables_are_written_as_spark_3_5_reads_them(tmp_path: Path) -> None:
     [table] = (tmp_path / "captured").glob("*.sst")
     # The footer ends with the version of the format and the magic number.
     assert int.from_bytes(table.read_bytes()[-12:-8], "little") == 5
+
+
+@pytest.mark.parametrize("windows", [[[b"a"]], [[b"a", b"m"], [b"b", b"z"], [b"c"]], [[b"a"], [b"b"], [b"c"]], []])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_marker_holds_for_what_was_ingested_with_it_however_the_tables_overlap(
+    tmp_path: Path, windows: list[list[bytes]], steps: int
+) -> None:
+    path = tmp_path / "db"
+    with Database.create(path, LIMITS) as database:
+        for step in range(steps):
+            holds = LocalCopy(VersionId(step, "id"), ())
+            pairs = [[(b"%d" % step + key, b"value") for key in window] for window in windows]
+            database.apply(pairs, holds)
+            assert database.holds() == holds
+        database.merge_tables()
+    with Database.open_read_only(path, LIMITS) as database:
+        assert database.holds() == holds
+
+
+@pytest.mark.parametrize("change", ["put", "delete", "put of another key", "flushed"])
+def test_a_write_after_the_marker_is_damage(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "db"
+    with Database.create(path, LIMITS) as database:
+        database.apply([[(b"key", b"value")]], LocalCopy(VersionId(1, "id"), ()))
+    with Database.open_for_writing(path, LIMITS) as database:
+        match change:
+            case "delete":
+                del database._rdict[b"key"]
+            case "put of another key":
+                database._rdict[b"0"] = b"altered"
+            case _:
+                database._rdict[b"key"] = b"altered"
+        if change == "flushed":
+            database._rdict.flush()
+    for opened in (Database.open_read_only, Database.open_for_writing):
+        with opened(path, LIMITS) as database, pytest.raises(LocalStateDamaged, match="another program"):
+            database.holds()
+
+
+def test_a_table_of_another_database_under_the_name_of_one_of_these_is_damage(tmp_path: Path) -> None:
+    for name, value in (("mine", b"value"), ("other", b"altered")):
+        with Database.create(tmp_path / name, LIMITS) as database:
+            database.apply([[(b"key", value[:5])]], LocalCopy(VersionId(1, "id"), ()))
+    [mine] = (tmp_path / "mine").glob("*.sst")
+    [other] = (tmp_path / "other").glob("*.sst")
+    assert mine.stat().st_size == other.stat().st_size
+    mine.write_bytes(other.read_bytes())
+    with pytest.raises(LocalStateDamaged):
+        Database.open_read_only(tmp_path / "mine", LIMITS).holds()

@@ -1,0 +1,18 @@
+"""A file on the local disk as bytes to decode."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from statestore.format.changelog import Readable
+
+_MAP_FROM_BYTES = 16 * 1024 * 1024
+
+
+def readable(path: Path) -> Readable:
+    """A local file: in memory when it is small, else mapped. Raises `OSError`."""
+    if path.stat().st_size < _MAP_FROM_BYTES:
+        return path.read_bytes()
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
