@@ -23,7 +23,9 @@ from statestore.errors import (
 )
 from statestore.format import names
 from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES, parsed_json, partition_count
 from statestore.storage import Storage, read_or_none
+from statestore.storage.exclusive import require_exclusive_create
 
 _FORMAT = 1
 
@@ -97,21 +99,39 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
     """The binding of the root at `storage`; made from `wanted` when there is none and `batch` is 0.
 
     The root's own partitions, key groups and id win over the wanted ones.
-    Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`.
+    Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`, and `NoExclusiveCreate` for a new root.
     """
     held = read_or_none(storage, names.BINDING)
     if held is None:
         if batch > 0:
-            raise RootLost(
-                f"the query is at batch {batch}, and there is no state root",
-                path=storage.url,
-                hint="restore the root, or start over with a new checkpoint and a new root",
-            )
+            raise _no_root(storage.url, batch)
+        require_exclusive_create(storage, ids)
         held = encode_binding(replace(wanted, root_id=ids.fresh()))
         try:
             storage.create(names.BINDING, held)
         except AlreadyExists:
             held = storage.read(names.BINDING)
+    return _bound(storage, held, wanted)
+
+
+def require_bindable(storage: Storage, wanted: Binding, *, batch: int) -> None:
+    """Raises what `bind` would raise, and writes nothing."""
+    held = read_or_none(storage, names.BINDING)
+    if held is not None:
+        _bound(storage, held, wanted)
+    elif batch > 0:
+        raise _no_root(storage.url, batch)
+
+
+def _no_root(url: str, batch: int) -> RootLost:
+    return RootLost(
+        f"the query is at batch {batch}, and there is no state root",
+        path=url,
+        hint="restore the root, or start over with a new checkpoint and a new root",
+    )
+
+
+def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
     binding = _parse_binding(held)
     if binding.query_id != wanted.query_id:
         raise ForeignRoot(
@@ -146,7 +166,11 @@ def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[S
 
 def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *, may_grow: bool) -> None:
     """Raises `SchemaMismatch` with the first difference that is not a nullable column added at the end."""
-    held, asked = json.loads(held_json)["fields"], json.loads(asked_json)["fields"]
+    asked = json.loads(asked_json)["fields"]
+    try:
+        held = [{"name": f["name"], "type": f["type"], "nullable": f["nullable"], **f} for f in _fields_of(held_json)]
+    except BAD_VALUES as error:
+        raise CorruptFile(f"the {part} schema of store {store!r} is no schema", path=names.BINDING) from error
     for place in range(max(len(held), len(asked))):
         mine = held[place] if place < len(held) else None
         theirs = asked[place] if place < len(asked) else None
@@ -158,6 +182,10 @@ def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *
                 path=url,
                 hint="declare it as the root has it; only nullable value columns at the end can be added",
             )
+
+
+def _fields_of(schema_json: str) -> list[dict[str, Any]]:
+    return list(parsed_json(schema_json)["fields"])
 
 
 def _column(column: dict[str, Any] | None) -> str:
@@ -209,6 +237,8 @@ def _parse_binding(data: bytes) -> Binding:
         raise UnknownFormatVersion(f"binding format {body.get('format')!r}: known is {_FORMAT}", path=names.BINDING)
     try:
         stores = tuple(StoreSchema(str(s["name"]), str(s["key"]), str(s["value"])) for s in body["stores"])
-        return Binding(str(body["root"]), str(body["query"]), int(body["partitions"]), int(body["keyGroups"]), stores)
-    except (KeyError, TypeError, ValueError) as error:
+        return Binding(
+            str(body["root"]), str(body["query"]), partition_count(body["partitions"]), int(body["keyGroups"]), stores
+        )
+    except BAD_VALUES as error:
         raise CorruptFile("lacks what a binding holds", path=names.BINDING) from error

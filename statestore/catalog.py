@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from statestore.commit_log import CommitLog, Heads
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format import state_conf as conf
@@ -20,10 +20,17 @@ from statestore.format.state_conf import StateConf
 from statestore.format.structure import Structure
 from statestore.lineage import Lineage
 from statestore.partitions import Partitions
-from statestore.storage import Entry, Storage, at_once, read_or_none
+from statestore.stateless import stateless
+from statestore.storage import Entry, Storage, read_or_none
+
+_LISTED = 1_000
+"""Names that a store gives at a time. Numbers of as many digits sort as names do."""
 
 _HEADER_BYTES = 128 * 1024
 """More than the longest lineage takes, compressed: the head of a changelog is read without its records."""
+
+_LONGEST_HEADER_BYTES = 33 * 1024 * 1024
+"""More than the largest block that a codec may have."""
 
 
 @dataclass
@@ -41,43 +48,9 @@ class StoreFiles:
         """All of them."""
         return [*self.changelogs.values(), *self.snapshots.values(), *self.tables.values(), *self.others]
 
-
-@dataclass(frozen=True)
-class Heads:
-    """The newest committed version of each store, and the batch whose commit says so."""
-
-    batch: int
-    heads: Mapping[StorePath, VersionId]
-
-
-@dataclass(frozen=True)
-class CommitLog:
-    """The commit log as far as it goes back: batch -> the version of each store that the batch made."""
-
-    batches: Mapping[int, Mapping[StorePath, VersionId]]
-
-    @property
-    def newest(self) -> Heads:
-        """The heads. `batches` is never empty."""
-        batch = max(self.batches)
-        return Heads(batch, self.batches[batch])
-
-    def of_store(self, store: StorePath) -> dict[int, VersionId]:
-        """The store's committed versions by their number, as far back as the log has no gap.
-
-        What stands alone below a gap proves nothing: a driver that slept may have written it again after it was purged.
-        """
-        found: dict[int, VersionId] = {}
-        batch = max(self.batches)
-        while (version := self.batches.get(batch, {}).get(store)) is not None:
-            found[version.version] = version
-            batch -= 1
-        return found
-
-    def begins(self, store: StorePath) -> int:
-        """The first version of a store: not 1 where the log shows that its partition came with a repartitioning."""
-        oldest = min(self.of_store(store), default=1)
-        return oldest if oldest - 2 in self.batches else 1
+    def has_other(self, path: str) -> bool:
+        """Whether a file that is none of the others, such as a sidecar, is there under that path."""
+        return any(entry.path == path for entry in self.others)
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
@@ -120,9 +93,29 @@ def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
     return {store: frozenset(of_store.snapshots) for store, of_store in files(storage).items() if of_store.snapshots}
 
 
-def newest_batch(storage: Storage) -> int | None:
-    """The newest batch in the commit log; None when there is none."""
-    return max(_batches(storage), default=None)
+def newest_batch(storage: Storage, *, since: int | None = None) -> int | None:
+    """The newest batch in the commit log; None when there is none.
+
+    `since`: a batch that was committed. If it still is, only the commits after it are listed, in one request for each
+    thousand; else, as after the query was taken back, all of them. A query with state commits every batch: commits are not
+    looked for behind a gap that ends none of these thousands.
+    """
+    if since is None or since < _LISTED:
+        return max(_batches(storage), default=None)
+    newest: int | None = None
+    first = since
+    while True:
+        # The batch before has as many digits, unless a thousand begins.
+        before = str(first - 1) if first % _LISTED else ""
+        entries = storage.list_after(names.COMMITS, before, beginning=str(first // _LISTED))
+        found = [batch for entry in entries if (batch := names.parse_batch(entry.path.rpartition("/")[2])) is not None]
+        later = [batch for batch in found if batch // _LISTED == first // _LISTED]
+        if newest is None and since not in later:
+            return max(_batches(storage), default=None)
+        newest = max((*later, newest or since))
+        if newest % _LISTED != _LISTED - 1 or not later:
+            return newest
+        first = newest + 1
 
 
 def newest_begun(storage: Storage) -> int:
@@ -174,10 +167,11 @@ def operator_at(storage: Storage, operator: int, batch: int) -> operators.Operat
     return None if data is None else operators.parse_operator(data, names.operator_metadata(operator))
 
 
-def commit_log(storage: Storage) -> CommitLog | None:
-    """All of the commit log, one request a batch, and what `Partitions` takes; None when no batch was committed yet.
+def commit_log(storage: Storage, *, down_to: int | None = None) -> CommitLog | None:
+    """The commit log; None when no batch was committed yet. The commits from batch `down_to` on are read now, one request
+    a batch and what `Partitions` takes; older ones when they are asked for.
 
-    Raises as `heads`.
+    Raises as `heads`, and so does what it reads later.
     """
     batches = _batches(storage)
     # The newest commit goes first: what it leaves in `known` need not be read again for each of the others.
@@ -185,22 +179,28 @@ def commit_log(storage: Storage) -> CommitLog | None:
     newest = _heads(storage, batches, known)
     if newest is None:
         return None
-    found: dict[int, Mapping[StorePath, VersionId]] = {newest.batch: newest.heads}
 
-    def read(batch: int) -> None:
-        # Retention may be at work beside this.
-        with suppress(ObjectMissing):
-            found[batch] = _committed(storage, batch, known)
+    def read(batch: int) -> Mapping[StorePath, VersionId] | None:
+        try:
+            return _committed(storage, batch, known)
+        except ObjectMissing:
+            return None  # retention may be at work beside this
 
-    at_once(read, [batch for batch in batches if batch < newest.batch])
-    return CommitLog(dict(sorted(found.items())))
+    log = CommitLog(newest, [batch for batch in batches if batch < newest.batch], read)
+    if down_to is not None:
+        log.read_down_to(down_to)
+    return log
 
 
-def state_conf(storage: Storage, batch: int) -> StateConf:
-    """The confs of the state that Spark's query began with, which its offset log repeats in every batch.
+def state_conf(storage: Storage, heads: Heads) -> StateConf:
+    """The confs of the state that Spark's query began with, which its offset log repeats in every batch. A query without
+    state has none.
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
+    if stateless(storage, heads.batch, heads.heads.keys()) is not None:
+        return StateConf()
+    batch = heads.batch
     path = names.offsets(batch)
     data = read_or_none(storage, path)
     if data is None:
@@ -273,7 +273,7 @@ def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
         return read_header(head, path).lineage or ()
     except CorruptFile:
         # A first block that is larger than what was read looks cut off.
-        return read_header(storage.read(path), path).lineage or ()
+        return read_header(storage.read_range(path, 0, _LONGEST_HEADER_BYTES), path).lineage or ()
 
 
 def _operators(

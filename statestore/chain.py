@@ -9,33 +9,51 @@ Works for structure V2 and for V1, where a version has no id and no lineage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from statestore import catalog
 from statestore.catalog import StoreFiles
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.loading.base import OF_ANOTHER_PAST
+from statestore.loading.sidecars import misfit
 from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class ReadFault:
+    """The damage that a read in full has found in a file. `is_noticed`: RocksDB does not open the snapshot, so that a load
+    takes an older one; otherwise only a read of the damaged rows fails."""
+
+    why: str
+    is_noticed: bool
 
 
 @dataclass(frozen=True)
 class SnapshotFacts:
     """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables.
-    `is_ours`: known not to be written by Spark; `is_unknown`: of a format that this release does not know."""
+    `is_ours`: known not to be written by Spark; `is_unknown`: of a format that this release does not know.
+
+    `fault`: what a read in full has found in `faulty_file`, which is the damage then. `sidecar`: in which way the sidecar
+    beside the zip does not fit it; Spark refuses the zip."""
 
     metadata: SnapshotMetadata | None
     damage: str | None
     is_ours: bool = False
     is_unknown: bool = False
+    fault: ReadFault | None = None
+    faulty_file: str | None = None
+    sidecar: str | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the zip can be read and each of its tables is there, in its size."""
-        return self.damage is None
+        """Whether it can be a base: the zip can be read, each of its tables is there in its size, no read in full has
+        found damage, and no sidecar speaks against it."""
+        return self.damage is None and self.sidecar is None
 
 
 @dataclass(frozen=True)
@@ -90,26 +108,35 @@ class Chain:
         return tuple(v for v in self.versions if base.version < v.version <= version.version)
 
 
+def _is_from_the_start(version: int) -> bool:
+    return version <= 1
+
+
 def walk(
     storage: Storage,
     store: StorePath,
+    head: VersionId,
     committed: Mapping[int, VersionId],
     files: StoreFiles,
     *,
     down_to: int = 1,
     doomed: Collection[str] = (),
-    begins: int = 1,
+    faults: Mapping[str, ReadFault] | None = None,
+    is_first: Callable[[int], bool] = _is_from_the_start,
     needs_base: bool = False,
 ) -> Chain:
-    """The chain of a store from its newest committed version back to a base of version `down_to`, or as far as it goes.
+    """The chain of a store from its head back to a base of version `down_to`, or as far as it goes.
 
-    `committed`: its versions in the commit log, by number; not empty. `doomed`: paths of tables that somebody is about
-    to delete; a snapshot that names one counts as damaged. `begins`: the store's first version; `needs_base`: see `Chain`.
+    `committed`: its versions in the commit log, by number; only those are asked for that the walk comes to. `doomed`: paths
+    of tables that a run is about to delete; a snapshot that names one counts as damaged. `faults`: files that a read in
+    full has found damaged, by path; a snapshot that needs one counts as damaged, too. `is_first`: whether a version is the
+    store's first; `needs_base`: see `Chain`.
 
-    One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way, and
-    one for each time that a lineage has to tell what the log no longer does. Raises `StorageError`.
+    One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way and for
+    each sidecar of one, and one for each time that a lineage has to tell what the log no longer does. Raises
+    `StorageError`.
     """
-    chain = _Walk(storage, store, committed, files, doomed).back_to(down_to, begins)
+    chain = _Walk(storage, store, committed, files, doomed, faults or {}).back_to(head, down_to, is_first)
     return replace(chain, needs_base=needs_base)
 
 
@@ -121,24 +148,29 @@ class _Walk:
         committed: Mapping[int, VersionId],
         files: StoreFiles,
         doomed: Collection[str],
+        faults: Mapping[str, ReadFault],
     ) -> None:
         self._storage = storage
         self._store = store
         self._committed = committed
         self._files = files
         self._doomed = doomed
+        self._faults = faults
         self._snapshots: dict[VersionId, SnapshotFacts] = {}
         self._broken: dict[VersionId, str] = {}
         self._told: dict[int, VersionId] = {}
         self._odds: str | None = None
 
-    def back_to(self, down_to: int, begins: int) -> Chain:
-        versions = [self._committed[max(self._committed)]]
+    def back_to(self, head: VersionId, down_to: int, is_first: Callable[[int], bool]) -> Chain:
+        versions, begins = [head], 1
         self._look_at(versions[0])
         if versions[0].id is not None and versions[0] not in self._broken:
             self._ask(versions[0])
         end: str | None = None
-        while versions[-1].version > begins and not self._suffices(versions[-1], down_to):
+        while not self._suffices(versions[-1], down_to):
+            if is_first(versions[-1].version):
+                begins = versions[-1].version
+                break
             before = self._before(versions[-1])
             if not isinstance(before, VersionId):
                 end = before
@@ -156,7 +188,9 @@ class _Walk:
 
     def _look_at(self, version: VersionId) -> None:
         if version in self._files.snapshots:
-            self._snapshots[version] = look_at_snapshot(self._storage, self._store, version, self._files, self._doomed)
+            self._snapshots[version] = look_at_snapshot(
+                self._storage, self._store, version, self._files, self._doomed, self._faults
+            )
         if version not in self._files.changelogs:
             self._broken[version] = f"{self._store.changelog(version)} is missing"
         elif self._files.changelogs[version].size_bytes == 0:
@@ -204,13 +238,20 @@ class _Walk:
 
 
 def look_at_snapshot(
-    storage: Storage, store: StorePath, version: VersionId, files: StoreFiles, doomed: Collection[str] = ()
+    storage: Storage,
+    store: StorePath,
+    version: VersionId,
+    files: StoreFiles,
+    doomed: Collection[str] = (),
+    faults: Mapping[str, ReadFault] | None = None,
 ) -> SnapshotFacts:
-    """Read a snapshot's zip and compare it with the tables that there are. One request. Raises `StorageError`."""
+    """Read a snapshot's zip and compare it with the tables that there are, and with its sidecar. One request, one more for
+    a sidecar. Raises `StorageError`."""
     path = store.snapshot(version)
     try:
-        snapshot = read_snapshot(storage.read(path), path)
-    except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
+        body = storage.read(path)
+        snapshot = read_snapshot(body, path)
+    except (ObjectMissing, NotAFile, CorruptFile, UnknownFormatVersion) as error:
         return SnapshotFacts(None, str(error), is_unknown=isinstance(error, UnknownFormatVersion))
     metadata = snapshot.metadata
     if not snapshot.is_of(version):
@@ -224,4 +265,14 @@ def look_at_snapshot(
             return SnapshotFacts(
                 metadata, f"{path}: its table {table.dfs_name} is announced for deletion", snapshot.is_ours
             )
-    return SnapshotFacts(metadata, None, snapshot.is_ours)
+    for file in (path, *(store.table_file(table.dfs_name) for table in metadata.named_files)):
+        fault = (faults or {}).get(file)
+        if fault is not None:
+            shown = "" if file == path else f"{file}: "
+            return SnapshotFacts(
+                metadata, f"{path}: {shown}{fault.why}", snapshot.is_ours, fault=fault, faulty_file=file
+            )
+    # Spark compares the sidecars of zips in structure V2 only.
+    has_sidecar = version.id is not None and files.has_other(names.sidecar(path))
+    refused = misfit(storage, path, body) if has_sidecar else None
+    return SnapshotFacts(metadata, None, snapshot.is_ours, sidecar=refused)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import binding, catalog
@@ -76,7 +76,7 @@ def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
     # Every batch repeats the confs: those of old ones may have been purged, version 0 has none.
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
-    conf = OURS if is_own else catalog.state_conf(storage, described_by)
+    conf = OURS if is_own else catalog.state_conf(storage, replace(heads, batch=described_by))
     if conf.encoding != UNSAFE_ROW:
         raise UnknownFormatVersion(
             f"the query's rows are encoded as {conf.encoding}", path=names.offsets(described_by), hint=_READS_ROWS
@@ -120,11 +120,19 @@ def _own_layout(contents: Contents, store: StorePath) -> Layout:
 
 
 class OpenStore:
-    """One version of one store, restored and open for reading. `families` are the ids of its column families, by name."""
+    """One version of one store, restored and open for reading. `families` are the ids of its column families, by name;
+    `skipped_snapshots`: what was to be the base and cannot be used, and why."""
 
     def __init__(
-        self, contents: Contents, store: StorePath, layout: Layout, database: Database, ids: Mapping[str, int]
+        self,
+        contents: Contents,
+        store: StorePath,
+        layout: Layout,
+        database: Database,
+        ids: Mapping[str, int],
+        skipped_snapshots: tuple[str, ...] = (),
     ):
+        self.skipped_snapshots = skipped_snapshots
         self._contents = contents
         self._store = store
         self._layout = layout
@@ -208,4 +216,4 @@ def opened(
         restored = loader.restore(contents.stores[store], Path(name) / "database")
         with restored.database as database:
             families = {} if restored.base is None else restored.base.column_families
-            yield OpenStore(contents, store, store_layout, database, families)
+            yield OpenStore(contents, store, store_layout, database, families, restored.metrics.skipped_snapshots)

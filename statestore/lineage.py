@@ -119,11 +119,19 @@ def next_step(
         chain = (*headers[oldest], *chain)
 
 
-def _by_number(target: VersionId, snapshots: Collection[VersionId]) -> LoadPlan:
+MOST_REPLAYED = 1_000_000
+"""Changelogs of one load. A damaged number of a version is not to become a list of billions."""
+
+
+def _by_number(target: VersionId, snapshots: Collection[VersionId]) -> LoadPlan | NotLoadable:
     """In structure V1 a number is all that a version has: the newest snapshot up to it, and every changelog after that."""
     older = (s for s in snapshots if s.id is None and s.version <= target.version)
     newest = max(older, key=lambda version: version.version, default=EMPTY)
     base = target if newest == target else newest
+    if target.version - base.version > MOST_REPLAYED:
+        return NotLoadable(
+            target, f"{target.version - base.version:,} changelogs lie between it and the newest snapshot"
+        )
     replay = tuple(VersionId(number) for number in range(base.version + 1, target.version))
     if base != target:
         replay += (target,)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import logs, names
 from statestore.format.operators import AGGREGATION, OperatorMetadata, has_one_partition, parse_schema, partitions_at
 from statestore.format.state_conf import shuffle_partitions
 from statestore.storage import Storage
 
-_UNREADABLE = (CorruptFile, ObjectMissing, UnknownFormatVersion)
+_UNREADABLE = (CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion)
 
 
 class Partitions:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
-from statestore.binding import Binding, Bound, bind, schema_digest
+from statestore.binding import Binding, Bound, bind, require_bindable, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
     AlreadyExists,
@@ -34,12 +34,23 @@ from statestore.format.json_object import json_object
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.structure import Structure
+from statestore.format.untrusted import BAD_VALUES
 from statestore.storage import Storage, read_or_none
 
 
 @dataclass(frozen=True)
+class SinkPosition:
+    """A table and its newest version, as the driver saw it before a batch."""
+
+    table: str
+    version: int
+
+
+@dataclass(frozen=True)
 class Pending:
-    """What an attempt writes down before the sink: who it is, and the ids that belong to what the sink will hold."""
+    """What an attempt writes down before the sink: who it is, and the ids that belong to what the sink will hold.
+
+    `sink`: where the sink was then; None if it has no history, or no table yet."""
 
     batch: int
     attempt: str
@@ -49,6 +60,7 @@ class Pending:
     schema: str
     ids: Mapping[int, tuple[str, ...]]
     structure: Structure = Structure.V2
+    sink: SinkPosition | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,8 @@ class StateRoot:
             "ids": {str(operator): list(ids) for operator, ids in pending.ids.items()},
             "structure": pending.structure.value,
         }
+        if pending.sink is not None:
+            body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
         self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
 
     def pending(self, batch: int, attempt: str) -> Pending | None:
@@ -162,9 +176,26 @@ class StateRoot:
                 str(body["schema"]),
                 {int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
                 Structure(body.get("structure", Structure.V2)),
+                SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except BAD_VALUES as error:
             raise CorruptFile("lacks what a pending attempt holds", path=path) from error
+
+    def sink_before(self, batch: int) -> SinkPosition | None:
+        """Where the sink was before the committed attempt of a batch wrote to it, or where it was accepted since; None
+        if nothing is recorded."""
+        path = names.commits(batch)
+        data = None if batch < 0 else read_or_none(self.storage, path)
+        if data is None:
+            return None
+        committed = _ids_of_partitions(logs.parse_commit(data, path).marks)
+        positions = []
+        for entry in self.storage.list(names.PENDING):
+            place = names.parse_pending(entry.path.rpartition("/")[2])
+            pending = self.pending(*place) if place is not None and place[0] == batch else None
+            if pending is not None and pending.ids == committed and pending.sink is not None:
+                positions.append(pending.sink)
+        return max(positions, key=lambda position: position.version, default=None)
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
         """Write `commits/N`: from here on the batch is done. Raises `BatchConflict` when other ids stand there."""
@@ -197,7 +228,7 @@ class StateRoot:
                 hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
             )
         log = logs.parse_commit(data, path)
-        self._require_structure(path, log)
+        _require_structure(self.storage.url, path, log, self.structure)
         by_store = log.marks
         if by_store is None:
             raise CorruptFile(
@@ -209,16 +240,6 @@ class StateRoot:
         if wrong:
             raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
         return {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
-
-    def _require_structure(self, path: str, log: logs.CommitLog) -> None:
-        held = Structure.V1 if log.ids is None else Structure.V2
-        if held is not self.structure:
-            raise OtherStructure(
-                f"the root is of structure {held.name}, the job asks for {self.structure.name}",
-                path=path,
-                hint=f"statekeeper switch {self.storage.url} --to {self.structure.value} --apply; or start "
-                f"the job with structure {held.name}",
-            )
 
     def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
         # The confs of the stateless query around it say another provider: Spark reads the state by these.
@@ -257,3 +278,37 @@ class StateRoot:
             body = operators.encode_schema(store.key_json, value_json)
             if read_or_none(self.storage, path) != body:
                 self.storage.replace(path, body)
+
+
+def require_startable(storage: Storage, wanted: Binding, *, committed: int | None, structure: Structure) -> None:
+    """Raises what the next batch of a query would raise of its root, and writes nothing.
+
+    `committed`: the newest batch in the query's own commit log. A root that cannot be read is left to the batch.
+    """
+    switch_journal.require_none(storage)
+    require_bindable(storage, wanted, batch=-1 if committed is None else committed + 1)
+    head = catalog.newest_batch(storage)
+    if committed is not None and (head is None or head < committed):
+        raise RootLost(
+            f"the query has committed batch {committed}, the root "
+            f"{'no batch' if head is None else f'only batch {head}'}",
+            path=storage.url,
+            hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
+        )
+    if head is not None:
+        path = names.commits(head)
+        _require_structure(storage.url, path, logs.parse_commit(storage.read(path), path), structure)
+
+
+def _require_structure(url: str, path: str, log: logs.CommitLog, wanted: Structure) -> None:
+    held = Structure.V1 if log.ids is None else Structure.V2
+    if held is not wanted:
+        raise OtherStructure(
+            f"the root is of structure {held.name}, the job asks for {wanted.name}",
+            path=path,
+            hint=f"statekeeper switch {url} --to {wanted.value} --apply; or start the job with structure {held.name}",
+        )
+
+
+def _ids_of_partitions(by_store: logs.ByStore | None) -> Mapping[int, tuple[str, ...]]:
+    return {operator: tuple(i for (i, *_) in stores) for operator, stores in (by_store or {}).items()}

@@ -20,7 +20,7 @@ from statestore.format import names
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
 from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number, store_name, table_name
 from statestore.storage import Storage
 
 _FORMAT = 1
@@ -194,7 +194,7 @@ def _made(store: StorePath) -> str:
 def _parse_made(data: bytes, path: str) -> Made:
     body = json_object(data, path)
     try:
-        return Made(str(body["digest"]), tuple(str(name) for name in body["tables"]))
+        return Made(str(body["digest"]), tuple(table_name(name) for name in body["tables"]))
     except BAD_VALUES as error:
         raise CorruptFile("lacks what a switchover's journal holds", path=path) from error
 
@@ -207,7 +207,9 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
         stores = {}
         reused = set()
         for one in body["stores"]:
-            store = StorePath(int(one["operator"]), int(one["partition"]), str(one["store"]))
+            store = StorePath(
+                plain_number(str(one["operator"])), plain_number(str(one["partition"])), store_name(one["store"])
+            )
             file = parse_store_file(str(one["snapshot"]))
             if file is None:
                 raise CorruptFile(f"names a snapshot {one['snapshot']!r}", path=path)
@@ -217,7 +219,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
                 reused.add(store)
         return Begun(
             number,
-            str(body["run"]),
+            checkpoint_id(body["run"]),
             Structure(body["to"]),
             int(body["batch"]),
             str(body["header"]),

@@ -16,8 +16,10 @@ from statestore.storage import Storage, at_once
 from statestore.store import StateStore, StoreAddress
 from tests.hosts import Changes, State, changed, column
 
-NO_ROWS = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}')
-"""Of states whose keys and values are any bytes."""
+_UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nullable":true,"metadata":{}}]}'
+NO_ROWS = binding.StoreSchema("counts", _UNKNOWN, _UNKNOWN)
+"""Of states whose keys and values are any bytes: nothing decodes them."""
+ROOT_ID = "5ba7c0de-0000-4000-8000-000000000000"
 
 
 class Checkpoint:
@@ -37,7 +39,7 @@ class Checkpoint:
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
         self._folder = folder
-        bound = binding.Binding("the root", "a query", partitions, 64, (schema,))
+        bound = binding.Binding(ROOT_ID, "a query", partitions, 64, (schema,))
         storage.create(names.BINDING, binding.encode_binding(bound))
         storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))
         storage.create(names.state_schema(0), operators.encode_schema(schema.key_json, schema.value_json))

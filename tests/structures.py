@@ -35,7 +35,7 @@ def without_ids(made: Checkpoint) -> Checkpoint:
         number = VersionId(file.version.version)
         body = storage.read(entry.path)
         if file.kind is StoreFileKind.CHANGELOG:
-            storage.create(store.changelog(number), _without_lineage(body, entry.path))
+            storage.create(store.changelog(number), without_lineage(body, entry.path))
         else:
             storage.create(store.snapshot(number), body)
         storage.delete([entry.path])
@@ -45,7 +45,8 @@ def without_ids(made: Checkpoint) -> Checkpoint:
     return made
 
 
-def _without_lineage(body: bytes, path: str) -> bytes:
+def without_lineage(body: bytes, path: str) -> bytes:
+    """A changelog as structure V1 has it."""
     sink = io.BytesIO()
     writer = ChangelogWriter(sink, Header(None))
     for changes in read_changelog(body, path)[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from statestore import catalog
 from statestore.errors import CorruptFile, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
-from statestore.storage import Storage
+from statestore.storage import Storage, at_once
 from tests.checkpoints import Checkpoint
 
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
@@ -113,3 +114,42 @@ def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
     assert [entry.path for entry in of_store.others] == ["state/0/0/notes.txt"]
     assert set(found[StorePath(1, 12, "left-keyToNumValues")].tables) == {"000009-6ad1c2f0-0000.sst"}
     assert catalog.snapshots(storage) == {store: frozenset(files.snapshots) for store, files in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("batches", "since", "newest"),
+    [
+        (range(45), 41, 44),
+        (range(45), 44, 44),
+        (range(45), 40, 44),
+        (range(45), 12, 44),
+        (range(30), 19, 29),
+        (range(103), 97, 102),
+        (range(101), 99, 100),
+        (range(100), 99, 99),
+        (range(95, 1002), 998, 1001),
+        (range(30), 35, 29),
+        ([], 35, None),
+        ([*range(20), *range(23, 28)], 20, 27),
+        ([*range(24), 26], 22, 26),
+    ],
+)
+def test_the_newest_batch_is_found_after_one_that_was_committed(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, batches: Sequence[int], since: int, newest: int | None
+) -> None:
+    """By tens here: a store gives a thousand names at a time."""
+    monkeypatch.setattr(catalog, "_LISTED", 10)
+    shown = [batch for batch in batches if batch > 900 or batch < 150]
+    at_once(lambda batch: storage.create(names.commits(batch), b"v1"), shown)
+    assert catalog.newest_batch(storage, since=since) == catalog.newest_batch(storage) == newest
+
+
+def test_a_long_commit_log_is_not_listed_from_its_beginning(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_LISTED", 10)
+    at_once(lambda batch: storage.create(names.commits(batch), b"v1"), range(130))
+    assert [entry.path for entry in storage.list_after(names.COMMITS, "126", beginning="12")] == [
+        names.commits(batch) for batch in (127, 128, 129)
+    ]
+    before = storage.requests.snapshot()
+    assert catalog.newest_batch(storage, since=125) == 129
+    assert storage.requests.since(before).list == 2, "the second looks whether the next ten have begun"

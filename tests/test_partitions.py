@@ -12,9 +12,10 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
 from statestore.maintenance.audit import What, gather, judge
 from statestore.storage import Storage, StorageSpec
+from tests.checkpoints import NO_ROWS, ROOT_ID
 
 IDS = [f"0badc0de-0000-4000-8000-00000000000{n}" for n in range(10)]
-ALL_ROWS, BY_KEY = '{"type":"struct","fields":[]}', '{"type":"struct","fields":[1]}'
+ALL_ROWS, BY_KEY = '{"type":"struct","fields":[]}', NO_ROWS.key_json
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def storage_spec(tmp_path: object) -> StorageSpec:
 
 def begin(storage: Storage, name: str = operators.AGGREGATION, key_json: str = BY_KEY) -> None:
     """A checkpoint of Spark's whose operator says that it has two partitions."""
-    storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
+    storage.create(names.QUERY_METADATA, logs.encode_metadata(ROOT_ID))
     info = StoreInfo(names.DEFAULT_STORE, 0, 2)
     storage.create(names.operator_metadata(0), operators.encode_operator(OperatorMetadata(0, name, (info,))))
     storage.create(names.state_schema(0), operators.encode_schema(key_json, BY_KEY))
@@ -71,8 +72,9 @@ def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage:
     assert [partitions(storage, batch) for batch in range(4)] == [2, 2, 3, 3]
     log = catalog.commit_log(storage)
     assert log is not None
-    assert [len(stores) for stores in log.batches.values()] == [2, 2, 3, 3]
-    assert [log.begins(StorePath(0, partition)) for partition in range(3)] == [1, 1, 3]
+    assert [len(log.at(batch) or ()) for batch in range(4)] == [2, 2, 3, 3]
+    of_stores = [log.of_store(StorePath(0, partition)) for partition in range(3)]
+    assert [next(n for n in sorted(one) if log.is_first(one, n)) for one in of_stores] == [1, 1, 3]
     assert sorted(log.of_store(StorePath(0, 2))) == [3, 4]
     assert not any(finding.what is What.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
 

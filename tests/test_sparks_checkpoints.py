@@ -6,7 +6,6 @@ What they are dumped to is compared with what Spark's own reader showed of them 
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pytest
 
 from statestore import catalog
 from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import audit, retention
+from statestore.maintenance import audit, retention, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.storage import Storage, open_storage
+from tests.fixtures.unpacked import unpacked
 from tests.interop.dumped import dumped, expected, shown
 from tests.switching import structure_of, switch
 
@@ -44,9 +44,7 @@ class Written:
 
 @pytest.fixture(params=FIXTURES, ids=lambda path: path.stem.removeprefix("spark-"))
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
-    with zipfile.ZipFile(request.param) as archive:
-        archive.extractall(tmp_path)
-    return Written(tmp_path / "checkpoint", json.loads((tmp_path / "shown.json").read_text()))
+    return Written(unpacked(request.param, tmp_path), json.loads((tmp_path / "shown.json").read_text()))
 
 
 def test_all_of_them_are_there() -> None:
@@ -98,3 +96,29 @@ def test_retention_of_all_its_versions_deletes_nothing(written: Written) -> None
     policy = retention.RetentionPolicy(versions=100, grace_seconds=0)
     plan = retention.plan(retention.gather(written.storage, policy, clock=SystemClock()), policy)
     assert (plan.findings, plan.floor, plan.deletions) == ((), 1, [])
+
+
+def test_a_snapshot_of_sparks_is_read_in_full_before_what_replaces_it_is_deleted(written: Written) -> None:
+    """The intact ones are read; with a flipped byte in the newest of one store nothing is deleted."""
+    policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
+
+    def collected(storage: Storage) -> list[retention.Deleted]:
+        gathered = retention.gather(storage, policy, clock=SystemClock())
+        plan = retention.plan(gathered, policy, stopped=True)
+        return list(runs.delete(storage, gathered, plan, holder="a test", clock=SystemClock(), ids=RandomIds()))
+
+    storage = written.storage
+    reads = retention.plan(retention.gather(storage, policy, clock=SystemClock()), policy, stopped=True).reads
+    if not reads:
+        pytest.skip("no snapshot replaces anything in this checkpoint")
+    tables = [entry for read in reads for entry in read.files if entry.path.endswith(".sst")]
+    bad = written.checkpoint / max(tables, key=lambda entry: entry.size_bytes).path
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:5] + bytes([whole[5] ^ 0x20]) + whole[6:])
+    steps = collected(storage)
+    assert retention.Outcome.DAMAGED in {step.outcome for step in steps}
+    assert sum(step.files for step in steps) == 0
+    bad.write_bytes(whole)
+    steps = collected(storage)
+    assert {step.outcome for step in steps} == {retention.Outcome.READ, retention.Outcome.DONE}
+    assert written.differing(dumped(written.checkpoint)) == []

@@ -18,6 +18,7 @@ from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.audit import Audit, Severity, What, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
+from tests.fixtures.unpacked import unpacked
 from tests.maintenance.test_snapshot import take
 
 FIXTURES = Path(__file__).parent / "fixtures" / "checkpoints"
@@ -30,12 +31,7 @@ Written = Callable[[str], Path]
 def written(tmp_path: Path) -> Written:
     """The checkpoint of a fixture, by the end of its name."""
 
-    def unpacked(name: str) -> Path:
-        with zipfile.ZipFile(FIXTURES / f"spark-4.2.0-{name}.zip") as archive:
-            archive.extractall(tmp_path)
-        return tmp_path / "checkpoint"
-
-    return unpacked
+    return lambda name: unpacked(FIXTURES / f"spark-4.2.0-{name}.zip", tmp_path)
 
 
 def only(root: Path, pattern: str) -> Path:

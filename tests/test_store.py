@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from statestore.clock import RandomIds
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import (
     AlreadyExists,
     LineageCeiling,
@@ -392,6 +392,12 @@ def spoil(path: Path) -> None:
     path.write_bytes(b"garbage" * 10)
 
 
+def alter(path: Path) -> None:
+    """Whatever the marker says, this is not what the version holds."""
+    with Database.open_for_writing(path, EngineLimits()) as database:
+        database._rdict[b"of nobody"] = b"altered"
+
+
 DAMAGES = {
     "no database": lambda db: shutil.rmtree(db),
     "empty database": lambda db: [file.unlink() for file in db.iterdir()],
@@ -405,6 +411,7 @@ DAMAGES = {
     "garbage tables": lambda db: [spoil(file) for file in db.glob("*.sst")],
     "empty pointer": lambda db: (db.parent / "current").write_bytes(b""),
     "garbage pointer": lambda db: (db.parent / "current").write_bytes(b"\xff\xfe\0"),
+    "altered by another program": lambda db: alter(db),
     "foreign pointer": lambda db: (db.parent / "current").write_text("../elsewhere"),
 }
 
