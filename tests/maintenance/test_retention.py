@@ -31,6 +31,7 @@ from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
 from tests.storage.clocks import SleeplessClock
+from tests.structures import as_sparks
 
 AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
 """Keeps the five newest versions, however young the others are."""
@@ -107,7 +108,7 @@ def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_w
     assert {store.base.version for store in plan.stores if store.base} == {15}
     before = paths(maintained.storage)
     done = collect(maintained.storage, plan)
-    assert {step.outcome for step in done} == {Outcome.DONE}
+    assert {step.outcome for step in done} == {Outcome.READ, Outcome.DONE}
     assert before - paths(maintained.storage) == {v.path for v in plan.deletions if v.path.startswith("state/")}
     for store in maintained.stores:
         files = catalog.files(maintained.storage)[store]
@@ -119,6 +120,44 @@ def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_w
         maintained.assert_right(tmp_path / "too old", 12)
     assert {entry.path for entry in maintained.storage.list(names.COMMITS)} == {f"commits/{n}" for n in range(15, 20)}
     assert planned(maintained.storage).deletions == [], "a second run has nothing to do"
+
+
+@pytest.mark.parametrize("of_spark", [False, True], ids=["own", "native"])
+def test_files_that_an_earlier_pass_deleted_neither_hold_the_floor_nor_are_a_finding(
+    maintained: Checkpoint, of_spark: bool
+) -> None:
+    storage = as_sparks(maintained).storage if of_spark else maintained.storage
+    collect(storage, planned(storage))
+    for versions in (5, 7, 100):
+        policy = replace(AT_ONCE, versions=versions)
+        plan = planned(storage, policy)
+        assert plan.floor in (15, 16)
+        assert plan.findings == ()
+        assert {store.base.version for store in plan.stores if store.base} == {15}
+        assert {verdict.path for verdict in plan.deletions if verdict.path.startswith(names.STATE)} == set()
+        assert Rule.HELD not in rules(plan).values()
+
+
+def test_what_only_one_store_has_lost_at_its_old_end_stays_in_the_others(maintained: Checkpoint) -> None:
+    storage = as_sparks(maintained).storage
+    gone, kept = maintained.stores
+    files = catalog.files(storage)[gone]
+    old = [entry.path for kind in (files.changelogs, files.snapshots) for v, entry in kind.items() if v.version < 10]
+    storage.delete(old)
+    policy = replace(AT_ONCE, versions=18)
+    plan = planned(storage, policy)
+    assert (plan.wanted_floor, plan.floor, plan.findings) == (3, 10, ())
+    assert not {verdict.path for verdict in plan.deletions if verdict.path.startswith(kept.folder)}
+
+
+def test_a_version_with_a_file_left_holds_all_of_them_until_it_loads(maintained: Checkpoint) -> None:
+    storage = as_sparks(maintained).storage
+    damaged = maintained.stores[0]
+    storage.delete([damaged.changelog(maintained.versions[number][0]) for number in (1, 2)])
+    plan = planned(storage, replace(AT_ONCE, versions=18))
+    assert (plan.wanted_floor, plan.floor) == (3, None)
+    assert any("does not load" in finding for finding in plan.findings)
+    assert not any(verdict.path.startswith(names.STATE) for verdict in plan.deletions)
 
 
 def test_every_file_has_a_verdict_and_what_is_not_known_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -339,11 +378,11 @@ def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_
     store, listed = maintained.stores[0], maintained.storage.list
     doomed = [store.table_file(name) for name in snapshot_tables(maintained, maintained.versions[15][0])]
 
-    def list_late(prefix: str) -> list[Entry]:
+    def list_late(prefix: str, *, hidden: bool = False) -> list[Entry]:
         if prefix == names.STATE:
             # As if the snapshot of version 15 had been published between the other run's last look and now.
             announcements.announce(maintained.storage, "a run that sleeps", doomed)
-        return listed(prefix)
+        return listed(prefix, hidden=hidden)
 
     monkeypatch.setattr(maintained.storage, "list", list_late)
     collect(maintained.storage, planned(maintained.storage))
@@ -376,6 +415,7 @@ def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(maintained
     maintained.storage.delete([victim.snapshot(maintained.versions[15][0])])
     done = collect(maintained.storage, plan)
     assert [step.store for step in done if step.outcome is Outcome.CHANGED] == [victim]
+    assert sum(step.files for step in done) == 0, "what the others have may be needed, too"
     maintained.assert_right(tmp_path / "host", 17)
 
 
@@ -392,12 +432,28 @@ def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(maintained:
     maintained.assert_snapshots_are_right(tmp_path / "fresh")
 
 
+def test_a_holder_that_stalled_leaves_the_lease_of_its_successor_alone(storage: Storage) -> None:
+    clock = SleeplessClock(SystemClock().now_seconds())
+    stalled = lease.acquire(storage, "gc", run="stalled", holder="here:1", clock=clock)
+    clock.sleep(lease.LIFE_SECONDS * 2)
+    successor = lease.acquire(storage, "switch", run="successor", holder="there:2", clock=clock)
+    before = {entry.path: storage.read(entry.path) for entry in storage.list(names.LEASES)}
+    stalled.beat()
+    stalled.release()
+    assert {entry.path: storage.read(entry.path) for entry in storage.list(names.LEASES)} == before
+    successor.require()
+    successor.release()
+    found = lease.standing(storage)
+    assert found is not None
+    assert (found.lease.run, found.lease.released) == ("successor", True)
+
+
 def test_who_lost_the_lease_stops_before_the_next_deletion(maintained: Checkpoint, tmp_path: Path) -> None:
     plan = planned(maintained.storage)
     storage, clock = maintained.storage, SystemClock()
     mine = lease.acquire(storage, "gc", run="mine", holder="a test", clock=clock)
     steps = retention.execute(storage, plan, run="mine", lease=mine, clock=clock)
-    next(steps)
+    next(step for step in steps if step.outcome is Outcome.DONE)
     lease.break_lease(storage, run="another", holder="a person", clock=clock)
     before = paths(storage)
     with pytest.raises(LeaseLost):
@@ -411,7 +467,7 @@ def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) ->
     clock = SleeplessClock(SystemClock().now_seconds())
     mine = lease.acquire(maintained.storage, "gc", run="mine", holder="a test", clock=clock)
     steps = retention.execute(maintained.storage, plan, run="mine", lease=mine, clock=clock)
-    next(steps)
+    next(step for step in steps if step.outcome is Outcome.DONE)
     clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
     with pytest.raises(RefusedAsUnsafe, match="grown old"):
         next(steps)
@@ -498,21 +554,83 @@ def with_a_table_of_its_own(storage: Storage, path: str, *, by_spark: bool) -> s
     return place
 
 
-def test_logs_of_a_checkpoint_of_sparks_stay_and_files_below_the_floors_base_go(
+def batches(storage: Storage, folder: str) -> list[int]:
+    return sorted(int(path.rpartition("/")[2]) for path in paths(storage, folder))
+
+
+def test_logs_of_a_checkpoint_of_sparks_are_deleted_below_the_floor_but_for_what_a_start_reads(
     native: Checkpoint, tmp_path: Path
 ) -> None:
-    logs_before = paths(native.storage, names.COMMITS) | paths(native.storage, names.OFFSETS)
     plan = planned(native.storage, AT_ONCE)
     assert not plan.is_own
     assert (plan.floor, plan.findings) == (16, ())
-    assert {rules(plan)[path] for path in logs_before} == {Rule.SPARKS_LOG}
+    found = rules(plan)
+    assert (
+        {found[names.commits(n)] for n in range(15)} == {found[names.offsets(n)] for n in range(14)} == {Rule.OLD_LOG}
+    )
+    assert found[names.offsets(14)] is Rule.STARTS, "to start after batch 15, Spark reads the offsets of the one before"
+    assert {found[path(n)] for n in range(15, 20) for path in (names.commits, names.offsets)} == {Rule.LOG}
     assert collect(native.storage, plan)
-    assert logs_before <= paths(native.storage, names.COMMITS) | paths(native.storage, names.OFFSETS)
+    assert batches(native.storage, names.COMMITS) == list(range(15, 20))
+    assert batches(native.storage, names.OFFSETS) == list(range(14, 20))
     base = native.stores[0].changelog(native.versions[15][0])
     assert base in paths(native.storage), "Spark may fall back on the changelog of its snapshot's own version"
     assert native.stores[0].changelog(native.versions[14][0]) not in paths(native.storage)
     for batch in range(15, 20):
         native.assert_right(tmp_path / f"host {batch}", batch)
+    again = planned(native.storage, AT_ONCE)
+    assert (again.floor, again.findings, again.deletions) == (16, (), []), "a second run has nothing to do"
+    more = planned(native.storage, replace(AT_ONCE, versions=12))
+    assert (more.floor, more.findings, more.deletions) == (16, (), []), "what is gone is not asked for"
+
+
+def test_of_a_checkpoint_of_sparks_only_its_logs_of_batches_are_purged(native: Checkpoint) -> None:
+    """What sources and sinks log, compacted or not, is theirs; and a name that nobody gives is nobody's to delete."""
+    theirs = {
+        "sources/0/0",
+        "sources/0/9.compact",
+        "sources/0/10",
+        "_spark_metadata/3",
+        "commits/3.compact",
+        "offsets/007",
+        "offsets/3.bak",
+        "offsets/before/3",
+        "offsets/.3.tmp",
+    }
+    for path in theirs:
+        native.storage.create(path, b"v1")
+    plan = planned(native.storage, AT_ONCE)
+    assert {path: rule for path, rule in rules(plan).items() if path in theirs} == dict.fromkeys(
+        ("commits/3.compact", "offsets/007", "offsets/3.bak", "offsets/before/3"), Rule.UNKNOWN
+    )
+    collect(native.storage, plan)
+    assert theirs <= {entry.path for entry in native.storage.list("", hidden=True)}
+
+
+def test_a_checksum_of_hadoops_goes_with_its_log_and_one_that_was_left_goes_later(native: Checkpoint) -> None:
+    left, kept = names.hidden_checksum(names.commits(3)), names.hidden_checksum(names.commits(17))
+    for path in (left, kept, names.hidden_checksum(names.offsets(2))):
+        native.storage.create(path, b"crc")
+    native.storage.delete([names.commits(3)])
+    native.storage.create(left, b"crc")
+    for _ in range(2):  # on a bucket, where nothing takes a checksum with its file, the next run finds it
+        collect(native.storage, planned(native.storage, AT_ONCE))
+    hidden = {entry.path for folder in ("commits", "offsets") for entry in native.storage.list(folder, hidden=True)}
+    assert {path for path in hidden if "/." in path} == {kept}
+
+
+def test_young_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+    plan = planned(native.storage, RetentionPolicy(versions=5, grace_seconds=3600))
+    assert not [verdict for verdict in plan.logs if verdict.rule.deletes]
+
+
+def test_without_a_floor_the_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+    storage = native.storage
+    storage.delete([path for path in paths(storage) if path.endswith(".zip")])
+    storage.delete([native.stores[0].changelog(native.versions[number][0]) for number in range(1, 21)])
+    plan = planned(storage, AT_ONCE)
+    assert plan.floor is None
+    assert {v.rule for v in plan.logs if v.path.startswith((names.COMMITS, names.OFFSETS))} == {Rule.LOG}
 
 
 def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native: Checkpoint) -> None:
@@ -558,5 +676,6 @@ def test_checksums_go_behind_their_files_and_what_spark_fails_over_is_told(nativ
     order = [verdict.path for verdict in plan.deletions]
     assert order.index(f"{gone}.crc") == order.index(gone) + 1
     assert rules(plan)[f"{store.folder}/foo.zip"] is Rule.UNKNOWN
-    [finding] = plan.findings
+    refused, finding = plan.findings
     assert finding.startswith(f"{store.folder}/foo.zip: Spark takes the name for a version's")
+    assert refused.startswith(f"{kept}.crc: lacks what a sidecar holds; Spark refuses the snapshot, and it is no base")

@@ -14,13 +14,17 @@ Sources: SPARK-38204 (what Spark's own maintenance keeps), FLIP-158 and FLIP-428
 
 from statestore.maintenance.retention.delete import Deleted, Outcome, execute, remember
 from statestore.maintenance.retention.facts import Gathered
+from statestore.maintenance.retention.forecast import Amount, Forecast, Later, forecast
 from statestore.maintenance.retention.judge import judge_stores, plan
 from statestore.maintenance.retention.look import gather
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
 
 __all__ = [
+    "Amount",
     "Deleted",
+    "Forecast",
     "Gathered",
+    "Later",
     "Outcome",
     "RetentionPlan",
     "RetentionPolicy",
@@ -28,6 +32,7 @@ __all__ = [
     "StoreVerdicts",
     "Verdict",
     "execute",
+    "forecast",
     "gather",
     "judge_stores",
     "plan",

@@ -6,20 +6,30 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
+from pathlib import Path
 
 from statestore import catalog
 from statestore.catalog import StoreFiles
-from statestore.chain import look_at_snapshot
+from statestore.chain import SnapshotFacts, look_at_snapshot
 from statestore.clock import Clock
-from statestore.errors import LeaseLost, RefusedAsUnsafe
+from statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.maintenance import announcements, aside
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance import announcements, aside, verification
 from statestore.maintenance.lease import HeldLease
+from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import Gathered
 from statestore.maintenance.retention.last_pass import LastPass
-from statestore.maintenance.retention.verdicts import RetentionPlan, Rule, StoreVerdicts, Verdict, deletion_order
+from statestore.maintenance.retention.verdicts import (
+    REPLACED,
+    RetentionPlan,
+    Rule,
+    StoreVerdicts,
+    Verdict,
+    deletion_order,
+)
+from statestore.maintenance.verification import FileRead, ReadBack, Reads, SnapshotRead
 from statestore.storage import DELETE_BATCH, Storage
 
 MayDelete = Callable[[], None]
@@ -31,11 +41,14 @@ class Outcome(Enum):
 
     DONE = "deleted"
     CHANGED = "left alone: what the plan rests on has changed"
+    READ = "its base was read in full and is intact"
+    DAMAGED = "nothing is deleted: its base was read in full and is damaged"
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """What one request did. `store` is None for the logs; `spared`: announced tables that a new snapshot names."""
+    """The result of one request, or of the read of one base. `store` is None for the logs; `spared`: announced tables that
+    a new snapshot names; `read_files` and `read_bytes`: what was read in full."""
 
     store: StorePath | None
     outcome: Outcome
@@ -43,15 +56,37 @@ class Deleted:
     size_bytes: int
     spared: tuple[str, ...] = ()
     detail: str = ""
+    read_files: int = 0
+    read_bytes: int = 0
 
 
-def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLease, clock: Clock) -> Iterator[Deleted]:
+def execute(
+    storage: Storage,
+    planned: RetentionPlan,
+    *,
+    run: str,
+    lease: HeldLease,
+    clock: Clock,
+    scratch: Path | None = None,
+    workers: int = WORKERS,
+) -> Iterator[Deleted]:
     """Delete what the plan says, store by store, and say after each request what was done.
 
-    *Guarantee*: a crash at any request leaves every retained version loadable; running it again finishes it. Before a
-    store's files go it is looked at again: its base must still be whole, and a table that a new snapshot names is
-    spared. Raises `LeaseLost`, `RefusedAsUnsafe` when the plan has grown too old, `StorageError`.
+    Before that, all bases are read in full that were not read since they were written, `workers` at a time, on local disk
+    below `scratch` (None: in the system's folder for temporary files). If one is damaged or gone, nothing is deleted: the
+    record says so, and the next plan uses an older base for that store, and a lower floor if it needs one.
+
+    *Guarantee*: a crash at any request leaves every retained version loadable; running it again finishes it. Before the
+    files of a store are deleted, the store is looked at again: its base must still be whole and the one that was read, and
+    a table that a new snapshot names is spared. Raises `LeaseLost`, `RefusedAsUnsafe` when the plan has grown too old,
+    `StorageError`, `LocalDiskFull`.
     """
+    on_record = dict(planned.reads_on_record)
+    if planned.reads:
+        steps = _read_bases(storage, planned, on_record, lease, clock, scratch, workers)
+        yield from steps
+        if any(step.outcome is not Outcome.READ for step in steps):
+            return
     started = clock.monotonic_seconds()
 
     def may_delete() -> None:
@@ -67,7 +102,7 @@ def execute(storage: Storage, planned: RetentionPlan, *, run: str, lease: HeldLe
         kept_aside = _kept_aside(storage, planned) if tables else frozenset()
         for store in planned.stores:
             if store.deletions:
-                yield from _execute_store(storage, store, kept_aside, may_delete)
+                yield from _execute_store(storage, store, on_record, kept_aside, may_delete)
         logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
         for part in _delete(storage, logs, may_delete):
             yield Deleted(None, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
@@ -85,6 +120,9 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
 
     Raises `StorageError`.
     """
+    done = list(done)
+    if any(step.outcome is Outcome.DAMAGED for step in done):
+        return
     verified = gathered.since.verified if gathered.since else last_pass.verified_by(gathered.chains)
     if verified is None or planned.left_out or planned.floor is None:
         return
@@ -96,6 +134,7 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
         unfinished = (
             base is None
             or chain.newest_loadable != chain.head
+            or any(facts.fault or facts.sidecar for facts in chain.snapshots.values())
             or chain.store in changed
             or any(verdict.rule in (Rule.YOUNG, Rule.HELD, Rule.ASIDE) for verdict in verdicts.files)
         )
@@ -115,14 +154,17 @@ def _kept_aside(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
 
 
 def _execute_store(
-    storage: Storage, planned: StoreVerdicts, kept_aside: frozenset[str], may_delete: MayDelete
+    storage: Storage, planned: StoreVerdicts, on_record: Reads, kept_aside: frozenset[str], may_delete: MayDelete
 ) -> Iterator[Deleted]:
     store, deletions = planned.store, planned.deletions
     files = catalog.files(storage, store.folder).get(store, StoreFiles())
     if planned.base is not None and planned.base.version > 0:
         facts = look_at_snapshot(storage, store, planned.base, files)
         if not facts.is_whole:
-            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or facts.sidecar or "")
+            return
+        if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
+            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=f"{changed}: is not the file that was read in full")
             return
     going = {verdict.path for verdict in deletions}
     # The tables of snapshots that the plan does not speak of: those that were published since, those beyond its bound.
@@ -144,6 +186,80 @@ def _execute_store(
             spared = ()
     if spared:
         yield Deleted(store, Outcome.DONE, 0, 0, spared)
+
+
+def _read_bases(
+    storage: Storage,
+    planned: RetentionPlan,
+    on_record: dict[str, FileRead],
+    lease: HeldLease,
+    clock: Clock,
+    scratch: Path | None,
+    workers: int,
+) -> list[Deleted]:
+    """Read the bases of the plan in full and add what was found to the record. The steps are in the plan's order."""
+    lease.require()
+    done: dict[StorePath, ReadBack] = {}
+    gone: dict[StorePath, str] = {}
+    failed: list[StatekeeperError] = []
+
+    def ended(read: SnapshotRead, outcome: ReadBack | StatekeeperError) -> None:
+        lease.beat()
+        if isinstance(outcome, ObjectMissing):
+            gone[read.store] = str(outcome)
+            return
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+            return
+        done[read.store] = outcome
+        on_record.update({one.path: one for one in outcome.files})
+
+    try:
+        verification.read_all(storage, planned.reads, ended, scratch=scratch, clock=clock, workers=workers)
+    finally:
+        # Also after an interruption: the next run does not read these files again.
+        if done:
+            lease.require()
+            superseded = {verdict.path for verdict in planned.deletions}
+            verification.write(storage, {path: one for path, one in on_record.items() if path not in superseded})
+    if failed:
+        raise failed[0]
+    return [
+        _read_step(done[read.store])
+        if read.store in done
+        else Deleted(read.store, Outcome.CHANGED, 0, 0, detail=gone[read.store])
+        for read in planned.reads
+    ]
+
+
+def _read_step(done: ReadBack) -> Deleted:
+    read, bad = done.read, done.damaged
+    outcome, detail = Outcome.READ, ""
+    if bad is not None and bad.fault is not None:
+        outcome = Outcome.DAMAGED
+        detail = (
+            f"{bad.path}: {bad.fault.why}; {read.store.snapshot(read.version)} is no base, and older files are kept. "
+            f"Run: statekeeper repair ROOT --apply --i-stopped-it"
+        )
+    return Deleted(read.store, outcome, 0, 0, detail=detail, read_files=len(read.files), read_bytes=read.size_bytes)
+
+
+def _needs_read(deletions: Iterable[Verdict]) -> bool:
+    return any(verdict.rule in REPLACED for verdict in deletions)
+
+
+def _not_as_read(
+    store: StorePath, base: VersionId, facts: SnapshotFacts, files: StoreFiles, on_record: Reads
+) -> str | None:
+    """A file of the base that is not the one that was read in full; None when all are."""
+    entries = {entry.path: entry for entry in (*files.snapshots.values(), *files.tables.values())}
+    tables = facts.metadata.tables if facts.metadata else ()
+    needed = [store.snapshot(base), *(store.table_file(table.dfs_name) for table in tables)]
+    for path in needed:
+        one = on_record.get(path)
+        if one is None or one.fault is not None or not one.is_of(entries.get(path)):
+            return path
+    return None
 
 
 def _delete(storage: Storage, verdicts: list[Verdict], may_delete: MayDelete) -> Iterator[list[Verdict]]:

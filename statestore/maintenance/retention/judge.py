@@ -13,9 +13,17 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
-from statestore.maintenance.retention.facts import Gathered, batch_of, common_floor, is_young, loadable
-from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
+from statestore.maintenance.retention.facts import Gathered, batch_of, is_young, loadable, retained_floor
+from statestore.maintenance.retention.verdicts import (
+    REPLACED,
+    RetentionPlan,
+    RetentionPolicy,
+    Rule,
+    StoreVerdicts,
+    Verdict,
+)
 from statestore.maintenance.time_line import leads_back
+from statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
 from statestore.storage import Entry
 
 _NO_FAMILIES = "only a snapshot says what the store's column families are called, and there is no whole one"
@@ -28,7 +36,9 @@ def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) 
     since a restart has to go back to a version that all have. Garbage below the held floor goes all the same.
     """
     if gathered.log is None:
-        return RetentionPlan(gathered.is_own, None, None, gathered.wanted_floor, (), (), ())
+        return RetentionPlan(
+            gathered.is_own, None, None, gathered.wanted_floor, (), (), (), stateless=gathered.stateless
+        )
     floor = _floor(gathered)
     findings = list(_findings(gathered, floor))
     judge = Judge(gathered, policy, floor, stopped=stopped)
@@ -36,12 +46,38 @@ def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) 
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
     head = gathered.log.newest.batch + 1
     whole = RetentionPlan(gathered.is_own, head, floor, gathered.wanted_floor, stores, judge.logs(), tuple(findings))
-    return _bounded(whole, policy.most_files)
+    planned = _bounded(whole, policy.most_files)
+    return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
+
+
+def _reads(gathered: Gathered, planned: RetentionPlan) -> tuple[SnapshotRead, ...]:
+    """The bases that nothing replaces once the plan is executed, and that were not read in full.
+
+    All bases, not only those of the stores in which something is deleted. Failure sequence otherwise: the base of store A
+    turns out to be damaged, so that the floor has to be lower; what the lower floor needs in store B is deleted already.
+    """
+    if not any(verdict.rule in REPLACED for verdict in planned.deletions):
+        return ()
+    bases = {store.store: store.base for store in planned.stores}
+    of_chains = ((chain, bases[chain.store]) for chain in gathered.chains)
+    found = (
+        reads_before(chain, base, gathered.reads, gathered.conf)
+        for chain, base in of_chains
+        if base is not None and base != EMPTY
+    )
+    return tuple(read for read in found if read is not None)
+
+
+def _still_on_record(gathered: Gathered) -> Reads:
+    folders = [chain.store.folder for chain in gathered.chains]
+    return remaining(gathered.reads, gathered.entries, folders, only=gathered.since is None)
 
 
 def _floor(gathered: Gathered) -> int | None:
     # Stores that were not looked at are known to load it.
-    return gathered.wanted_floor if gathered.since else common_floor(gathered.chains, gathered.wanted_floor)
+    if gathered.since:
+        return gathered.wanted_floor
+    return retained_floor(gathered.chains, gathered.wanted_floor, gathered.switched)
 
 
 def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
@@ -52,11 +88,23 @@ def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePa
 
 def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
     for chain in gathered.chains:
+        for version, facts in chain.snapshots.items():
+            if facts.fault is not None:
+                yield (
+                    f"{facts.faulty_file}: was read in full and is damaged: {facts.fault.why}; "
+                    f"{chain.store.snapshot(version)} is no base. Run: statekeeper repair ROOT --apply --i-stopped-it"
+                )
+            elif facts.sidecar is not None:
+                beside = names.sidecar(chain.store.snapshot(version))
+                yield (
+                    f"{beside}: {facts.sidecar}; Spark refuses the snapshot, and it is no base. Run: "
+                    f"statekeeper repair ROOT --apply --i-stopped-it"
+                )
         for entry in chain.files.others:
             name = entry.path.rpartition("/")[2]
             if not gathered.is_own and (names.stops_loads(name) or names.stops_cleanup(name)):
                 yield f"{entry.path}: Spark takes the name for a version's, and fails over it; move the file away"
-    if floor == gathered.wanted_floor:
+    if floor is not None and floor >= gathered.wanted_floor:
         return
     for chain in gathered.chains:
         loads = [number for number in loadable(chain) if number <= gathered.wanted_floor]
@@ -101,6 +149,8 @@ class Judge:
         unread = [
             *(chain.store.snapshot(version) for version, facts in kept.items() if facts is None or not facts.metadata),
             *(path for path, metadata in put_aside.items() if metadata is None),
+            # Behind a link there may be a snapshot.
+            *filter(None, [self.gathered.unseen.get(chain.store)]),
         ]
         named = _tables(facts.metadata for facts in kept.values() if facts is not None)
         named_aside = _tables(put_aside.values()) - named
@@ -129,9 +179,13 @@ class Judge:
         """What the floor is restored from; None when that is not known."""
         if chain.odds is not None or self._floor is None:
             return None
-        if self._floor < chain.begins:
+        wanted, floor = self.gathered.wanted_floor, self._floor
+        if floor > wanted:
+            # The old end of another store is gone, and nothing says that this was meant: what the policy asks for stays.
+            floor = max((number for number in loadable(chain) if number <= wanted), default=floor)
+        if floor < chain.begins:
             return EMPTY
-        at_floor = next((version for version in chain.versions if version.version == self._floor), None)
+        at_floor = next((version for version in chain.versions if version.version == floor), None)
         return None if at_floor is None else chain.bases.get(at_floor)
 
     def version_rule(
@@ -196,9 +250,8 @@ class Judge:
     def logs(self) -> tuple[Verdict, ...]:
         """The verdicts over logs and records."""
         files = self.gathered.logs
-        verdicts = [
-            self._log_verdict(entry, batch_of(entry.path)) for entry in (*files.offsets, *files.commits, *files.pending)
-        ]
+        of_batches = (*files.offsets, *files.commits, *files.pending, *files.checksums)
+        verdicts = [self._log_verdict(entry) for entry in of_batches]
         verdicts += [
             self._record(e, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
             for e in files.history
@@ -228,16 +281,33 @@ class Judge:
             for entry in entries:
                 yield Verdict(entry.path, entry.size_bytes, rule)
 
-    def _log_verdict(self, entry: Entry, batch: int | None) -> Verdict:
+    def _log_verdict(self, entry: Entry) -> Verdict:
+        return Verdict(entry.path, entry.size_bytes, self._log_rule(entry))
+
+    def _log_rule(self, entry: Entry) -> Rule:
+        batch = batch_of(entry.path)
         if batch is None:
-            return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
-        if not self.gathered.is_own:
-            return Verdict(entry.path, entry.size_bytes, Rule.SPARKS_LOG)
+            return Rule.UNKNOWN
         if self._floor is None or batch >= self._floor - 1:
-            return Verdict(entry.path, entry.size_bytes, Rule.LOG)
+            return Rule.LOG
         if entry.path == names.commits(batch) and batch >= self._oldest_base_commit:
-            return Verdict(entry.path, entry.size_bytes, Rule.RESTORES)
-        return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG)
+            return Rule.RESTORES
+        if not self.gathered.is_own:
+            oldest = self._floor if self._way_back is None else min(self._floor, self._way_back)
+            if batch >= oldest - 1:
+                return Rule.WAY_BACK
+            # At a start every Spark from 3.5 on reads the newest offsets, and those of the batch before it.
+            if entry.path == names.offsets(batch) and batch == oldest - 2:
+                return Rule.STARTS
+        return Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG
+
+    @cached_property
+    def _way_back(self) -> int | None:
+        """The version before which the structure was another, as long as its files stay; None when none do."""
+        switched = self.gathered.switched
+        bases = [self._base(chain) for chain in self.gathered.chains]
+        is_kept = switched is not None and any(base is None or base.version <= switched for base in bases)
+        return switched if is_kept else None
 
     @cached_property
     def _oldest_base_commit(self) -> float:

@@ -20,7 +20,7 @@ from statestore.chain import Chain
 from statestore.format import names
 from statestore.format.json_object import json_lines
 from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Entry, Storage, read_or_none
 
 ALWAYS = 0
@@ -68,7 +68,7 @@ def read(storage: Storage) -> LastPass | None:
     if data is None:
         return None
     try:
-        body = json.loads(data)
+        body = parsed_json(data)
         first, last = body["verified"]
         waiting = {
             StorePath(int(operator), int(partition), str(name)): tuple(int(version) for version in versions)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
-from statestore.catalog import CommitLog, StoreFiles
+from statestore.catalog import StoreFiles
 from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
+from statestore.commit_log import CommitLog
 from statestore.errors import DAMAGES, CorruptFile
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, aside
+from statestore.format.state_conf import OURS
+from statestore.maintenance import announcements, aside, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
@@ -26,18 +28,21 @@ from statestore.maintenance.retention.facts import (
 )
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import RetentionPolicy
-from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once
+from statestore.maintenance.verification import Reads
+from statestore.stateless import stateless
+from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once, is_hidden
 
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
     """The facts about the stores in which something may have changed since the last pass, or about `everything`.
 
-    Everything: one listing of `state/`, one request a batch of the commit log, one for the lineage of each store's head,
+    Everything: one listing of `state/`, one request a retained batch of the commit log, and one for those below it from
+    which a base has to be followed, one for the lineage of each store's head,
     one for each retained snapshot, one for what became of the last snapshots. Otherwise none of these but for the stores
     that are due, the last one, and one of the newest commit. And a listing of each log, of what repairs have put aside and
-    of switchovers; of a checkpoint of Spark's, the newest offsets. Raises `NotACheckpoint`, `CorruptFile` for a commit log
-    that cannot be read (nothing may be deleted then), `UnknownFormatVersion` also for a state store that is not RocksDB,
-    `StorageError`.
+    of switchovers, and the record of reads; of a checkpoint of Spark's, the newest offsets. Raises `NotACheckpoint`,
+    `CorruptFile` for a commit log that cannot be read (nothing may be deleted then), `UnknownFormatVersion` also for a
+    state store that is not RocksDB, `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # The log before the files: what is committed in between is newer than this head, and stays.
@@ -46,10 +51,14 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     now = clock.now_seconds()
     if heads is None:
         return Gathered(is_own, None, (), {}, logs, 0, now)
-    if not is_own:
-        catalog.state_conf(storage, heads.batch)  # another kind of state store has other files
+    # Another kind of state store, which has other files, is rejected here.
+    conf = OURS if is_own else catalog.state_conf(storage, heads)
+    without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
+    if without_state is not None:
+        return Gathered(is_own, None, (), {}, logs, 0, now, stateless=without_state)
+    reads = verification.record(storage)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
-    look = _Look(storage, policy, now, is_own, _failed(storage, logs))
+    look = _Look(storage, policy, now, is_own, _failed(storage, logs), reads)
     # In structure V1 the commits of all bases stay, so that all stores have to be looked at.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
     last = None if everything or not is_own or is_v1 else last_pass.read(storage)
@@ -57,18 +66,19 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
         due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
             files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in sorted(due)}
-            log = CommitLog({heads.batch: heads.heads})
+            log = CommitLog(heads)
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
-                return _with_aside(storage, Gathered(is_own, log, chains, strays, logs, wanted, now, last))
-    full = catalog.commit_log(storage)
+                facts = Gathered(is_own, log, chains, strays, logs, wanted, now, last, reads=reads)
+                return _with_aside(storage, facts)
+    full = catalog.commit_log(storage, down_to=wanted - 1)
     assert full is not None
     listed = storage.list(names.STATE)
     found = catalog.by_store(listed)
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
-    return _with_aside(storage, Gathered(is_own, full, chains, strays, logs, wanted, now))
+    return _with_aside(storage, Gathered(is_own, full, chains, strays, logs, wanted, now, reads=reads, conf=conf))
 
 
 def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
@@ -82,7 +92,10 @@ def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
     logs = replace(gathered.logs, aside=entries)
     journals = [entry.path for entry in storage.list(names.SWITCHOVERS)]
     switched = switch_journal.newest_switched(storage, journals)
-    return replace(gathered, logs=logs, aside=aside.snapshots(storage, entries, stores), switched=switched)
+    unseen = {store: found[0].shown for store in stores if (found := storage.omissions.below(store.folder))}
+    return replace(
+        gathered, logs=logs, aside=aside.snapshots(storage, entries, stores), switched=switched, unseen=unseen
+    )
 
 
 def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:
@@ -96,14 +109,16 @@ def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> froze
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at stores. `failed`: why the newest run could make no snapshot of a store, by the store; `with_families`: the
-    operators whose stores have column families, a root of our own has none."""
+    """Looks at stores. `failed`: why the newest run could make no snapshot of a store, by the store; `reads`: the record of
+    files that were read in full; `with_families`: the operators whose stores have column families, a root of our own has
+    none."""
 
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
     is_own: bool
     failed: Mapping[str, str]
+    reads: Reads
     with_families: frozenset[int] = frozenset()
 
     def at(
@@ -116,6 +131,7 @@ class _Look:
         # below it is deleted; the other run wakes up. Its announcement came before that snapshot.
         doomed = announcements.doomed(self.storage)
         stores = sorted(files)
+        faults = {store: verification.faults(self.reads, _by_path(files[store])) for store in stores}
         chains: dict[StorePath, Chain] = {}
         down_to: int | None = wanted
         while down_to is not None:
@@ -126,11 +142,13 @@ class _Look:
                 chain = walk(
                     self.storage,
                     store,
+                    log.newest.heads[store],
                     committed,
                     files[store],
                     down_to=depth,
                     doomed=doomed,
-                    begins=log.begins(store),
+                    faults=faults[store],
+                    is_first=lambda version: log.is_first(committed, version),
                     needs_base=store.operator in self.with_families,
                 )
                 why = self.failed.get(str(store))
@@ -155,9 +173,14 @@ class _Look:
             and (
                 not self.is_own  # what Spark's snapshots name, Spark may name again
                 or version.version > chain.versions[0].version
+                or (version.id is None) != (chain.head.id is None)  # the way back may need it, and its tables
                 or is_young(entry, self.policy.grace_seconds, self.now_seconds)
             )
         ]
+
+
+def _by_path(files: StoreFiles) -> Mapping[str, Entry]:
+    return {entry.path: entry for entry in files.entries}
 
 
 def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
@@ -171,8 +194,8 @@ def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
 
 
 def _doubted(chain: Chain, why: str) -> Chain:
-    """Changelogs are taken for good by their names and sizes. When no snapshot came of them, one is damaged; which, is not
-    asked: a version with a snapshot is what every store has to be able to go back to."""
+    """Changelogs are assumed valid (only name and size are checked). If no snapshot could be made of them, one of them is
+    damaged. Which one does not matter: every store has to be able to return to a version with a snapshot."""
     whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
     newest = max(whole, default=0)
     told = f"no snapshot could be made of it: {why}"
@@ -180,8 +203,30 @@ def _doubted(chain: Chain, why: str) -> Chain:
 
 
 def _log_files(storage: Storage) -> LogFiles:
-    folders = (names.OFFSETS, names.COMMITS, names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER)
-    return LogFiles(*(tuple(storage.list(folder)) for folder in folders))
+    offsets, commits = (storage.list(folder, hidden=True) for folder in (names.OFFSETS, names.COMMITS))
+    others = (storage.list(folder) for folder in (names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER))
+    pending, history, announcements, leftovers = (tuple(listed) for listed in others)
+    return LogFiles(
+        tuple(entry for entry in offsets if not is_hidden(entry.path)),
+        tuple(entry for entry in commits if not is_hidden(entry.path)),
+        pending,
+        history,
+        announcements,
+        leftovers,
+        checksums=(*_left_checksums(offsets), *_left_checksums(commits)),
+    )
+
+
+def _left_checksums(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Hadoop's hidden checksums of logs that are deleted.
+
+    Such a checksum remains if a run dies between the two deletions on a local disk, and if a checkpoint with hidden files
+    was copied to a bucket, where no delete removes the checksum beside the log.
+    """
+    expected = {names.hidden_checksum(entry.path) for entry in entries}
+    for entry in entries:
+        if is_hidden(entry.path) and batch_of(entry.path) is not None and entry.path not in expected:
+            yield entry
 
 
 def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:

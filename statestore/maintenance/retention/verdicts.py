@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.verification import Reads, SnapshotRead
+from statestore.stateless import Stateless
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Rule(Enum):
     REUSABLE = "Spark may name it again in its next snapshot"
     UPLOADED = "a table that no snapshot names: Spark may be about to"
     ASIDE = "put aside by a repair or a switchover, or named by a snapshot that was: the way back needs it"
-    SPARKS_LOG = "a log that Spark purges itself"
+    STARTS = "Spark reads it when it starts from the oldest retained batch"
     HELD = "its store cannot be judged: see the findings"
     UNKNOWN = "no file that is known"
     SUPERSEDED = "below the snapshot that the oldest retained version is restored from"
@@ -66,7 +68,11 @@ _DELETES = frozenset(
 )
 
 
-@dataclass(frozen=True)
+REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_ASIDE, Rule.UNNAMED})
+"""Files under these rules may restore a version as long as they are there, if the base of the floor turns out not to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What becomes of one file."""
 
@@ -95,7 +101,11 @@ class StoreVerdicts:
 @dataclass(frozen=True)
 class RetentionPlan:
     """What becomes of every file. `floor`: the oldest retained version, None when no version is known to load in every
-    store; `wanted_floor`: what it would be if all stores were whole. `left_out`: deletions beyond the run's bound."""
+    store; `wanted_floor`: what it would be if all stores were whole. `left_out`: deletions beyond the run's bound.
+    `stateless`: why there is no store.
+
+    `reads`: the snapshots that have to be read in full before anything is deleted, because the deletions leave nothing that
+    replaces them; `reads_on_record`: the record of earlier reads, without files that are gone."""
 
     is_own: bool
     head: int | None
@@ -105,6 +115,14 @@ class RetentionPlan:
     logs: tuple[Verdict, ...]
     findings: tuple[str, ...]
     left_out: int = 0
+    stateless: Stateless | None = None
+    reads: tuple[SnapshotRead, ...] = ()
+    reads_on_record: Reads = field(default_factory=dict)
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes have to be read before anything is deleted."""
+        return sum(read.size_bytes for read in self.reads)
 
     @property
     def verdicts(self) -> Iterator[Verdict]:

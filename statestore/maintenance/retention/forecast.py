@@ -1,0 +1,165 @@
+"""What a retention plan deletes now, and from when on it can delete the rest: counts and bytes. Pure.
+
+The audit, `gc` and the health of a fleet all show these figures, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from statestore.format import names
+from statestore.format.names import StorePath
+from statestore.maintenance import announcements
+from statestore.maintenance.retention.facts import Gathered
+from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts
+from statestore.storage import TEMP_FOLDER, Entry
+
+_ASK_AGAIN = {
+    Rule.RUNNING: "when their batch is committed, or a later one is",
+    Rule.REUSABLE: "when the query is stopped: gc --orphans --i-stopped-it",
+    Rule.UPLOADED: "when the query is stopped: gc --orphans --i-stopped-it",
+    Rule.HELD: "when the findings are resolved",
+    Rule.UNKNOWN: "never: only known names are deleted",
+}
+_BY_AGE = (Rule.YOUNG, Rule.ASIDE)
+_BY_BATCHES = (Rule.RESTORES, Rule.LOG, Rule.STARTS)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number of files, and their bytes in storage."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Later:
+    """Files that one rule keeps for now: why, and when they can be deleted. `from_seconds`: since the epoch, when the first
+    of them can be, for a rule that depends on age alone."""
+
+    rule: Rule
+    kept: Amount
+    when: str
+    from_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a plan deletes `now`, all of it and by store, and what it keeps for `later`, most bytes first. `floor`: the
+    oldest retained version; `wanted_floor`: the version that count and age ask for."""
+
+    head: int | None
+    floor: int | None
+    wanted_floor: int
+    now: Amount
+    later: tuple[Later, ...]
+    stores: Mapping[StorePath, Amount] = field(default_factory=dict)
+
+
+def forecast(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy) -> Forecast:
+    """The figures of a plan that was made from these facts. Pure."""
+    files: Counter[Rule] = Counter()
+    sizes: Counter[Rule] = Counter()
+    for verdict in planned.verdicts:
+        files[verdict.rule] += 1
+        sizes[verdict.rule] += verdict.size_bytes
+    deleted = [rule for rule in files if rule.deletes]
+    ages = _ages(gathered, planned, policy)
+    later = [
+        Later(rule, Amount(files[rule], sizes[rule]), *_when(rule, gathered, planned, policy, ages))
+        for rule in files
+        if not rule.deletes
+    ]
+    return Forecast(
+        planned.head,
+        planned.floor,
+        planned.wanted_floor,
+        Amount(sum(files[rule] for rule in deleted), sum(sizes[rule] for rule in deleted)),
+        tuple(sorted(later, key=lambda one: (-one.kept.bytes, one.rule.name))),
+        {store.store: _deleted(store) for store in planned.stores},
+    )
+
+
+def _deleted(store: StoreVerdicts) -> Amount:
+    sizes = [verdict.size_bytes for verdict in store.files if verdict.rule.deletes]
+    return Amount(len(sizes), sum(sizes))
+
+
+def _when(
+    rule: Rule, gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy, ages: Mapping[Rule, list[float]]
+) -> tuple[str, float | None]:
+    if rule in _BY_AGE:
+        known = ages.get(rule, [])
+        if not known:
+            return "when their age is known: the store gives no time", None
+        first, last = min(known), max(known)
+        return f"from {_time(first)}" + (f", all of them from {_time(last)}" if last > first else ""), first
+    if rule in _BY_BATCHES or rule is Rule.WAY_BACK:
+        return _after_batch(
+            gathered, planned, policy, newer_than=gathered.switched if rule is Rule.WAY_BACK else 0
+        ), None
+    return _ASK_AGAIN[rule], None
+
+
+def _after_batch(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy, *, newer_than: int | None) -> str:
+    """When the floor reaches the next snapshot of a store, the first of those that have one: files below it are not needed
+    from then on."""
+    bases = {store.store: store.base for store in planned.stores}
+    newer = [
+        min((v.version for v in chain.snapshots if v.version > max(base.version, newer_than or 0)), default=None)
+        for chain in gathered.chains
+        if (base := bases.get(chain.store)) is not None
+    ]
+    there = [version for version in newer if version is not None]
+    if not there:
+        return "after another snapshot, when it is the oldest retained version"
+    reached = min(there)
+    return (
+        f"after batch {reached + policy.versions - 2:,} and the grace period, when the floor reaches the snapshot of "
+        f"version {reached:,}"
+    )
+
+
+def _ages(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy) -> Mapping[Rule, list[float]]:
+    """When each file that only its age keeps is old enough, in seconds since the epoch."""
+    rules = {verdict.path: verdict.rule for verdict in planned.verdicts if verdict.rule in _BY_AGE}
+    found: dict[Rule, list[float]] = {}
+    for entry in _entries(gathered) if rules else ():
+        rule = rules.get(entry.path)
+        if rule is not None and entry.modified_at_seconds is not None:
+            found.setdefault(rule, []).append(entry.modified_at_seconds + _stays_seconds(entry.path, rule, policy))
+    return found
+
+
+def _entries(gathered: Gathered) -> Iterator[Entry]:
+    for chain in gathered.chains:
+        yield from chain.files.entries
+    logs = gathered.logs
+    for entries in (
+        logs.offsets,
+        logs.commits,
+        logs.pending,
+        logs.history,
+        logs.announcements,
+        logs.leftovers,
+        logs.aside,
+    ):
+        yield from entries
+
+
+def _stays_seconds(path: str, rule: Rule, policy: RetentionPolicy) -> float:
+    if rule is Rule.ASIDE:
+        return policy.aside_seconds
+    if path.startswith(f"{names.HISTORY}/"):
+        return policy.history_seconds
+    if path.startswith((f"{names.DELETING}/", f"{TEMP_FOLDER}/")):
+        return announcements.STANDS_SECONDS
+    return policy.grace_seconds
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

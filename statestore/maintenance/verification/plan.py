@@ -1,0 +1,61 @@
+"""Which snapshots have to be read in full, and why. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from statestore.chain import Chain
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_conf import OURS, StateConf
+from statestore.maintenance.verification.record import Reads
+from statestore.storage import Entry
+
+
+class Why(Enum):
+    """Why a snapshot is read."""
+
+    NEW = "it was never read in full"
+    CHANGED = "a file of it has changed since it was read"
+
+
+@dataclass(frozen=True)
+class SnapshotRead:
+    """Read a snapshot in full. `files`: the zip, and the tables that are not on record; `known`: the tables that are.
+    `size_bytes` is of `files`."""
+
+    store: StorePath
+    version: VersionId
+    files: tuple[Entry, ...]
+    known: tuple[Entry, ...]
+    why: Why
+    conf: StateConf = OURS
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the read takes."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def explained(self) -> str:
+        """The reason with its figures."""
+        return f"{self.why.value}: {len(self.files):,} files, {self.size_bytes:,} bytes"
+
+
+def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = OURS) -> SnapshotRead | None:
+    """The read that has to succeed before anything older than `base`, a whole snapshot of the chain, is deleted; None when
+    it is on record."""
+    facts = chain.snapshots[base]
+    zipped = chain.files.snapshots[base]
+    tables = [chain.files.tables[table.dfs_name] for table in facts.metadata.tables] if facts.metadata else []
+    unread = [entry for entry in tables if not _is_on_record(entry, reads)]
+    if not unread and _is_on_record(zipped, reads):
+        return None
+    changed = any(entry.path in reads for entry in (zipped, *unread))
+    known = tuple(entry for entry in tables if entry not in unread)
+    return SnapshotRead(chain.store, base, (zipped, *unread), known, Why.CHANGED if changed else Why.NEW, conf)
+
+
+def _is_on_record(entry: Entry, reads: Reads) -> bool:
+    one = reads.get(entry.path)
+    return one is not None and one.fault is None and one.is_of(entry)

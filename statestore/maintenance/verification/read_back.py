@@ -1,0 +1,193 @@
+"""Reads snapshots in full, on local disk: every block of every table, and then all of it as RocksDB opens it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from statestore.chain import ReadFault
+from statestore.clock import Clock
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
+from statestore.format import names
+from statestore.format import table as tables
+from statestore.format.changelog import Readable
+from statestore.format.checksum import first_misfit
+from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statestore.format.state_conf import OURS
+from statestore.format.table import NotVerified
+from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
+from statestore.loading.local_file import readable
+from statestore.loading.sidecars import pieces
+from statestore.maintenance.pool import WORKERS, in_pool
+from statestore.maintenance.verification.plan import SnapshotRead
+from statestore.maintenance.verification.record import FileRead, stamp
+from statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
+
+_TAIL_BYTES = 64 * 1024
+"""Holds the footer and the metaindex of every table, and most meta blocks."""
+
+_LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """The result of a read: an entry of the record for each file. `bytes_read` are those of the files in full."""
+
+    read: SnapshotRead
+    files: tuple[FileRead, ...]
+
+    @property
+    def damaged(self) -> FileRead | None:
+        """The first damaged file; None when the snapshot is intact."""
+        return next((one for one in self.files if one.fault is not None), None)
+
+
+def read_all(
+    storage: Storage,
+    reads: Sequence[SnapshotRead],
+    ended: Callable[[SnapshotRead, ReadBack | StatekeeperError], None],
+    *,
+    scratch: Path | None,
+    clock: Clock,
+    workers: int = WORKERS,
+) -> RequestCounts:
+    """Read these snapshots, `workers` at a time, each in a folder of its own below `scratch` (None: the system's folder for
+    temporary files), which needs the space of so many snapshots. Returns what it cost.
+
+    *Guarantee*: nothing is written below the root. An error that says nothing about the files (storage, local disk) is the
+    outcome of that read; see `pool.in_pool`.
+    """
+    before = storage.requests.snapshot()
+    if scratch is not None:
+        with translated(scratch):
+            scratch.mkdir(parents=True, exist_ok=True)
+
+    def work(read: SnapshotRead) -> ReadBack:
+        with tempfile.TemporaryDirectory(dir=scratch, prefix="verify-") as folder:
+            return _Reader(storage, read, Path(folder), clock.now_seconds()).run()
+
+    in_pool(work, reads, ended, workers=max(1, min(workers, len(reads))))
+    return storage.requests.since(before)
+
+
+class _Reader:
+    """One read. `folder`: empty, on local disk."""
+
+    def __init__(self, storage: Storage, read: SnapshotRead, folder: Path, now_seconds: float) -> None:
+        self._storage = storage
+        self._read = read
+        self._folder = folder
+        self._now_seconds = now_seconds
+        self._unknown_encoding = False
+
+    def run(self) -> ReadBack:
+        zipped, *unread = self._read.files
+        try:
+            body = self._storage.read(zipped.path)
+            snapshot = read_snapshot(body, zipped.path)
+        except CorruptFile as error:
+            return ReadBack(self._read, (self._faulty(zipped, error.what, is_noticed=True),))
+        by_path = {self._read.store.table_file(one.dfs_name): one for one in snapshot.metadata.tables}
+        found: list[FileRead] = []
+        at_once(lambda entry: found.append(self._table(entry, by_path[entry.path])), unread)
+        found.sort(key=lambda one: one.path)
+        # Spark reads the zips of structure V1 with Hadoop's checksums, those of V2 without.
+        refused = self._refused_by_hadoop(zipped.path, body) if self._read.version.id is None else None
+        if refused is not None:
+            found.append(self._faulty(zipped, refused, is_noticed=True))
+        if any(one.fault for one in found):
+            return ReadBack(self._read, tuple(found))
+        for entry in self._read.known:
+            self._known_table(entry, by_path[entry.path])
+        opened = self._open(zipped, body, snapshot.metadata)
+        return ReadBack(self._read, (opened, *(one for one in found if one.path != opened.path)))
+
+    def _table(self, entry: Entry, table: TableFile) -> FileRead:
+        """Fetch a table and compare the checksums of all its blocks."""
+        target = self._folder / table.dfs_name
+        size_bytes = self._storage.download(entry.path, target)
+        if size_bytes != table.size_bytes:
+            what = f"has {size_bytes:,} bytes, its snapshot says {table.size_bytes:,}"
+            return self._faulty(entry, what, is_noticed=True)
+        content = readable(target)
+        try:
+            tables.require_whole(content, entry.path)
+        except CorruptFile as error:
+            return self._faulty(entry, error.what, is_noticed=False)
+        except NotVerified:
+            self._unknown_encoding = True
+        refused = self._refused_by_hadoop(entry.path, content)
+        if refused is not None:
+            return self._faulty(entry, refused, is_noticed=True)
+        return self._intact(entry, xxhash.xxh3_128_hexdigest(content))
+
+    def _refused_by_hadoop(self, path: str, content: Readable) -> str | None:
+        """Why Spark cannot read a file on a local disk for Hadoop's hidden checksum beside it; None when it can."""
+        if self._read.conf == OURS or not self._storage.url.startswith("file:"):
+            return None
+        beside = names.hidden_checksum(path)
+        hidden = read_or_none(self._storage, beside)
+        misfit = None if hidden is None else first_misfit(hidden, pieces(content))
+        return None if misfit is None else f"{beside} does not fit it from byte {misfit:,} on, and Spark refuses it"
+
+    def _known_table(self, entry: Entry, table: TableFile) -> None:
+        """A table that is on record: what RocksDB reads of it to open it, in a file of its size."""
+        target = self._folder / table.dfs_name
+        begin = max(0, entry.size_bytes - _TAIL_BYTES)
+        if begin and not self._unknown_encoding:
+            end = self._storage.read_range(entry.path, begin, entry.size_bytes - begin)
+            try:
+                metas = tables.metas_begin(end, entry.size_bytes, entry.path)
+            except (CorruptFile, NotVerified):
+                self._unknown_encoding = True
+            else:
+                if metas < begin:
+                    end = self._storage.read_range(entry.path, metas, begin - metas) + end
+                with translated(target), target.open("wb") as file:
+                    file.seek(entry.size_bytes - len(end))
+                    file.write(end)
+                return
+        self._storage.download(entry.path, target)
+
+    def _open(self, zipped: Entry, body: bytes, metadata: SnapshotMetadata) -> FileRead:
+        """Open all of it as a load does; RocksDB finds out whether the tables are those that the MANIFEST means."""
+        if self._unknown_encoding:
+            # Only a scan compares the checksums of a table that is encoded in a way that is not known.
+            for entry in self._read.known:
+                name = entry.path.rpartition("/")[2]
+                (self._folder / name).unlink(missing_ok=True)
+                self._storage.download(entry.path, self._folder / name)
+        at_hand = {one.dfs_name: self._folder / one.dfs_name for one in metadata.tables}
+        store, version, conf = self._read.store, self._read.version, self._read.conf
+        try:
+            base = open_base(self._storage, store, version, self._folder / "db", _LIMITS, conf, at_hand=at_hand)
+            with base.database as database:
+                if self._unknown_encoding:
+                    database.count_keys()
+        except SnapshotUnusable as error:
+            return self._blamed(zipped, metadata, error.__cause__ or error, is_noticed=True)
+        except LocalStateDamaged as error:
+            return self._blamed(zipped, metadata, error, is_noticed=False)
+        except UnknownFormatVersion as error:
+            return self._blamed(zipped, metadata, error, is_noticed=True)
+        return self._intact(zipped, xxhash.xxh3_128_hexdigest(body))
+
+    def _blamed(self, zipped: Entry, metadata: SnapshotMetadata, error: BaseException, *, is_noticed: bool) -> FileRead:
+        """The file that RocksDB's error is about: a table by its local name, else the zip."""
+        what = error.what if isinstance(error, StatekeeperError) else str(error)
+        what = what.replace(f"{self._folder}/", "")
+        by_path = {entry.path: entry for entry in (*self._read.files, *self._read.known)}
+        path = blamed_file(what, self._read.store, self._read.version, metadata.tables)
+        return self._faulty(by_path.get(path, zipped), f"RocksDB cannot read it: {what}", is_noticed=is_noticed)
+
+    def _intact(self, entry: Entry, digest: str) -> FileRead:
+        return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, digest)
+
+    def _faulty(self, entry: Entry, why: str, *, is_noticed: bool) -> FileRead:
+        fault = ReadFault(why, is_noticed)
+        return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, "", fault)

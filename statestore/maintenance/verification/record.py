@@ -1,0 +1,96 @@
+"""The record of the files of snapshots that were read in full.
+
+    _statekeeper/verified.json  {"state/0/3/SSTs/000012-6ad1....sst": [size, "<etag or time>", read at, "<digest>", null]}
+
+For a zip an entry says that RocksDB opened the snapshot with all of its tables. The last field is null for an intact file,
+else the damage and whether a load notices it. An entry holds as long as the listing shows the file with that size and that
+etag (on a file system: that time of modification). The record is a hint: without it the files are read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from statestore.chain import ReadFault
+from statestore.format import names
+from statestore.format.untrusted import BAD_VALUES
+from statestore.storage import Entry, Storage, read_or_none
+
+
+@dataclass(frozen=True)
+class FileRead:
+    """One read of one file. `stamp` identifies the bytes that the store held then; `digest` is XXH3-128 of what was read,
+    "" when the read ended early; `fault` is None for an intact file. Time is seconds since the epoch."""
+
+    path: str
+    size_bytes: int
+    stamp: str
+    read_at_seconds: float
+    digest: str
+    fault: ReadFault | None = None
+
+    def is_of(self, entry: Entry | None) -> bool:
+        """Whether the file is still the one that was read."""
+        return entry is not None and (self.size_bytes, self.stamp) == (entry.size_bytes, stamp(entry))
+
+
+Reads = Mapping[str, FileRead]
+"""The reads on record, by path."""
+
+
+def stamp(entry: Entry) -> str:
+    """What tells the bytes of a file from other bytes of the same size: its etag, else when it was modified."""
+    return entry.etag or ("" if entry.modified_at_seconds is None else f"{entry.modified_at_seconds:.9f}")
+
+
+def record(storage: Storage) -> Reads:
+    """The record; empty when there is none that can be used. One request. Raises `StorageError`."""
+    data = read_or_none(storage, names.VERIFIED)
+    if data is None:
+        return {}
+    try:
+        return {str(path): _parsed(str(path), fields) for path, fields in json.loads(data).items()}
+    except BAD_VALUES:
+        return {}
+
+
+def write(storage: Storage, reads: Reads) -> None:
+    """Replace the record. Raises `StorageError`."""
+    body = {path: _fields(reads[path]) for path in sorted(reads)}
+    storage.replace(names.VERIFIED, json.dumps(body, separators=(",", ":")).encode())
+
+
+def remaining(reads: Reads, entries: Iterable[Entry], folders: Iterable[str], *, only: bool) -> Reads:
+    """The record without entries of files that are gone or replaced. `entries`: the files of the stores in `folders`;
+    `only`: there are no other stores. Pure."""
+    there = {entry.path: entry for entry in entries}
+    looked_at = set(folders)
+
+    def stays(one: FileRead) -> bool:
+        place = names.parse_place(one.path)
+        if place is None:
+            return False
+        return one.is_of(there.get(one.path)) if only or place[0].folder in looked_at else True
+
+    return {path: one for path, one in reads.items() if stays(one)}
+
+
+def faults(reads: Reads, entries: Mapping[str, Entry]) -> Mapping[str, ReadFault]:
+    """The damaged files among these, by path. Pure."""
+    return {path: one.fault for path, one in reads.items() if one.fault is not None and one.is_of(entries.get(path))}
+
+
+def _fields(one: FileRead) -> list[object]:
+    fault = None if one.fault is None else [one.fault.why, one.fault.is_noticed]
+    return [one.size_bytes, one.stamp, round(one.read_at_seconds, 3), one.digest, fault]
+
+
+def _parsed(path: str, fields: list[object]) -> FileRead:
+    size_bytes, stamp_then, read_at, digest, fault = fields
+    found = None
+    if isinstance(fault, list):
+        why, is_noticed = fault
+        found = ReadFault(str(why), bool(is_noticed))
+    return FileRead(path, int(str(size_bytes)), str(stamp_then), float(str(read_at)), str(digest), found)
