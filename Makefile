@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate soak sparks interop-matrix interop-s3a interop-stores interop-hdfs pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -58,6 +58,13 @@ FIRST ?= 0
 simulate: env
 	$(BIN)/python -m tests.faults.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
 
+# Damaged checkpoints under every verb, a second or two each; a run that was stopped continues. One case again:
+# python -m tests.faults.fuzz --seed 1 --case 17
+CASES ?= 2000
+FUZZ_SEED ?= 1
+fuzz: env
+	$(BIN)/python -m tests.faults.fuzz --cases $(CASES) --seed $(FUZZ_SEED) $(ARGS)
+
 # Half an hour: Spark's own queries run, and are started again, while snapshots are made and files deleted under them
 soak: env
 	$(BIN)/python -m tests.interop.soak $(ARGS)
@@ -70,6 +77,11 @@ var/sparks/%/.made: tests/interop/sparks/%.txt .venv/.made
 	@touch $@
 
 sparks: $(SPARKS:%=var/sparks/%/.made)
+
+# Half an hour: damaged checkpoints, the deep audit's word against Spark's own start and reader; it goes on where it was
+CASES ?= 500
+audit-oracle: env
+	@$(BIN)/python -m tests.interop.oracle --cases $(CASES) $(ARGS)
 
 # Every operator of Spark's, in both structures, on every Spark from 3.5 on, beside a twin that nobody touched
 interop-matrix: env sparks

@@ -131,7 +131,7 @@ def test_spark_refuses_a_good_file_for_its_sidecar_and_reads_it_without_one(
         sidecar.name,
     )
     v2.assert_spark_fails(why)
-    assert f"delete {sidecar.name}" in finding.action
+    assert sidecar.name in finding.action
     sidecar.unlink()
     assert v2.audited(tmp_path / "scratch").findings == ()
     v2.assert_spark_reads_it()

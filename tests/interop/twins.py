@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from statestore import catalog
 from statestore.cli import main
 from statestore.engine.rocks import Database
+from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit.findings import What
@@ -84,6 +85,8 @@ def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     heads = catalog.heads(storage)
     assert heads is not None
     assert len(changelogs(storage)) == len(heads.heads)
+    left = {path for folder in ("commits", "offsets") for path in (entry.path for entry in storage.list(folder))}
+    assert left == {names.commits(heads.batch), names.offsets(heads.batch), names.offsets(heads.batch - 1)}
 
 
 def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> None:

@@ -11,24 +11,46 @@ from pathlib import Path
 from statestore.chain import Chain
 from statestore.format import compression, names
 from statestore.format.changelog import Readable
-from statestore.format.checksum import checksum, first_misfit, parse_sidecar
+from statestore.format.checksum import first_misfit
 from statestore.format.names import VersionId
-from statestore.loading.changelogs import readable
-from statestore.maintenance.audit.facts import Bad, Flaw, Keeper, Refused, attempt
-from statestore.storage import Entry, Storage
-
-_PIECE_BYTES = 1024 * 1024
+from statestore.loading.local_file import readable
+from statestore.loading.sidecars import misfit, pieces
+from statestore.maintenance.audit.facts import Bad, Flaw, Keeper, Refused
+from statestore.storage import Entry, Storage, read_or_none
 
 
 def empty(chain: Chain) -> Iterator[Refused]:
-    """Sidecars in which there is nothing: the listing shows it."""
+    """Sidecars of changelogs in which there is nothing: the listing shows it."""
     sidecars = _sidecars(chain)
     for version in chain.versions:
-        for path, is_changelog in _checked(chain, version):
-            entry = sidecars.get(names.sidecar(path))
-            if entry is not None and entry.size_bytes == 0:
-                bad = Bad(entry.path, Flaw.CORRUPT, "is empty")
-                yield Refused(Keeper.SPARK, path, bad, (version,), is_changelog, None)
+        path = chain.store.changelog(version)
+        entry = sidecars.get(names.sidecar(path))
+        if version in chain.files.changelogs and entry is not None and entry.size_bytes == 0:
+            bad = Bad(entry.path, Flaw.CORRUPT, "is empty")
+            yield Refused(Keeper.SPARK, path, bad, (version,), True, None)
+
+
+def of_zips(chain: Chain) -> Iterator[Refused]:
+    """Zips of structure V2 that are whole and that their sidecars do not fit."""
+    for version, facts in chain.snapshots.items():
+        if facts.sidecar is not None:
+            path = chain.store.snapshot(version)
+            bad = Bad(names.sidecar(path), Flaw.AT_ODDS, facts.sidecar)
+            yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
+
+
+def strays(storage: Storage, chain: Chain) -> tuple[VersionId, ...]:
+    """The versions of the chain in structure V2 whose zip has a sidecar and is not there. One request for each, since an
+    executor that is at work writes the sidecar first."""
+    beside = _sidecars(chain)
+    found = (
+        version
+        for version in chain.versions
+        if version.id is not None
+        and version not in chain.files.snapshots
+        and names.sidecar(chain.store.snapshot(version)) in beside
+    )
+    return tuple(version for version in found if storage.stat(chain.store.snapshot(version)) is None)
 
 
 def of_changelog(storage: Storage, chain: Chain, version: VersionId, local: Path) -> Iterator[Refused]:
@@ -44,15 +66,12 @@ def of_changelog(storage: Storage, chain: Chain, version: VersionId, local: Path
 def of_snapshots(
     storage: Storage, chain: Chain, whole: Collection[VersionId], hidden: Collection[str], local: Path
 ) -> Iterator[Refused]:
-    """Whether the files of these snapshots fit what lies beside them. Two requests for each that something lies beside."""
-    sidecars = _sidecars(chain)
+    """Whether the files of these snapshots fit the hidden checksums of Hadoop's. Two requests for each that has one."""
     users: dict[str, list[VersionId]] = {}
     for version in whole:
         path = chain.store.snapshot(version)
         if version.id is None:
             users.setdefault(path, []).append(version)
-        elif names.sidecar(path) in sidecars and (bad := _compared(storage, path, storage.read(path))) is not None:
-            yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
         metadata = chain.snapshots[version].metadata
         for table in metadata.named_files if metadata else ():
             users.setdefault(chain.store.table_file(table.dfs_name), []).append(version)
@@ -61,37 +80,27 @@ def of_snapshots(
         if beside not in hidden:
             continue
         storage.download(path, local)
-        misfit = first_misfit(storage.read(beside), _pieces(readable(local)))
+        misfit = first_misfit(storage.read(beside), pieces(readable(local)))
         local.unlink()
         if misfit is not None:
             bad = Bad(beside, Flaw.AT_ODDS, f"does not fit its file from byte {misfit:,} on")
             yield Refused(Keeper.HADOOP, path, bad, tuple(versions), False, True)
 
 
+def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[Bad]:
+    """Hadoop's checksums, on a local disk, that no longer fit the small files beside them. Two requests for each file."""
+    for path in paths:
+        beside = names.hidden_checksum(path)
+        said = read_or_none(storage, beside)
+        content = None if said is None else read_or_none(storage, path)
+        if content is not None and said is not None and first_misfit(said, [content]) is not None:
+            yield Bad(path, Flaw.AT_ODDS, f"does not fit its hidden checksum, {beside.rpartition('/')[2]}")
+
+
 def _compared(storage: Storage, path: str, content: Readable) -> Bad | None:
-    beside = names.sidecar(path)
-    said = attempt(beside, lambda: parse_sidecar(storage.read(beside), beside))
-    if isinstance(said, Bad):
-        # Gone meanwhile, or of a later Spark, which knows what it means.
-        return said if said.flaw is Flaw.CORRUPT else None
-    if said.size_bytes != len(content):
-        return Bad(beside, Flaw.AT_ODDS, f"says {said.size_bytes:,} bytes, the file has {len(content):,}")
-    found = checksum(_pieces(content))
-    if said != found:
-        return Bad(beside, Flaw.AT_ODDS, f"says checksum {said.value}, the file has {found.value}")
-    return None
-
-
-def _checked(chain: Chain, version: VersionId) -> list[tuple[str, bool]]:
-    """The files of a version that Spark compares with their sidecars, and whether each is the changelog."""
-    changelog = [(chain.store.changelog(version), True)] if version in chain.files.changelogs else []
-    zips = version in chain.snapshots and version.id is not None
-    return [*changelog, (chain.store.snapshot(version), False)] if zips else changelog
+    why = misfit(storage, path, content)
+    return None if why is None else Bad(names.sidecar(path), Flaw.AT_ODDS, why)
 
 
 def _sidecars(chain: Chain) -> Mapping[str, Entry]:
     return {entry.path: entry for entry in chain.files.others}
-
-
-def _pieces(content: Readable) -> Iterator[bytes]:
-    return (content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES))

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from statestore.binding import Binding, OlderSchemas
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
+from statestore.format.families import Family
 from statestore.format.logs import CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
 from statestore.format.state_conf import shuffle_partitions
 from statestore.lineage import Lineage
-from statestore.storage import RequestCounts
+from statestore.maintenance.moved import Moved
+from statestore.stateless import Stateless
+from statestore.storage import Omitted, RequestCounts
 from statestore.switch_journal import Standing
 
 T = TypeVar("T")
+
+StoreKind = tuple[int, str]
+"""The stores of one name that an operator has, one in each partition."""
 
 
 class Flaw(Enum):
@@ -43,13 +49,22 @@ class Bad:
     why: str
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a store are laid out, by the schema at `path`. `families` by name; a store without column families
+    has one, named None."""
+
+    path: str
+    families: Mapping[str | None, Family]
+
+
 def attempt(path: str, read: Callable[[], T]) -> T | Bad:
     """What `read` makes of a file, or what is wrong with it. Raises `StorageError` but for a missing object."""
     try:
         return read()
     except ObjectMissing:
         return Bad(path, Flaw.MISSING, "is missing")
-    except CorruptFile as error:
+    except (CorruptFile, NotAFile) as error:
         return Bad(path, Flaw.CORRUPT, error.what)
     except UnknownFormatVersion as error:
         return Bad(path, Flaw.UNKNOWN_FORMAT, error.what)
@@ -66,6 +81,8 @@ class LogFacts:
 
     `newest_version`: the newest version of which the logs say, after the files were listed, that a batch may be making it.
     `in_the_way`: hidden checksums of logs that are gone, under the names that later ones will have.
+    `whole_since`: the first batch of which the ids are kept; no store has a file of the versions before it, and of their
+    commits only the shape is kept: see `CommitLog.shape`.
     """
 
     commits: Mapping[int, CommitLog | Bad]
@@ -73,13 +90,14 @@ class LogFacts:
     offsets_read: Mapping[int, OffsetLog | Bad]
     newest_version: int = 0
     in_the_way: tuple[str, ...] = ()
+    whole_since: int = 0
 
-    @property
+    @cached_property
     def readable(self) -> Mapping[int, CommitLog]:
         """The commits that can be read."""
         return {batch: log for batch, log in self.commits.items() if isinstance(log, CommitLog)}
 
-    @property
+    @cached_property
     def shuffled(self) -> Mapping[int, int | None]:
         """In how many partitions those batches shuffled whose offsets were read; None where they do not say it."""
         found: dict[int, int | None] = {}
@@ -105,6 +123,8 @@ class RootFacts:
     `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
     `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
     begun and has not ended. `put_aside`: the stores of which snapshots are put aside, which may name any table of theirs.
+    `layouts`: of a checkpoint of Spark's, what the schemas of the operators' stores say; `moved`: metadata that names
+    schemas in another place; `older_metadata`: what is wrong with the metadata of operators at older batches.
     """
 
     query: str | Bad
@@ -114,9 +134,13 @@ class RootFacts:
     schemas: Mapping[int, tuple[str, str] | Bad]
     seen: Mapping[int, int]
     strangers: tuple[str, ...]
+    omitted: tuple[Omitted, ...]
     switched: int | None = None
     half_switched: Standing | Bad | None = None
     put_aside: frozenset[StorePath] = frozenset()
+    layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
+    moved: tuple[Moved, ...] = ()
+    older_metadata: tuple[Bad, ...] = ()
 
 
 class Keeper(Enum):
@@ -156,7 +180,8 @@ class Decoded:
 class StoreFacts:
     """One store that could be looked at.
 
-    committed       its versions in the commit log, by number
+    committed       its versions in the commit log, by number, without those that are gone
+    gone            the numbers of earlier committed versions, of which no store has a file
     contradicted    of these, those of which the head's lineage says, with files that exist, that they are others
     chain           the versions as they load; in `broken` also what was found in the bytes
     changelogs      what is wrong with changelogs of the chain
@@ -164,6 +189,7 @@ class StoreFacts:
     unnoticed       of these, those that a load takes all the same: they can be opened, and only reading shows it
     lineage         what the head's changelog names before it; None when it was not, or could not be read
     refused         files that checksums beside them speak against
+    strays          versions on the chain whose zip has a sidecar and is not there itself
     """
 
     store: StorePath
@@ -176,6 +202,8 @@ class StoreFacts:
     lineage: Lineage | None
     decoded: Decoded | None = None
     refused: tuple[Refused, ...] = ()
+    strays: tuple[VersionId, ...] = ()
+    gone: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -198,7 +226,8 @@ class Misfit:
 class Facts:
     """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
     `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say.
-    `uncommitted`: the files of all stores where there is no commit at all."""
+    `uncommitted`: the files of all stores where there is no commit at all. `changed`: hidden checksums of
+    Hadoop's that no longer fit the logs and descriptions beside them. `stateless`: why there is no state."""
 
     root: RootFacts
     logs: LogFacts
@@ -209,3 +238,5 @@ class Facts:
     requests: RequestCounts
     codec: str | None = None
     uncommitted: Mapping[StorePath, StoreFiles] = field(default_factory=dict)
+    changed: tuple[Bad, ...] = ()
+    stateless: Stateless | None = None

@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.audit.facts import Decoded
+from statestore.stateless import Stateless
 from statestore.storage import RequestCounts
 
 
@@ -37,6 +38,8 @@ class What(Enum):
     DESCRIPTION_MISSING = "a file that describes the checkpoint is missing"
     DESCRIPTION_UNREADABLE = "a file that describes the checkpoint cannot be read"
     DESCRIPTION_AT_ODDS = "files that describe the checkpoint disagree"
+    DESCRIPTION_MOVED = "a checkpoint was moved, and still names its former location"
+    DESCRIPTION_CHANGED = "a log, or a file that describes the checkpoint, was changed since Spark wrote it"
     TWO_OPERATORS = "two operators have one id"
     STORE_UNKNOWN_FORMAT = "a store has a format that this release does not know"
     STORE_NOT_AUDITED = "a store could not be looked at"
@@ -55,6 +58,7 @@ class What(Enum):
     TABLE_REPLACED = "a table is another one under the same name"
     TABLE_UNREADABLE = "a table cannot be read"
     SIDECAR_AT_ODDS = "a sidecar does not fit its file"
+    SIDECAR_STRAY = "a sidecar without its snapshot"
     HIDDEN_CHECKSUM_AT_ODDS = "a hidden checksum of Hadoop's does not fit its file"
     DEAD_TIME_LINE = "files of versions that were given up"
     SNAPSHOT_OF_SPARK_4_0 = "a snapshot that only Spark 4.0 opens"
@@ -62,6 +66,7 @@ class What(Enum):
     NAME_STOPS_LOADS = "a file whose name keeps Spark from loading"
     NAME_STOPS_CLEANUP = "a file whose name keeps Spark from cleaning up"
     FOREIGN_FILE = "files that neither Spark nor Statekeeper writes"
+    NOT_A_FILE = "a link, a device or a name that cannot be read as a file"
 
     @property
     def code(self) -> str:
@@ -105,20 +110,22 @@ class StoreAudit:
     """One store. Numbers of bytes and files are those in storage.
 
     oldest           the oldest version that is retained: from it to the head all should load
+    intact_from      the oldest version from which on every one up to the head loads; those before a switchover, to which
+                     the way back leads, do not count
     loadable         the newest version that loads; None when none does
     base             what a load of the head starts from; None when it cannot be loaded
     tail             how many changelogs such a load replays
     lost             of the retained versions those that do not load
     lineage_bytes    what the next changelog's lineage takes, of the `ceiling_bytes` it may; None where there is none
     commits_left     how many more commits fit under the ceiling
-    garbage_files    dead branches, old versions, tables that no snapshot names: the next gc deletes them
-    orphan_files     of these, what no committed version can reach: dead branches, and tables that none of their snapshots
+    orphan_files     what no committed version can reach: dead branches, and tables that none of their snapshots
                      names, also while they are being uploaded. Tables are not counted while it is not known what all name
     """
 
     store: StorePath
     head: VersionId
     oldest: int
+    intact_from: int
     loadable: VersionId | None
     base: VersionId | None
     tail: int
@@ -128,8 +135,6 @@ class StoreAudit:
     commits_left: int | None
     files: int
     bytes: int
-    garbage_files: int
-    garbage_bytes: int
     orphan_files: int
     orphan_bytes: int
 
@@ -151,6 +156,7 @@ class Audit:
     """The whole. `batch`: the newest in the commit log, None before the first commit.
 
     `unproven`: what these findings rest on and no file can show. `decoded`: by store, what was read of its bytes.
+    `stateless`: why there is no state to audit; None where there is some.
     """
 
     batch: int | None
@@ -160,6 +166,7 @@ class Audit:
     decoded: Mapping[StorePath, Decoded]
     requests: RequestCounts
     unproven: tuple[str, ...]
+    stateless: Stateless | None = None
 
     @property
     def versions(self) -> int:
@@ -169,8 +176,10 @@ class Audit:
     @property
     def breaks(self) -> tuple[Finding, ...]:
         """The findings that say that state is lost or wrong. While there are any, nothing may be deleted by a machine:
-        what looks like garbage may be all that is left. A lineage near its ceiling is no such thing."""
-        return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what is not What.NEAR_CEILING)
+        what looks like garbage may be all that is left. A lineage near its ceiling, or a former location, is no such
+        thing."""
+        harmless = (What.NEAR_CEILING, What.DESCRIPTION_MOVED)
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what not in harmless)
 
     def count(self, severity: Severity) -> int:
         """How many findings are so bad."""

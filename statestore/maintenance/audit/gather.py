@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from statestore import catalog, switch_journal
+from statestore import catalog, stateless, switch_journal
 from statestore.binding import Binding, OlderSchemas, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.rocks import translated
-from statestore.errors import UnknownFormatVersion
+from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names, operators
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
-from statestore.maintenance import aside, time_line
+from statestore.maintenance import aside, moved, time_line, verification
+from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import (
     Bad,
     Facts,
     Flaw,
     LogFacts,
-    Misfit,
     NotAudited,
     RootFacts,
     StoreFacts,
     attempt,
 )
+from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, look_at_store
+from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden
 from statestore.switch_journal import Standing
 
 _NEWEST_OFFSETS = 2
 """Of the batch that was committed last, and of the one that may be running. And the oldest, which may tell that the
 checkpoint was repartitioned since."""
+
+_QUERY_ID = re.compile(r"[0-9A-Fa-f]{1,8}(-[0-9A-Fa-f]{1,4}){3}-[0-9A-Fa-f]{1,12}")
+"""As Java reads one."""
 
 _MOST_OPERATORS = 1000
 """A query does not have more: a folder with a larger number is a stranger's."""
@@ -58,34 +62,52 @@ def gather(
     before = storage.requests.snapshot()
     # Losing schedule of the other order: the files are listed; the query, which is at work, commits; the log is read, and
     # names a version whose changelog no listing shows. What is written after the log was read is newer than its head.
-    log, strangers = _logs(storage, deep=scratch is not None)
+    log, strangers, batches = _logs(storage, deep=scratch is not None)
     control = storage.list(names.CONTROL)
-    # A state store of another kind is named here, before its files are listed: they have other names.
-    conf, codec = _conf(log, is_own=_is_own(control))
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
+    files = catalog.by_store(state)
+    log = commits.with_commits(storage, log, batches, files)
+    without_state = None if listed or _is_own(control) else _stateless(log)
+    # A state store of another kind is rejected here: its files have other names.
+    conf, codec = _conf(log, has_state=not _is_own(control) and without_state is None)
     hidden = frozenset(entry.path for entry in listed if is_hidden(entry.path))
     if not log.commits:
         catalog.heads(storage)  # says whether this is a checkpoint at all
-    files = catalog.by_store(state)
     if not _is_own(control):
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, log, state, control, files, strangers)
+    if not _is_own(control):
+        read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
+        found_moved = (
+            moved.moved(storage.url, path, one) for path, one in read.items() if isinstance(one, OperatorMetadata)
+        )
+        root = replace(
+            root,
+            layouts=layouts(storage, root.operators, {entry.path for entry in state}),
+            moved=tuple(one for one in found_moved if one is not None),
+            older_metadata=_older_metadata(storage, root, state),
+        )
     described = _described(root, log, files)
-    committed, misfits = _committed(root, log, described)
+    committed, gone, misfits = commits.committed(root, log, described)
     if scratch is not None:
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
     found: dict[StorePath, StoreFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())
-    way = Way(storage, scratch, conf, hidden if _keeps_hidden_checksums(storage) else frozenset(), with_families)
+    kept_hidden = hidden if _keeps_hidden_checksums(storage) else frozenset()
+    is_on_record = any(entry.path == names.VERIFIED for entry in control)
+    reads = verification.record(storage) if is_on_record else {}
+    way = Way(storage, scratch, conf, kept_hidden, with_families, reads, root.layouts)
 
     def look(store: StorePath) -> None:
-        found[store] = look_at_store(way, store, committed[store], files.get(store, StoreFiles()))
+        looked = look_at_store(way, store, committed[store], files.get(store, StoreFiles()))
+        found[store] = looked if isinstance(looked, NotAudited) else replace(looked, gone=gone[store])
         progress(len(found), len(committed))
 
     at_once(look, sorted(committed))
+    found |= commits.contradicted_among_gone(storage, log, found, described)
     unknown = [store.bad for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):
         raise UnknownFormatVersion(unknown[0].why, path=unknown[0].path, hint="nothing was changed")
@@ -99,13 +121,47 @@ def gather(
         storage.requests.since(before),
         codec,
         {} if log.commits else files,
+        _changed(storage, log, root) if scratch is not None else (),
+        without_state,
     )
 
 
-def _conf(log: LogFacts, *, is_own: bool) -> tuple[StateConf, str | None]:
-    """How the records are written, by the newest offset log that can be read, and the codec of the changelogs."""
+def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[Bad, ...]:
+    """Of the logs, and of the files that describe the state, those that were changed behind Hadoop's back."""
+    if not _keeps_hidden_checksums(storage):
+        return ()
+    schemas = [layout.path for layout in root.layouts.values()]
+    unreadable = {bad.path for bad in (*log.commits.values(), *log.offsets_read.values()) if isinstance(bad, Bad)}
+    logged = [*map(names.commits, log.commits), *map(names.offsets, log.offsets)]
+    every = [names.QUERY_METADATA, *logged, *root.metadata_paths.values(), *schemas]
+    return tuple(checksums.of_descriptions(storage, [path for path in every if path not in unreadable]))
+
+
+def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -> tuple[Bad, ...]:
+    """One request for each metadata file of an operator that is not its newest."""
+    newest = set(root.metadata_paths.values())
+    older = [e.path for e in state if names.parse_operator_metadata(e.path) is not None and e.path not in newest]
+    read = (_operator(storage, path) for path in older)
+    return tuple(one for one in read if isinstance(one, Bad) and one.flaw is not Flaw.UNKNOWN_FORMAT)
+
+
+def _stateless(log: LogFacts) -> Stateless | None:
+    """Why there is no file of state; None where a commit names stores, or where no commit can say so."""
+    if not log.readable or any(commit.marks for commit in log.readable.values()):
+        return None
+    return stateless.kind(_newest_offsets(log))
+
+
+def _newest_offsets(log: LogFacts) -> logs.OffsetLog | None:
     readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
-    if is_own or not readable:
+    return readable[max(readable)] if readable else None
+
+
+def _conf(log: LogFacts, *, has_state: bool) -> tuple[StateConf, str | None]:
+    """How the records of a checkpoint of Spark's are written, by the newest offset log that can be read, and the codec of
+    the changelogs."""
+    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
+    if not has_state or not readable:
         return OURS, None
     newest = max(readable)
     return state_conf(readable[newest], names.offsets(newest)), readable[newest].conf.get(logs.CODEC)
@@ -127,8 +183,8 @@ def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:
     return isinstance(store, NotAudited) and store.bad.flaw is Flaw.UNKNOWN_FORMAT
 
 
-def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
-    """The commit log, all of it; of the offset log the newest batches, or all when `deep`; and files of other names."""
+def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[int]]:
+    """Of the offset log the newest batches, or all when `deep`; files of other names; and the batches of the commit log."""
     strangers: list[str] = []
     listed = {folder: storage.list(folder, hidden=True) for folder in (names.COMMITS, names.OFFSETS)}
     commits = _batches(listed[names.COMMITS], names.commits, strangers)
@@ -137,31 +193,17 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str]]:
         *_in_the_way(storage, listed[names.COMMITS], names.commits, commits),
         *_in_the_way(storage, listed[names.OFFSETS], names.offsets, offsets),
     ]
-    read_commits: dict[int, logs.CommitLog | Bad] = {}
     read_offsets: dict[int, logs.OffsetLog | Bad] = {}
-
-    def read_commit(batch: int) -> None:
-        path = names.commits(batch)
-        read_commits[batch] = attempt(path, lambda: logs.parse_commit(storage.read(path), path))
 
     def read_offset(batch: int) -> None:
         path = names.offsets(batch)
         read_offsets[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
 
-    at_once(read_commit, commits)
     at_once(read_offset, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
     if len({*LogFacts({}, frozenset(), read_offsets).shuffled.values()}) > 1:
         at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # repartitioned in between
-    log = LogFacts(
-        dict(sorted(read_commits.items())),
-        frozenset(offsets),
-        dict(sorted(read_offsets.items())),
-        in_the_way=tuple(in_the_way),
-    )
-    unknown = [bad for bad in log.commits.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
-    if unknown and len(unknown) == len(commits):
-        raise UnknownFormatVersion(unknown[-1].why, path=unknown[-1].path, hint="nothing was changed")
-    return log, strangers
+    log = LogFacts({}, frozenset(offsets), dict(sorted(read_offsets.items())), in_the_way=tuple(in_the_way))
+    return log, strangers, commits
 
 
 def _in_the_way(
@@ -230,7 +272,7 @@ def _root(
         with_files = [store for store, of_store in files.items() if of_store.changelogs or of_store.snapshots]
         metadata = {one.operator: one for one in catalog.undescribed(with_files, shuffled)}
     return RootFacts(
-        attempt(names.QUERY_METADATA, lambda: _query(storage)),
+        attempt(names.QUERY_METADATA, lambda: _query(storage, is_own=_is_own(control))),
         _binding(storage, control),
         metadata,
         metadata_paths,
@@ -241,6 +283,7 @@ def _root(
         },
         seen,
         tuple(sorted([*strangers, *_strangers(state)])),
+        storage.omissions.below(""),
         *_switchovers(storage, control),
         aside.stores(control),
     )
@@ -266,8 +309,11 @@ def _is_older_than_descriptions(log: LogFacts) -> bool:
     return bool(confs) and not any(logs.ENCODING in conf for conf in confs)
 
 
-def _query(storage: Storage) -> str:
-    return logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+def _query(storage: Storage, *, is_own: bool) -> str:
+    query = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    if not is_own and not _QUERY_ID.fullmatch(query):
+        raise CorruptFile(f"the query's id {query[:40]!r} is no UUID", path=names.QUERY_METADATA)
+    return query
 
 
 def _is_own(control: Sequence[Entry]) -> bool:
@@ -325,55 +371,3 @@ def _described(
             partitions = named or catalog.width(folders, _shuffle_partitions(log))
             described[operator] = tuple(StoreInfo(kind, 0, partitions) for kind in sorted(kinds))
     return described
-
-
-def _committed(
-    root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
-) -> tuple[dict[StorePath, dict[int, VersionId]], dict[int, Misfit]]:
-    """The committed versions of each store that is described, and where commits say otherwise."""
-    found: dict[StorePath, dict[int, VersionId]] = {}
-    misfits: dict[int, Misfit] = {}
-    for batch, commit in log.readable.items():
-        for operator, infos in described.items():
-            width = _width(root, log, operator, infos, batch)
-            named = None if commit.marks is None else commit.marks.get(operator, ())
-            problem = None if named is None else _misfit(named, infos, width)
-            if problem is not None:
-                misfits.setdefault(batch, Misfit(operator, problem))
-            # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
-            partitions = min(width or max(info.partitions for info in infos), root.seen[operator])
-            for partition, (place, info) in itertools.product(range(partitions), enumerate(infos)):
-                of_store = found.setdefault(StorePath(operator, partition, info.name), {})
-                if named is None:
-                    of_store[batch + 1] = VersionId(batch + 1)
-                else:
-                    with suppress(IndexError):
-                        of_store[batch + 1] = commit.version(batch + 1, named[partition][place])
-    return found, misfits
-
-
-def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreInfo], batch: int) -> int | None:
-    """In how many partitions a batch ran an operator; None when commit, metadata and offsets do not go together."""
-    metadata, schema = root.operators[operator], root.schemas.get(operator)
-    name = metadata.name if isinstance(metadata, OperatorMetadata) else ""
-    is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
-    marks = log.readable[batch].marks
-    named = None if marks is None else len(marks.get(operator, ()))
-    pinned = log.pinned_partitions(batch) if name else None
-    described = {info.partitions for info in infos}
-    one = next(iter(described)) if len(described) == 1 else 0
-    return operators.partitions_at(one, pinned, named, is_lone=is_lone) or None
-
-
-def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo], width: int | None) -> str | None:
-    if width is None:
-        described = _listed({info.partitions for info in infos})
-        return f"names {len(ids):,} partitions, the metadata describes {described}"
-    widths = {len(of_partition) for of_partition in ids}
-    if widths != {len(infos)}:
-        return f"names {_listed(widths)} stores a partition, the metadata describes {len(infos)}"
-    return None
-
-
-def _listed(numbers: Collection[int]) -> str:
-    return " and ".join(f"{number:,}" for number in sorted(numbers)) or "none"

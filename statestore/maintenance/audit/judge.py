@@ -29,11 +29,15 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
     """The audit of a checkpoint. Pure."""
     policy = policy or AuditPolicy()
     stores = [store for store in facts.stores if isinstance(store, StoreFacts)]
-    views = [
-        view(store, policy, is_own=facts.root.binding is not None, switched=facts.root.switched) for store in stores
-    ]
+    is_own, switched = facts.root.binding is not None, facts.root.switched
+    views = [view(store, policy, is_own=is_own, switched=switched, begins=_begins(facts, store)) for store in stores]
     restart = _restart(facts, views)
-    findings = [*of_logs(facts, restart), *of_root(facts), *judge_spark.of_names(facts)]
+    findings = [
+        *of_logs(facts, restart),
+        *of_root(facts),
+        *judge_spark.of_names(facts),
+        *judge_spark.of_omissions(facts),
+    ]
     findings += judge_spark.of_logs(facts, views, restart)
     for one in views:
         findings += of_store(one, policy, restart)
@@ -55,7 +59,14 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
             *_NO_CHECKSUM,
             *judge_spark.unproven(facts),
         ),
+        facts.stateless,
     )
+
+
+def _begins(facts: Facts, store: StoreFacts) -> int:
+    """The store's first version: not 1 where an older batch, which does not name the store, is in the commit log."""
+    oldest = min((*store.gone[:1], *store.committed))
+    return oldest if oldest - 2 in facts.logs.readable else 1
 
 
 def _restart(facts: Facts, views: list[View]) -> Restart:

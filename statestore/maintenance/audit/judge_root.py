@@ -10,6 +10,7 @@ from statestore.format import names
 from statestore.format.operators import OperatorMetadata
 from statestore.maintenance.audit.facts import Bad, Facts, Flaw, is_unknown
 from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
+from statestore.storage.urls import Locality
 
 _RESTORE = "restore the file from a backup"
 _KNOW_IT = "use a Statekeeper that knows this format, and leave the file as it is"
@@ -28,6 +29,9 @@ def _of_commits(facts: Facts, restart: Restart) -> Iterator[Finding]:
     newest = max(commits, default=-1)
     # Not by all the numbers between them: a damaged one is not to become a loop of billions.
     gaps = [(before + 1, after - 1) for before, after in itertools.pairwise(sorted(commits)) if after > before + 1]
+    if facts.stateless:
+        # Asynchronous progress tracking writes the logs of some batches only, and a start needs the newest alone.
+        gaps = []
     for first, last in gaps:
         many = f"is missing, and so are those up to batch {last}" if last > first else "is missing"
         yield _finding(What.COMMIT_MISSING, names.commits(first), many, _gone_back(first, last, restart), _RESTORE)
@@ -97,7 +101,7 @@ def _of_offsets(facts: Facts) -> Iterator[Finding]:
             f"batch {name} cannot be written: the query stops there (Multiple streaming queries are concurrently using)",
             "delete it",
         )
-    if offsets and max(offsets) > newest + 1:
+    if offsets and max(offsets) > newest + 1 and not facts.stateless:
         said = f"the newest commit is of batch {newest}" if facts.logs.commits else "there is no commit"
         yield _finding(
             What.OFFSETS_AHEAD,
@@ -122,6 +126,9 @@ def of_root(facts: Facts) -> Iterator[Finding]:
         yield _described(root.binding, "the job does not start: nothing says which query the state belongs to")
     yield from _of_operators(facts, binding)
     yield from _of_schemas(facts)
+    yield from _of_layouts(facts)
+    yield from _of_moved(facts)
+    yield from _of_changed(facts)
     yield from _of_switchover(facts)
 
 
@@ -196,6 +203,43 @@ def _of_schemas(facts: Facts) -> Iterator[Finding]:
                     _REWRITTEN,
                     Severity.WARNING,
                 )
+
+
+def _of_layouts(facts: Facts) -> Iterator[Finding]:
+    """Of a checkpoint of Spark's: the schemas of its stores."""
+    known = {bad.path for bad in facts.root.schemas.values() if isinstance(bad, Bad)}
+    for bad in facts.root.layouts.values():
+        if isinstance(bad, Bad) and bad.path not in known and bad.flaw is not Flaw.UNKNOWN_FORMAT:
+            yield _described(bad, "Spark does not read the state of this operator")
+    for bad in facts.root.older_metadata:
+        yield _described(bad, "Spark does not read the state of this operator at older batches")
+
+
+def _of_moved(facts: Facts) -> Iterator[Finding]:
+    for one in facts.root.moved:
+        is_sure = one.locality is Locality.ELSEWHERE
+        yield _finding(
+            What.DESCRIPTION_MOVED,
+            one.path,
+            f"names its state schema at {one.uri}, outside of this checkpoint",
+            "Spark reads the schema there: the query does not start, or depends on another checkpoint"
+            if is_sure
+            else f"unless Spark reaches this checkpoint at {one.location}, the query does not start",
+            "statekeeper repair ROOT --apply --i-stopped-it has it name this place",
+            Severity.ERROR if is_sure else Severity.WARNING,
+        )
+
+
+def _of_changed(facts: Facts) -> Iterator[Finding]:
+    for bad in facts.changed:
+        yield _finding(
+            What.DESCRIPTION_CHANGED,
+            bad.path,
+            bad.why,
+            "the file was changed after Spark wrote it, by a person or by a faulty disk: Spark may go on from wrong facts",
+            f"{_RESTORE}; if the change is meant, delete {names.hidden_checksum(bad.path)}",
+            Severity.WARNING,
+        )
 
 
 def _is_gone(bad: Bad) -> bool:

@@ -14,7 +14,7 @@ from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
-from statestore.maintenance.audit.facts import Facts, Keeper, Refused
+from statestore.maintenance.audit.facts import Bad, Facts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
 from statestore.maintenance.audit.judge_store import View, ranges
 
@@ -60,6 +60,19 @@ def of_names(facts: Facts) -> Iterator[Finding]:
                 "move it away",
                 Severity.WARNING,
             )
+
+
+def of_omissions(facts: Facts) -> Iterator[Finding]:
+    """What listings left out. No verb reads, moves or deletes it."""
+    for omitted in facts.root.omitted:
+        yield _finding(
+            What.NOT_A_FILE,
+            omitted.shown,
+            f"is left out: {omitted.why}",
+            "to Statekeeper a file that is behind it is missing; gc keeps all tables of its store",
+            "put the file itself there, or move it away",
+            Severity.WARNING,
+        )
 
 
 def _stops_loads(path: str, problem: str) -> Finding:
@@ -146,6 +159,23 @@ def of_store(facts: Facts, one: View, restart: Restart) -> Iterator[Finding]:
     yield from _of_spark_4_0(one)
     for refused in one.facts.refused:
         yield _of_refused(one, refused, restart)
+    yield from _of_strays(one)
+
+
+def _of_strays(one: View) -> Iterator[Finding]:
+    for version in one.facts.strays:
+        if version.version < one.oldest:
+            continue  # retention deletes a sidecar after its zip
+        zipped = names.snapshot(version)
+        yield Finding(
+            Severity.WARNING,
+            What.SIDECAR_STRAY,
+            one.facts.store,
+            names.sidecar(one.facts.store.snapshot(version)),
+            f"is there without {zipped}: an executor died between the two, or the zip was deleted alone",
+            f"every version loads; Spark refuses every snapshot that is written as {zipped} later: Statekeeper writes none",
+            f"if the query is stopped: {_PUT_ASIDE} quarantines it; a running query may be writing {zipped} now",
+        )
 
 
 def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
@@ -255,6 +285,8 @@ def _mended(refused: Refused) -> str:
     beside = refused.checksum.path.rpartition("/")[2]
     if refused.is_guarded is None:
         return f"audit with --deep; when the file itself is whole, delete {beside}: Spark reads a file without one"
+    if refused.is_guarded and refused.keeper is Keeper.SPARK and not refused.is_changelog:
+        return f"the file itself is whole: {_PUT_ASIDE} quarantines {beside}; Spark reads a file without one"
     if refused.is_guarded:
         return f"the file itself is whole: delete {beside}, Spark reads a file without one"
     return (
@@ -293,5 +325,12 @@ def unproven(facts: Facts) -> Iterator[str]:
             f"changelogs of the codec {facts.codec} carry no checksums: where there is no sidecar either, a wrong byte in "
             "a value is not seen"
         )
+    yield (
+        "the files in which sources keep their own progress (sources/) were not read: each source has its own format"
+    )
+    unread = sorted(bad.path for bad in facts.root.layouts.values() if isinstance(bad, Bad))
+    if unread and facts.deep:
+        yield f"rows were not decoded by {', '.join(unread[:5])}, which cannot be read, or not by this release"
     if not facts.deep:
+        yield "rows were not decoded by their schema: --deep does it"
         yield "the sidecars of Spark (.crc), and the hidden ones of Hadoop, were not compared: --deep does it"

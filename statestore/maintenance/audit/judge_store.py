@@ -42,13 +42,15 @@ _TABLE_CODES = {
 
 @dataclass(frozen=True)
 class View:
-    """A store's facts, and which of its versions are retained."""
+    """A store's facts, and which of its versions are retained. `begins`: its first version, not 1 for a partition that came
+    with a repartitioning."""
 
     facts: StoreFacts
     oldest: int
     ceiling_bytes: int
     is_own: bool = True
     switched: int | None = None
+    begins: int = 1
 
     @property
     def chain(self) -> Chain:
@@ -60,10 +62,24 @@ class View:
         """The retained versions that do not load."""
         return tuple(v for v in self.chain.versions if v.version >= self.oldest and v not in self.chain.bases)
 
+    @cached_property
+    def intact_from(self) -> int:
+        """The oldest version from which on every one up to the head loads. Versions before a switchover do not count: the
+        way back leads to them."""
+        intact = self.chain.head.version + 1
+        for version in reversed(self.chain.versions):
+            if version not in self.chain.bases and version.version >= (self.switched or 0):
+                break
+            intact = version.version
+        else:
+            if self.facts.gone and self.facts.gone[-1] < (self.switched or 0):
+                intact = self.facts.gone[0]
+        return 1 if intact == self.begins else intact
+
     def loads_committed(self, number: int) -> bool:
         """Whether the version that the commit log names loads. A store that a commit does not name had no part in it."""
         version = self.facts.committed.get(number)
-        return version is None or version in self.chain.bases
+        return number not in self.facts.gone and (version is None or version in self.chain.bases)
 
     def regained(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
         """The lost versions that would load if these had a whole snapshot."""
@@ -91,11 +107,11 @@ class View:
         return replace(self.chain, snapshots=whole)
 
 
-def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None) -> View:
+def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None, begins: int = 1) -> View:
     """A store, seen from its oldest retained version; none is older than the one with which a switchover began: what was
     before it is gone back to by the way that leads back."""
     ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
-    return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched)
+    return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched, begins)
 
 
 def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int:
@@ -118,11 +134,12 @@ def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> S
     loads = chain.head in chain.bases
     following = _next_lineage_bytes(one.facts)
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
-    garbage, orphans = _garbage(one, policy, put_aside=put_aside), _orphans(one, policy, put_aside=put_aside)
+    orphans = _orphans(one, policy, put_aside=put_aside)
     return StoreAudit(
         one.facts.store,
         chain.head,
         one.oldest,
+        one.intact_from,
         chain.newest_loadable,
         chain.bases[chain.head] if loads else None,
         len(chain.tail(chain.head)) if loads else 0,
@@ -132,8 +149,6 @@ def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> S
         None if following is None else _commits_left(chain.head, following, one.ceiling_bytes),
         len(entries),
         sum(entry.size_bytes for entry in entries),
-        len(garbage),
-        sum(entry.size_bytes for entry in garbage),
         len(orphans),
         sum(entry.size_bytes for entry in orphans),
     )
@@ -157,26 +172,6 @@ def _floors_base(chain: Chain, policy: AuditPolicy) -> VersionId | None:
     """What the oldest version that retention keeps is restored from."""
     floor = max(chain.versions[0].version, chain.head.version - policy.retained_versions + 1)
     return chain.bases.get(chain.versions[floor - chain.versions[0].version])
-
-
-def _garbage(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
-    """Files up to the head that no retained version needs: dead branches, old versions, tables that nothing names."""
-    chain, base = one.chain, _floors_base(one.chain, policy)
-    needed = {version for version in chain.versions if base is None or version.version >= base.version}
-    needed |= _way_back(one, base)
-    garbage = [
-        entry
-        for files in (chain.files.changelogs, chain.files.snapshots)
-        for version, entry in files.items()
-        if version.version <= chain.head.version and version not in needed
-    ]
-    read = {version: facts.metadata for version, facts in chain.snapshots.items()}
-    kept = [read.get(version) for version in needed if version in chain.files.snapshots]
-    # What an unreadable zip names is not known: nothing that it may need is called garbage.
-    if None not in kept and not put_aside:
-        named = {table.dfs_name for metadata in kept if metadata is not None for table in metadata.named_files}
-        garbage += [entry for name, entry in chain.files.tables.items() if name not in named]
-    return garbage
 
 
 def _way_back(one: View, base: VersionId | None) -> set[VersionId]:
@@ -427,7 +422,10 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             meaning, action = _lost(one, lost, restart), _way_out(one, lost, restart)
         else:
             meaning = "every version loads without it, by a longer replay"
-            action = f"delete {zips}, then take a snapshot: statekeeper snapshot --all"
+            action = (
+                f"statekeeper repair ROOT --deep --apply --i-stopped-it quarantines {zips}; then take a snapshot: "
+                f"statekeeper snapshot --all"
+            )
         if trapped:
             # A load opens it without complaint. A read fails then, or worse, and a new load starts from it again.
             without = "without it " if lost else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,23 +11,34 @@ from pathlib import Path
 from statestore import catalog, digests
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain, SnapshotFacts, walk
-from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
+from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
-from statestore.loading.base import SnapshotUnusable, open_base
-from statestore.loading.changelogs import readable
+from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
+from statestore.loading.local_file import readable
+from statestore.maintenance import verification
 from statestore.maintenance.audit import checksums
-from statestore.maintenance.audit.facts import Bad, Decoded, Flaw, NotAudited, Refused, StoreFacts, attempt
+from statestore.maintenance.audit.facts import (
+    Bad,
+    Decoded,
+    Flaw,
+    Layout,
+    NotAudited,
+    Refused,
+    StoreFacts,
+    StoreKind,
+    attempt,
+)
+from statestore.maintenance.audit.rows import RowCheck
+from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
 
 _TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.AT_ODDS}
 """How RocksDB says of a table that the MANIFEST speaks of another one: SPARK-43404, SPARK-46796, SPARK-51717."""
-
-_TABLE_NUMBER = re.compile(r"table file (\d+)")
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 """Of one database; eight are open at once. A scan reads each block once, and nothing is gained by keeping it."""
@@ -37,13 +47,16 @@ _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 @dataclass(frozen=True)
 class Way:
     """How the stores of a checkpoint are looked at. `scratch`: see `gather`; `hidden`: the files that a plain listing does
-    not show; `with_families`: the operators whose stores have column families."""
+    not show; `with_families`: the operators whose stores have column families; `reads`: the record of the files that
+    retention has read in full; `layouts`: of the rows of a checkpoint of Spark's."""
 
     storage: Storage
     scratch: Path | None
     conf: StateConf
     hidden: frozenset[str] = frozenset()
     with_families: frozenset[int] = frozenset()
+    reads: Reads = field(default_factory=dict)
+    layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
 
 
 def look_at_store(
@@ -82,12 +95,23 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
             lineage = read
     believed = _believed(committed, lineage or (), files)
     needs_base = store.operator in way.with_families
-    chain = walk(storage, store, believed, files, down_to=min(committed), needs_base=needs_base)
+    faults = verification.faults(way.reads, {entry.path: entry for entry in files.entries})
+    chain = walk(
+        storage,
+        store,
+        believed[head.version],
+        believed,
+        files,
+        down_to=min(committed),
+        needs_base=needs_base,
+        faults=faults,
+    )
     if lineage is not None and (problem := _disagreement(chain, head, lineage)):
         bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
-    look = _Look(chain, _changelogs(chain, bad), _snapshots(chain))
+    unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
+    look = _Look(chain, _changelogs(chain, bad), _snapshots(chain), unnoticed)
     decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
-    refused = checksums.empty(chain) if decoded is None else look.refused
+    refused = [*checksums.of_zips(chain), *(checksums.empty(chain) if decoded is None else look.refused)]
     chain = replace(
         chain,
         broken={version: bad.why for version, bad in look.changelogs.items()},
@@ -108,6 +132,7 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
         lineage,
         decoded,
         tuple(refused),
+        checksums.strays(storage, chain),
     )
 
 
@@ -183,7 +208,9 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
                 bad[version] = Bad(table_path, Flaw.AT_ODDS, sizes)
                 break
         else:
-            if facts.damage is not None:
+            if facts.fault is not None:
+                bad[version] = Bad(facts.faulty_file or path, Flaw.CORRUPT, f"was read in full: {facts.fault.why}")
+            elif facts.damage is not None:
                 bad[version] = Bad(path, Flaw.CORRUPT, _bare(facts.damage, path))
     return bad
 
@@ -201,6 +228,11 @@ class _Decoding:
     look: _Look
     scratch: Path
     decoded: Decoded = field(default_factory=Decoded)
+
+    def _rows(self, version: VersionId) -> RowCheck | None:
+        chain = self.look.chain
+        layout = self.way.layouts.get((chain.store.operator, chain.store.store))
+        return RowCheck.of(layout, chain, version, self.way.conf)
 
     def run(self) -> Decoded:
         with (
@@ -228,7 +260,11 @@ class _Decoding:
             header, pieces = read_changelog(readable(target), path)
             if self.way.conf.row_checksums:
                 pieces = (verified(piece, path) for piece in pieces)
-            records = sum(len(piece) for piece in pieces)
+            records, rows = 0, self._rows(version)
+            for piece in pieces:
+                records += len(piece)
+                if rows is not None and len(piece):
+                    rows.changes(piece)
             self.look.refused += checksums.of_changelog(self.way.storage, self.look.chain, version, target)
             return header.lineage, records
 
@@ -274,6 +310,7 @@ class _Decoding:
         try:
             with base.database as database:
                 keys = database.count_keys()
+                self._decode(version, database)
             if said not in (-1, keys):
                 what = f"holds {keys:,} keys, its metadata says {said:,}"
                 self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.AT_ODDS, what)
@@ -283,15 +320,23 @@ class _Decoding:
             self.look.snapshots[version] = self._blamed(version, error)
             self.look.unnoticed.add(version)
 
+    def _decode(self, version: VersionId, database: Database) -> None:
+        rows = self._rows(version)
+        if rows is None:
+            return
+        try:
+            for keys, values in database.scan():
+                rows.rows(keys, values)
+        except CorruptFile as error:
+            self.look.snapshots[version] = Bad(self.look.chain.store.snapshot(version), Flaw.AT_ODDS, error.what)
+            self.look.unnoticed.add(version)
+
     def _blamed(self, version: VersionId, error: BaseException) -> Bad:
         """The file of the snapshot that an error speaks of: a table by its local name, else the zip."""
         store, facts = self.look.chain.store, self.look.chain.snapshots[version]
         what = error.what if isinstance(error, StatekeeperError) else str(error)
         tables = facts.metadata.tables if facts.metadata else ()
-        number = _TABLE_NUMBER.search(what)
-        local = f"{number[1]:0>6}.sst" if number else None
-        named = [table for table in tables if table.local_name in what or table.local_name == local]
-        path = store.table_file(named[0].dfs_name) if len(named) == 1 else store.snapshot(version)
+        path = blamed_file(what, store, version, tables)
         flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
             flaw = Flaw.AT_ODDS if flaw is Flaw.AT_ODDS else Flaw.CORRUPT

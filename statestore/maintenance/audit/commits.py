@@ -1,0 +1,159 @@
+"""The commit log of an audited checkpoint: each commit is read, and of those whose versions are gone only the shape stays.
+
+A query of Spark's whose logs nobody purges has a commit for each batch of its life. What an audit holds is bounded by the
+versions that have files.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from statestore.catalog import StoreFiles
+from statestore.errors import UnknownFormatVersion
+from statestore.format import logs, names, operators
+from statestore.format.names import StorePath, VersionId
+from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.maintenance.audit.facts import (
+    Bad,
+    Flaw,
+    LogFacts,
+    Misfit,
+    NotAudited,
+    RootFacts,
+    StoreFacts,
+    attempt,
+)
+from statestore.storage import Storage, at_once
+
+
+def with_commits(
+    storage: Storage, log: LogFacts, batches: Sequence[int], files: Mapping[StorePath, StoreFiles]
+) -> LogFacts:
+    """The same with all of the commit log: of batches of which no file is left only the shape of the commit."""
+    since = _whole_since(batches, files)
+    read: dict[int, logs.CommitLog | Bad] = dict.fromkeys(batches, Bad("", Flaw.MISSING, ""))  # in this order
+
+    def read_commit(batch: int) -> None:
+        found = _read(storage, batch)
+        read[batch] = found if isinstance(found, Bad) or batch >= since else found.shape
+
+    at_once(read_commit, batches)
+    unknown = [bad for bad in read.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
+    if unknown and len(unknown) == len(batches):
+        raise UnknownFormatVersion(unknown[-1].why, path=unknown[-1].path, hint="nothing was changed")
+    return replace(log, commits=read, whole_since=since)
+
+
+def _read(storage: Storage, batch: int) -> logs.CommitLog | Bad:
+    path = names.commits(batch)
+    return attempt(path, lambda: logs.parse_commit(storage.read(path), path))
+
+
+def _whole_since(batches: Sequence[int], files: Mapping[StorePath, StoreFiles]) -> int:
+    """The first batch whose commit is kept whole: the one before the oldest of which any store has a file. That of its
+    versions nothing is left says of each chain that it goes no further back."""
+    there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
+    newest = max(batches, default=0)
+    return min(newest, max(0, min(there, default=newest + 1) - 2))
+
+
+def committed(
+    root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
+) -> tuple[dict[StorePath, dict[int, VersionId]], dict[StorePath, range], dict[int, Misfit]]:
+    """The committed versions of each store that is described, the numbers of those that are gone, and where commits say
+    otherwise."""
+    found: dict[StorePath, dict[int, VersionId]] = {}
+    first: dict[StorePath, int] = {}
+    misfits: dict[int, Misfit] = {}
+    seen: set[tuple[int, int, int | None]] = set()
+    for batch, commit in log.readable.items():
+        is_gone = batch < log.whole_since
+        for operator, infos in described.items():
+            width = _width(root, log, operator, infos, batch)
+            named = None if commit.marks is None else commit.marks.get(operator, ())
+            problem = None if named is None else _misfit(named, infos, width)
+            if problem is not None:
+                misfits.setdefault(batch, Misfit(operator, problem))
+            if is_gone:
+                # Commits of one shape say the same of it.
+                shape = (id(commit.marks), operator, width)
+                if shape in seen:
+                    continue
+                seen.add(shape)
+            # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
+            partitions = min(width or max(info.partitions for info in infos), root.seen[operator])
+            for partition, (place, info) in itertools.product(range(partitions), enumerate(infos)):
+                store = StorePath(operator, partition, info.name)
+                of_store = found.setdefault(store, {})
+                if is_gone:
+                    first.setdefault(store, batch + 1)
+                elif named is None:
+                    of_store[batch + 1] = VersionId(batch + 1)
+                else:
+                    with suppress(IndexError):
+                        of_store[batch + 1] = commit.version(batch + 1, named[partition][place])
+    until = log.whole_since + 1
+    return found, {store: range(first.get(store, until), until) for store in found}, misfits
+
+
+def contradicted_among_gone(
+    storage: Storage,
+    log: LogFacts,
+    found: Mapping[StorePath, StoreFacts | NotAudited],
+    described: Mapping[int, tuple[StoreInfo, ...]],
+) -> dict[StorePath, StoreFacts | NotAudited]:
+    """The stores whose head's lineage names gone versions, compared with the commits of these, which are read again."""
+    places = {operator: {info.name: place for place, info in enumerate(infos)} for operator, infos in described.items()}
+    told: dict[int, list[tuple[StoreFacts, VersionId]]] = {}
+    for one in found.values():
+        if isinstance(one, StoreFacts):
+            for version in one.lineage or ():
+                if version.version in one.gone:
+                    told.setdefault(version.version - 1, []).append((one, version))
+    contradicted: dict[StorePath, dict[int, VersionId]] = {}
+    for batch in sorted(told.keys() & log.readable.keys()):
+        commit = _read(storage, batch)
+        if isinstance(commit, Bad) or commit.marks is None:
+            continue
+        for one, version in told[batch]:
+            store = one.store
+            with suppress(KeyError, IndexError):
+                place = places[store.operator][store.store]
+                named = commit.version(batch + 1, commit.marks[store.operator][store.partition][place])
+                if named != version:
+                    contradicted.setdefault(store, {})[batch + 1] = named
+    return {
+        store: replace(one, contradicted={**numbers, **one.contradicted})
+        for store, numbers in contradicted.items()
+        if isinstance(one := found[store], StoreFacts)
+    }
+
+
+def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreInfo], batch: int) -> int | None:
+    """In how many partitions a batch ran an operator; None when commit, metadata and offsets do not go together."""
+    metadata, schema = root.operators[operator], root.schemas.get(operator)
+    name = metadata.name if isinstance(metadata, OperatorMetadata) else ""
+    is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
+    marks = log.readable[batch].marks
+    named = None if marks is None else len(marks.get(operator, ()))
+    pinned = log.pinned_partitions(batch) if name else None
+    described = {info.partitions for info in infos}
+    one = next(iter(described)) if len(described) == 1 else 0
+    return operators.partitions_at(one, pinned, named, is_lone=is_lone) or None
+
+
+def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo], width: int | None) -> str | None:
+    if width is None:
+        described = _listed({info.partitions for info in infos})
+        return f"names {len(ids):,} partitions, the metadata describes {described}"
+    widths = {len(of_partition) for of_partition in ids}
+    if widths != {len(infos)}:
+        return f"names {_listed(widths)} stores a partition, the metadata describes {len(infos)}"
+    return None
+
+
+def _listed(numbers: Collection[int]) -> str:
+    return " and ".join(f"{number:,}" for number in sorted(numbers)) or "none"

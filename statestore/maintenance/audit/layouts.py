@@ -1,0 +1,72 @@
+"""The state schemas of a checkpoint of Spark's: whether each store has one that can be read. Spark's reader needs it, and a
+start compares the query with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from statestore.format import names, operators
+from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
+from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.maintenance.audit.facts import Bad, Flaw, Layout, StoreKind, attempt
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A store of which the layout is read. `is_described`: whether the operator has metadata."""
+
+    operator: int
+    info: StoreInfo
+    is_described: bool
+
+
+def layouts(
+    storage: Storage, described: Mapping[int, OperatorMetadata | Bad], paths: Collection[str]
+) -> dict[StoreKind, Layout | Bad]:
+    """The layout of each store that the operators have, the same for all partitions. One request a schema file among
+    `paths`, the files that there are. Raises `StorageError`."""
+    found: dict[StoreKind, Layout | Bad] = {}
+    for operator, metadata in described.items():
+        for info in metadata.stores if isinstance(metadata, OperatorMetadata) else ():
+            wanted = _Wanted(operator, info, bool(isinstance(metadata, OperatorMetadata) and metadata.name))
+            found[operator, info.name] = _layout(storage, wanted, paths)
+    return found
+
+
+def _layout(storage: Storage, wanted: _Wanted, paths: Collection[str]) -> Layout | Bad:
+    info = wanted.info
+    if not info.schema_files:
+        path = names.store_schema(wanted.operator, info.name)
+        return attempt(path, partial(_plain, storage, path, wanted)) if path in paths else _missing(path)
+    every = [names.family_schemas(wanted.operator, info.name, file) for file in info.schema_files]
+    read = [attempt(path, partial(_families, storage, path)) if path in paths else _missing(path) for path in every]
+    # The newest describes all families; older ones are read by Spark's reader of older batches.
+    return next((one for one in read if isinstance(one, Bad)), read[-1])
+
+
+def _missing(path: str) -> Bad:
+    return Bad(path, Flaw.MISSING, "is missing")
+
+
+def _families(storage: Storage, path: str) -> Layout:
+    return Layout(path, {name: _lenient(family) for name, family in parse_families(storage.read(path), path).items()})
+
+
+def _plain(storage: Storage, path: str, wanted: _Wanted) -> Layout:
+    key_json, value_json = operators.parse_schema(storage.read(path), path)
+    prefix = wanted.info.prefix_columns if wanted.is_described else undescribed_prefix(key_json, value_json)
+    return Layout(path, {None: _lenient(plain_family(key_json, value_json, prefix, path))})
+
+
+def _lenient(family: Family) -> Family:
+    """Spark checks no null against a schema that allows none: such a row is not damaged."""
+    return replace(family, key=_nullable(family.key), value=_nullable(family.value))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])

@@ -1,0 +1,123 @@
+"""Snapshots that Spark refuses or that are damaged, and sidecars that spoil a snapshot: facts for a repair.
+
+    sidecar without its zip                       Spark refuses every zip that is written under that name later
+    sidecar that does not fit a whole zip         Spark refuses the zip
+    zip, or table of it, that is damaged          a load takes it and fails, or takes an older one each time
+
+A damaged snapshot is listed only if the head of its store loads without it. Read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore import catalog
+from statestore.catalog import StoreFiles
+from statestore.chain import Chain, walk
+from statestore.clock import Clock
+from statestore.commit_log import Heads
+from statestore.errors import StatekeeperError
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.state_conf import OURS, StateConf
+from statestore.maintenance import verification
+from statestore.maintenance.verification import ReadBack, Reads, SnapshotRead
+from statestore.storage import Storage, at_once
+
+
+@dataclass(frozen=True)
+class BadSnapshots:
+    """Paths. `strays`: sidecars without their zip; `refused`: whole zips that their sidecars do not fit; `damaged`: zips of
+    damaged snapshots."""
+
+    strays: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeepRead:
+    """Read every snapshot in full, below `scratch` on local disk."""
+
+    scratch: Path
+    clock: Clock
+
+
+def bad_snapshots(
+    storage: Storage, heads: Heads, files: Mapping[StorePath, StoreFiles], *, deep: DeepRead | None = None
+) -> BadSnapshots:
+    """The facts, up to the head of each store. One listing, the record of reads, and for each store the lineage of its
+    head and one request a snapshot; `deep` also reads each snapshot in full that is not on record.
+
+    Raises `StorageError`; with `deep` also `LocalStateError`.
+    """
+    families = catalog.with_families(entry.path for entry in storage.list(names.STATE))
+    reads = dict(verification.record(storage))
+    chains: dict[StorePath, Chain] = {}
+
+    def follow(store: StorePath) -> None:
+        of_store = files[store]
+        faults = verification.faults(reads, {entry.path: entry for entry in of_store.entries})
+        head = heads.heads[store]
+        needs_base = store.operator in families
+        chains[store] = walk(storage, store, head, {}, of_store, faults=faults, needs_base=needs_base)
+
+    stores = [store for store, head in heads.heads.items() if store in files and head.version > 0]
+    at_once(follow, stores)
+    if deep is not None:
+        conf = OURS if storage.stat(names.BINDING) is not None else catalog.state_conf(storage, heads)
+        _read(storage, list(chains.values()), reads, conf, deep)
+        at_once(follow, stores)
+    strays = [path for store in stores for path in _strays(store, files[store], heads.heads[store])]
+    refused: list[str] = []
+    damaged: list[str] = []
+    for store, chain in chains.items():
+        loads = chain.head in chain.bases
+        for version, facts in chain.snapshots.items():
+            if facts.sidecar is not None:
+                refused.append(store.snapshot(version))
+            elif facts.damage is not None and not facts.is_unknown and loads:
+                damaged.append(store.snapshot(version))
+    return BadSnapshots(tuple(sorted(strays)), tuple(sorted(refused)), tuple(sorted(damaged)))
+
+
+def _strays(store: StorePath, files: StoreFiles, head: VersionId) -> list[str]:
+    found = []
+    for entry in files.others:
+        place = names.parse_store_path(entry.path.removesuffix(names.SIDECAR))
+        if place is None or not entry.path.endswith(names.SIDECAR):
+            continue
+        kind, version = place[1].kind, place[1].version
+        is_zip = kind is names.StoreFileKind.SNAPSHOT and version.id is not None
+        if is_zip and version.version <= head.version and version not in files.snapshots:
+            found.append(entry.path)
+    return found
+
+
+def _read(
+    storage: Storage, chains: list[Chain], reads: dict[str, verification.FileRead], conf: StateConf, deep: DeepRead
+) -> None:
+    """Read the whole snapshots of these chains in full, and add the results to `reads`."""
+    failed: list[StatekeeperError] = []
+
+    def ended(read: SnapshotRead, outcome: ReadBack | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+        else:
+            reads.update({one.path: one for one in outcome.files})
+
+    # One snapshot of each store at a time, the oldest first: a table that several name is read once.
+    waiting = {chain.store: sorted(v for v, facts in chain.snapshots.items() if facts.is_whole) for chain in chains}
+    while any(waiting.values()):
+        found: Reads = dict(reads)
+        turn = [
+            verification.reads_before(chain, waiting[chain.store].pop(0), found, conf)
+            for chain in chains
+            if waiting[chain.store]
+        ]
+        due = [read for read in turn if read is not None]
+        verification.read_all(storage, due, ended, scratch=deep.scratch, clock=deep.clock)
+    if failed:
+        raise failed[0]
