@@ -16,7 +16,8 @@ from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, switchover
-from statestore.maintenance.switchover import Machine, Progress
+from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.switchover import Progress
 
 
 class Do(Enum):
@@ -78,35 +79,26 @@ def checkpoint_format(
     back by ABORT. Afterwards the query is started with the conf that the metadata shows. By hand: `statekeeper switch`.
     """
     query = fleet.open(context.partition_key)
-    storage, clock, run = query.storage, SystemClock(), RandomIds().fresh()
-    who = holder(context.run.run_id)
+    storage, policies, scratch = query.storage, query.policies, fleet.scratch_folder()
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
+    run = by.ids.fresh()
 
     def told(progress: Progress) -> None:
         context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
 
     try:
         if config.do is Do.ABORT:
-            begun = passes.abort_switch(
-                storage, query.policies, told, stopped=config.i_stopped_it, run=run, holder=who, clock=clock
-            )
+            begun = passes.switch.abort(storage, policies, by, told, run=run, stopped=config.i_stopped_it)
             shown = metadata.of_aborted_switch(begun)
-        elif config.do is Do.APPLY:
-            planned = passes.switch(
-                storage,
-                query.policies,
-                config.to,
-                config.for_spark.spark,
-                told,
-                stopped=config.i_stopped_it,
-                run=run,
-                holder=who,
-                machine=Machine(fleet.scratch_folder(), clock, RandomIds()),
-            )
-            shown = metadata.of_switch(planned, is_done=not planned.refusals)
         else:
-            scratch = fleet.scratch_folder()
-            planned = passes.plan_switch(storage, query.policies, config.to, config.for_spark.spark, scratch=scratch)
-            shown = metadata.of_switch(planned, is_done=planned.is_there)
+            prepared = passes.switch.prepare(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
+            if config.do is Do.APPLY:
+                prepared = passes.switch.carry_out(
+                    storage, prepared, by, told, run=run, stopped=config.i_stopped_it, scratch=scratch
+                )
+            planned = prepared.plan
+            is_done = planned.is_there or (config.do is Do.APPLY and not planned.refusals)
+            shown = metadata.of_switch(planned, is_done=is_done)
     except StatekeeperError as error:
         yield nothing_left_half_switched(switchover.standing(storage))
         raise dg.Failure(str(error)) from error

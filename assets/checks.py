@@ -33,11 +33,14 @@ _LOGS = frozenset(
         What.DESCRIPTION_MISSING,
         What.DESCRIPTION_UNREADABLE,
         What.DESCRIPTION_AT_ODDS,
+        What.DESCRIPTION_MOVED,
+        What.DESCRIPTION_CHANGED,
         What.TWO_OPERATORS,
         What.STORE_UNDESCRIBED,
         What.NAME_STOPS_LOADS,
         What.NAME_STOPS_CLEANUP,
         What.FOREIGN_FILE,
+        What.NOT_A_FILE,
     }
 )
 _CEILING = frozenset({What.NEAR_CEILING})
@@ -152,7 +155,7 @@ def lineage_checks(found: Audit) -> Iterator[dg.AssetCheckResult]:
 def retention_floor_is_kept(done: RetentionPass, after: Audit) -> dg.AssetCheckResult:
     """Whether what should have been kept loads after the deletions."""
     floor = done.planned.floor
-    short = [store for store in after.stores if floor is not None and store.oldest > floor]
+    short = [store for store in after.stores if floor is not None and store.intact_from > floor]
     lost = [version for store in after.stores for version in store.lost if floor is None or version.version >= floor]
     head = 0 if after.batch is None else after.batch + 1
     said = (
@@ -162,7 +165,7 @@ def retention_floor_is_kept(done: RetentionPass, after: Audit) -> dg.AssetCheckR
     )
     if short or lost:
         said = f"{len(lost):,} versions do not load" + (
-            f"; {short[0].store} begins at {short[0].oldest}" if short else ""
+            f"; {short[0].store} loads only from version {short[0].intact_from} on" if short else ""
         )
         said += f"; {after.breaks[0].file} {after.breaks[0].problem}" if after.breaks else ""
     return dg.AssetCheckResult(

@@ -82,7 +82,7 @@ def look(fleet: Fleet) -> Looked:
     def look_at(name: str) -> None:
         try:
             query = fleet.open(name)
-            rows[name] = health.look(query.storage, query.policies)
+            rows[name] = health.look(query.storage, query.policies, clock=SystemClock())
         except StatekeeperError as error:
             problems[name] = str(error)
 

@@ -8,7 +8,8 @@ from assets.partitions import QUERIES
 from assets.snapshot import snapshot
 from assets.sources import GROUP, OWNERS
 from resources import Fleet
-from statestore.maintenance import audit, passes
+from statestore.clock import SystemClock
+from statestore.maintenance import passes
 
 
 @dg.asset(
@@ -28,9 +29,8 @@ def lineage(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeRe
     longest tail, or the one that is broken. By hand: `statekeeper audit QUERY`, with --deep for every byte.
     """
     query = fleet.open(context.partition_key)
-    facts = audit.gather(query.storage)
-    found = passes.judged(facts, query.policies)
+    looked = passes.audit.look(query.storage, query.policies, clock=SystemClock())
     return dg.MaterializeResult(
-        metadata={"picture": pictures.of_lineage(facts, found), **metadata.of_audit(found)},
-        check_results=list(lineage_checks(found)),
+        metadata={"picture": pictures.of_lineage(looked.facts, looked.audit), **metadata.of_audit(looked)},
+        check_results=list(lineage_checks(looked.audit)),
     )

@@ -13,9 +13,10 @@ from typing import TypeAlias
 import dagster as dg
 
 from statestore.maintenance import records
-from statestore.maintenance.audit import Audit, Finding, Severity
+from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
-from statestore.maintenance.retention import Deleted, Outcome, Rule
+from statestore.maintenance.passes.audit import Looked
+from statestore.maintenance.retention import Amount, Deleted, Outcome, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
 
@@ -69,8 +70,9 @@ def of_taken(one: Taken) -> Metadata:
     return {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
 
 
-def of_audit(found: Audit) -> Metadata:
-    """What was proven, of how much, and what is wrong."""
+def of_audit(looked: Looked) -> Metadata:
+    """What was proven, of how much, what is wrong, and what the next retention run deletes."""
+    found, garbage = looked.audit, looked.forecast.now if looked.forecast else Amount()
     left = [store.commits_left for store in found.stores if store.commits_left is not None]
     return {
         "version": 0 if found.batch is None else found.batch + 1,
@@ -81,9 +83,9 @@ def of_audit(found: Audit) -> Metadata:
         "longest_tail": max((store.tail for store in found.stores), default=0),
         # A plot wants a number each time: where nothing bounds the lineage there is no end to it.
         **({"least_commits_left": min(left)} if left else {}),
-        "garbage_files": sum(store.garbage_files for store in found.stores),
-        "garbage_bytes": sum(store.garbage_bytes for store in found.stores),
-        "requests": found.requests.total,
+        "garbage_files": garbage.files,
+        "garbage_bytes": garbage.bytes,
+        "requests": looked.requests.total,
         "restart": found.restart.explained,
         "findings": of_findings(found.findings),
         "not_proven": dg.MetadataValue.md("\n".join(f"* {text}" for text in found.unproven)),
@@ -117,6 +119,8 @@ def of_retention(done: RetentionPass) -> Metadata:
         "deleted_bytes": sum(step.size_bytes for step in done.done),
         "spared_files": sum(len(step.spared) for step in done.done),
         "stores_left_alone": sum(step.outcome is Outcome.CHANGED for step in done.done),
+        "read_files": sum(step.read_files for step in done.done),
+        "read_bytes": sum(step.read_bytes for step in done.done),
         "left_for_the_next_run": planned.left_out,
         "mode": done.mode.value,
         "why": table(

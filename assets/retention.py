@@ -11,8 +11,9 @@ from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import GROUP, OWNERS, STATE_STORE
 from resources import Fleet, holder
 from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import passes
-from statestore.maintenance.retention import Deleted
+from statestore.maintenance import audit, passes
+from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.retention import Deleted, Outcome
 
 
 @dg.asset(
@@ -34,19 +35,20 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
     mode "observe" or "snapshots" it only plans. By hand: `statekeeper gc QUERY`.
     """
     query = fleet.open(context.partition_key)
-    done = passes.delete(
-        query.storage, query.policies, holder=holder(context.run.run_id), clock=SystemClock(), ids=RandomIds()
-    )
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
+    done = passes.retention.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
     _enter(context, query.name, done.done)
+    after = passes.audit.judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
         metadata=metadata.of_retention(done),
-        check_results=[retention_floor_is_kept(done, passes.look(query.storage, query.policies))],
+        check_results=[retention_floor_is_kept(done, after)],
     )
 
 
 def _enter(context: dg.AssetExecutionContext, query: str, done: tuple[Deleted, ...]) -> None:
     """Into the ledger: the stores from which something was deleted, or that had changed under the plan."""
-    for store, steps in groupby(done, key=lambda step: step.store):
+    told = (step for step in done if step.outcome is not Outcome.READ)
+    for store, steps in groupby(told, key=lambda step: step.store):
         if store is not None:
             key = store_key(query, store)
             context.instance.add_dynamic_partitions(STORE_SET, [key])

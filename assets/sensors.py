@@ -45,7 +45,9 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
         context.log.warning("the cursor cannot be read and begins anew; a run that was asked for is not repeated")
         cursor = Cursor()
     configuration = fleet.configuration()
-    found = fleets.discover(configuration)
+    # Only later commits are listed: a log that is never purged can hold a million.
+    committed = {name: one.version - 1 for name, one in cursor.asked.items()}
+    found = fleets.discover(configuration, committed=committed)
     for name, problem in found.problems.items():
         context.log.warning("%s: %s", name, problem)
     now = SystemClock().now_seconds()

@@ -9,6 +9,7 @@ from assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
 from resources import Fleet, holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import passes
+from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.snapshot import Taken
 
 
@@ -30,14 +31,8 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
     figures. Policies: `[roots.QUERY.snapshot]` in statekeeper.toml. By hand: `statekeeper snapshot QUERY`.
     """
     query = fleet.open(context.partition_key)
-    done = passes.take_snapshots(
-        query.storage,
-        query.policies,
-        scratch=fleet.scratch_folder(),
-        holder=holder(context.run.run_id),
-        clock=SystemClock(),
-        ids=RandomIds(),
-    )
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
+    done = passes.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
     _enter(context, query.name, done.taken)
     shown = metadata.of_snapshots(done)
     if done.failed:

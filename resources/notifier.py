@@ -7,6 +7,9 @@ import urllib.error
 import urllib.request
 
 import dagster as dg
+from pydantic import Field
+
+from statestore.redaction import redacted
 
 _TIMEOUT_SECONDS = 10
 
@@ -16,11 +19,12 @@ _LOG = logging.getLogger("statekeeper.notifier")
 class Notifier(dg.ConfigurableResource):
     """`webhook` gets `{"text": ...}` by POST, as Slack, Mattermost and others take it; "" for the log only."""
 
-    webhook: str = ""
+    webhook: str = Field(default="", repr=False)
 
     def tell(self, text: str) -> str | None:
         """Tell a person. Returns what went wrong with the webhook, None when all went well: a failure that could not be
         told must not hide the one that was to be told."""
+        text = redacted(text)
         _LOG.error(text)
         if not self.webhook:
             return None

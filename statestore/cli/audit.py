@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, root_argument, scratch_option
-from statestore.maintenance.audit import Audit, AuditPolicy, Finding, Severity, StoreAudit, gather, judge
+from statestore.clock import SystemClock
+from statestore.maintenance import passes
+from statestore.maintenance.audit import Finding, Severity, StoreAudit
+from statestore.maintenance.passes.audit import Looked
+from statestore.maintenance.retention import Amount
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
@@ -34,39 +38,46 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, output: O
 
     Exit code 3 means that someone must act: what the next gc deletes anyway is counted and no finding.
     """
+    policy = root.policies.retention
     with progress_bar() as progress:
         bar = progress.add_task("stores", total=None)
-        facts = gather(
+        looked = passes.audit.look(
             root.storage,
+            replace(root.policies, retention=replace(policy, versions=retain or policy.versions)),
+            clock=SystemClock(),
             scratch=scratch if deep else None,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
-    result = judge(facts, AuditPolicy(retained_versions=retain or root.policies.retention.versions))
-    output.show(_object(result), lambda console: _print(console, result))
-    sys.exit(FINDINGS if result.findings else 0)
+    output.show(_object(looked), lambda console: _print(console, looked))
+    sys.exit(FINDINGS if looked.audit.findings else 0)
 
 
-def _object(result: Audit) -> dict[str, Any]:
+def _object(looked: Looked) -> dict[str, Any]:
+    result, figures = looked.audit, looked.forecast
+    garbage = figures.now if figures else Amount()
+    by_store = figures.stores if figures else {}
     return {
         "batch": result.batch,
         "version": None if result.batch is None else result.batch + 1,
         "restart": asdict(result.restart),
         "findings": [_finding_object(finding) for finding in result.findings],
-        "stores": [_store_object(store) for store in result.stores],
+        "stores": [_store_object(store, by_store.get(store.store, Amount())) for store in result.stores],
         "decoded": {str(store): asdict(decoded) for store, decoded in result.decoded.items()},
         "totals": {
             "errors": result.count(Severity.ERROR),
             "warnings": result.count(Severity.WARNING),
             "stores": len(result.stores),
             "versions": result.versions,
-            "requests": result.requests.total,
-            "bytes_read": result.requests.bytes_read,
+            "requests": looked.requests.total,
+            "bytes_read": looked.requests.bytes_read,
             "files": sum(store.files for store in result.stores),
             "bytes": sum(store.bytes for store in result.stores),
-            "garbage_files": sum(store.garbage_files for store in result.stores),
-            "garbage_bytes": sum(store.garbage_bytes for store in result.stores),
+            "garbage_files": garbage.files,
+            "garbage_bytes": garbage.bytes,
         },
+        "floor": figures and figures.floor,
         "unproven": list(result.unproven),
+        "stateless": result.stateless and result.stateless.name.lower(),
     }
 
 
@@ -82,9 +93,11 @@ def _finding_object(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _store_object(store: StoreAudit) -> dict[str, Any]:
+def _store_object(store: StoreAudit, garbage: Amount) -> dict[str, Any]:
     return {
         **asdict(store),
+        "garbage_files": garbage.files,
+        "garbage_bytes": garbage.bytes,
         "store": str(store.store),
         "head": str(store.head),
         "loadable": None if store.loadable is None else str(store.loadable),
@@ -93,8 +106,9 @@ def _store_object(store: StoreAudit) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, result: Audit) -> None:
+def _print(console: Console, looked: Looked) -> None:
     """Findings in groups, worst first; then the whole in a line."""
+    result = looked.audit
     shown = result.findings[: tables.ROWS]
     for (severity, what), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.what)):
         console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", what.value), soft_wrap=True)
@@ -106,20 +120,26 @@ def _print(console: Console, result: Audit) -> None:
         console.print()
     if len(result.findings) > tables.ROWS:
         console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json has all of them")
-    console.print(Text(_summary(result)), soft_wrap=True)
+    console.print(Text(_summary(looked)), soft_wrap=True)
     for text in result.unproven:
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
 
 
-def _summary(result: Audit) -> str:
-    totals = _object(result)["totals"]
+def _summary(looked: Looked) -> str:
+    result, totals = looked.audit, _object(looked)["totals"]
     verdict = "clean" if not result.findings else f"{totals['errors']:,} errors, {totals['warnings']:,} warnings"
     read = f"{totals['requests']:,} requests, {totals['bytes_read']:,} bytes read"
     decoded = result.decoded.values()
     if decoded:
         records, keys = sum(one.records for one in decoded), sum(one.keys for one in decoded)
         read += f", {records:,} records and {keys:,} keys of snapshots decoded"
+    if result.stateless is not None:
+        return f"{tables.when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
     garbage = f"the next gc may delete {totals['garbage_files']:,} files, {totals['garbage_bytes']:,} bytes"
+    if result.breaks:
+        garbage = f"while there are errors, gc deletes nothing: {totals['garbage_files']:,} files wait"
+    elif looked.forecast is not None and looked.forecast.floor is not None:
+        garbage += f" and retains version {looked.forecast.floor:,} and later"
     return (
         f"{tables.when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
         f"{result.restart.explained}; {read}; {garbage}"

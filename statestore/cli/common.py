@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from statestore.cli import tables
+from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
+from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.storage import Storage, open_storage
@@ -59,6 +61,12 @@ class Verbs(click.Group):
         except StatekeeperError as error:
             say(error)
             ctx.exit(error.exit_code)
+        except MemoryError:
+            # Each decoder bounds what it takes; of what many threads take together this is the end.
+            TALK.print(
+                "out of memory: the command ended early; give it more memory, or fewer --workers, and run it again"
+            )
+            ctx.exit(FAILED)
         except KeyboardInterrupt:
             TALK.print("interrupted: what is done stays done, run it again")
             ctx.exit(INTERRUPTED)
@@ -69,6 +77,13 @@ def say(error: StatekeeperError, *, of: StorePath | None = None) -> None:
     # Not as markup: names out of files may hold brackets.
     store = f"{of}: " if of else ""
     TALK.print(Text.assemble((error.code, "red"), ": ", store, str(error)), soft_wrap=True)
+
+
+def say_skipped(store: StorePath, skipped: Iterable[str]) -> None:
+    """Tell of snapshots that could not be used, where an older base has replaced them."""
+    for reason in dict.fromkeys(skipped):
+        what = f"{reason}; an older base was used. Verify the checkpoint: statekeeper audit ROOT --deep"
+        TALK.print(Text.assemble(("warning", "yellow"), ": ", f"{store}: {what}"), soft_wrap=True)
 
 
 class Duration(click.ParamType[float]):
@@ -180,6 +195,11 @@ memory_option = click.option(
 def holder() -> str:
     """Who is at it, for people."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def this_process() -> Maintainer:
+    """This process as the one that carries a verb out."""
+    return Maintainer(holder(), SystemClock(), RandomIds())
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, root_argument, scratch_option
+from statestore.cli.common import Opened, root_argument, say_skipped, scratch_option
 from statestore.cli.rows import (
     JsonLines,
     JsonObject,
@@ -96,6 +96,7 @@ def _compare(
         opened(before[0], store, before[1], scratch=scratch, clock=clock, ids=ids) as old,
         opened(after[0], store, after[1], scratch=scratch, clock=clock, ids=ids) as new,
     ):
+        say_skipped(store, (*old.skipped_snapshots, *new.skipped_snapshots))
         differences = Differences(old, new, family, limit)
         for one in differences:
             sink.put(_row(store, one))

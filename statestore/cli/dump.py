@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, root_argument, scratch_option
+from statestore.cli.common import Opened, root_argument, say_skipped, scratch_option
 from statestore.cli.rows import (
     JsonLines,
     JsonObject,
@@ -117,6 +117,7 @@ class Shown:
         self, contents: Contents, store: StorePath, of_store: Layout, family: str | None, scratch: Path
     ) -> Generator[dict[str, Any]]:
         with opened(contents, store, of_store, scratch=scratch, clock=SystemClock(), ids=RandomIds()) as found:
+            say_skipped(store, found.skipped_snapshots)
             for pairs in found.pairs(family):
                 decoded = found.decoded(pairs)
                 values = grouped(plain_rows(decoded.values), decoded.counts)

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import (
     FINDINGS,
     PARTLY_DONE,
+    TALK,
     Duration,
     Opened,
     Output,
-    holder,
     mode_option,
     output_option,
     progress_bar,
     root_argument,
     say,
+    scratch_option,
     stopped_option,
+    this_process,
+    workers_option,
 )
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
-from statestore.maintenance import records, retention, runs
+from statestore.errors import RootHeld, StatekeeperError
+from statestore.maintenance import passes, records
+from statestore.maintenance.audit.judge_store import ranges
 from statestore.maintenance.config import Mode
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Rule
+from statestore.maintenance.passes import Losses, PreparedRetention
+from statestore.maintenance.retention import Deleted, Outcome, Rule
 
 
 @click.command()
@@ -48,6 +53,13 @@ from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, Ru
     "tables that no snapshot names.",
 )
 @stopped_option
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Delete although the audit reports errors. Lists first which versions are lost, and which ones deleting adds.",
+)
+@scratch_option
+@workers_option
 @click.option("--verbose", is_flag=True, help="Every file with its rule, also those that are kept.")
 @output_option
 def gc(
@@ -58,54 +70,85 @@ def gc(
     mode: str | None,
     everything: bool,
     stopped: bool,
+    accept_loss: bool,
+    scratch: Path,
+    workers: int,
     verbose: bool,
     output: Output,
 ) -> None:
     """Show which files nobody needs, and why; with --apply, delete them.
 
-    What both --retain and --grace let go is deleted. A store that cannot be loaded holds the floor for all of them.
+    What both --retain and --grace let go is deleted. A store that cannot be loaded holds the floor for all of them. While
+    the audit reports errors, nothing is deleted. A snapshot that replaces deleted files is read in full first, once; if it
+    is damaged, nothing is deleted.
     """
-    clock = SystemClock()
     policy = root.policies.retention
     policy = replace(
         policy,
         versions=policy.versions if retain is None else retain,
         grace_seconds=policy.grace_seconds if grace is None else grace,
     )
-    storage = root.storage
-    gathered = retention.gather(storage, policy, clock=clock, everything=everything)
-    planned = retention.plan(gathered, policy, stopped=everything and stopped)
+    by = this_process()
+    prepared = passes.retention.prepare(
+        root.storage,
+        replace(root.policies, retention=policy),
+        clock=by.clock,
+        mode=Mode(mode) if mode else None,
+        everything=everything,
+        stopped=stopped,
+        accept_loss=accept_loss,
+    )
+    planned = prepared.planned
     done: list[Deleted] = []
     if not apply:
-        output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
-        sys.exit(FINDINGS if planned.findings else 0)
-    allowed = Mode(mode) if mode else root.policies.mode_for(is_own=planned.is_own)
-    if allowed is not Mode.FULL:
-        raise RefusedAsUnsafe(
-            f"mode {allowed.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
-        )
-    if everything and stopped and not planned.is_own:
-        require_stopped(storage, said=True, clock=clock)
+        _show(output, prepared, done, verbose)
+        sys.exit(FINDINGS if planned.findings or prepared.before.breaks else 0)
+    if accept_loss:
+        for line in _loss_lines(prepared.losses):
+            TALK.print(tables.plain(line), soft_wrap=True)
     failure: StatekeeperError | None = None
     try:
         with progress_bar() as progress:
             bar = progress.add_task("deleting", total=len(planned.deletions))
-            for step in runs.delete(storage, gathered, planned, holder=holder(), clock=clock, ids=RandomIds()):
+
+            def told(step: Deleted) -> None:
                 done.append(step)
                 progress.advance(bar, step.files)
-    except RootHeld:
-        raise
+
+            passes.retention.carry_out(root.storage, prepared, by, told=told, scratch=scratch, workers=workers)
     except StatekeeperError as error:
+        if isinstance(error, RootHeld) or error in prepared.refusals:
+            raise
         failure = error
         say(error)
-    finally:
-        output.show(_object(planned, done, verbose), lambda console: _print(console, planned, done, verbose))
+    except BaseException:
+        _show(output, prepared, done, verbose)
+        raise
+    _show(output, prepared, done, verbose)
     if failure is not None:
         sys.exit(PARTLY_DONE if done else failure.exit_code)
-    sys.exit(FINDINGS if planned.findings or any(step.outcome is Outcome.CHANGED for step in done) else 0)
+    changed = any(step.outcome in (Outcome.CHANGED, Outcome.DAMAGED) for step in done)
+    sys.exit(FINDINGS if planned.findings or prepared.before.breaks or changed else 0)
 
 
-def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
+def _show(output: Output, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
+    output.show(_object(prepared, done, verbose), lambda console: _print(console, prepared, done, verbose))
+
+
+def _loss_lines(found: Losses) -> Iterator[str]:
+    """Which versions are lost already, with the errors of the audit, and which ones deleting adds."""
+    for finding in found.findings:
+        yield f"error: {finding.file} {finding.problem}"
+    for store in found.stores:
+        if store.already:
+            yield f"{store.store}: lost already: {ranges(store.already)}"
+        if store.by_deleting:
+            yield f"{store.store}: deleting also loses {ranges(store.by_deleting)}, older than the floor"
+    yield f"deletes {found.files:,} files, {found.bytes:,} bytes"
+
+
+def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
+    planned, losses = prepared.planned, prepared.losses
     by_rule = {
         rule.name.lower(): {
             "files": sum(1 for verdict in planned.verdicts if verdict.rule is rule),
@@ -122,6 +165,35 @@ def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> d
         "findings": list(planned.findings),
         "rules": by_rule,
         "left_out": planned.left_out,
+        "reads": [
+            {
+                "store": str(read.store),
+                "snapshot": read.store.snapshot(read.version),
+                "files": len(read.files),
+                "bytes": read.size_bytes,
+                "reason": read.why.name.lower(),
+            }
+            for read in planned.reads
+        ],
+        "deletable": {
+            "now": asdict(prepared.forecast.now),
+            "later": [
+                {"rule": one.rule.name.lower(), **asdict(one.kept), "when": one.when, "from_seconds": one.from_seconds}
+                for one in prepared.forecast.later
+            ],
+        },
+        "refusals": [{"code": refusal.code, "error": str(refusal)} for refusal in prepared.refusals],
+        "losses": {
+            "errors": [{"file": finding.file, "problem": finding.problem} for finding in losses.findings],
+            "stores": [
+                {
+                    "store": str(one.store),
+                    "already": [str(version) for version in one.already],
+                    "by_deleting": [str(version) for version in one.by_deleting],
+                }
+                for one in losses.stores
+            ],
+        },
         "files": [
             {"path": verdict.path, "bytes": verdict.size_bytes, "rule": verdict.rule.name.lower()}
             for verdict in planned.verdicts
@@ -131,7 +203,12 @@ def _object(planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> d
     }
 
 
-def _print(console: Console, planned: RetentionPlan, done: Sequence[Deleted], verbose: bool) -> None:
+def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
+    planned = prepared.planned
+    if planned.stateless is not None or planned.head is None:
+        said = planned.stateless.value if planned.stateless else tables.when(None)
+        console.print(tables.plain(said), soft_wrap=True)
+        return
     counts: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()
     for verdict in planned.verdicts:
@@ -153,13 +230,31 @@ def _print(console: Console, planned: RetentionPlan, done: Sequence[Deleted], ve
         console.print(tables.plain(finding), soft_wrap=True)
     if planned.left_out:
         console.print(f"{planned.left_out:,} more files go in the next run")
-    deletions = len(planned.deletions)
+    if planned.reads and not done:
+        console.print(
+            f"--apply first reads {len(planned.reads):,} snapshots in full, {planned.read_bytes:,} bytes: they replace "
+            f"what is deleted and were not read since they were written",
+            soft_wrap=True,
+        )
+    deletions, figures = len(planned.deletions), prepared.forecast
+    if not done:
+        console.print(f"now: {figures.now.files:,} files, {figures.now.bytes:,} bytes")
+        for one in figures.later:
+            kept = f"later: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when}: {one.rule.value}"
+            console.print(tables.plain(kept), soft_wrap=True)
     if done:
+        read_files, read_bytes = sum(step.read_files for step in done), sum(step.read_bytes for step in done)
+        if read_files:
+            console.print(f"read {read_files:,} files in full, {read_bytes:,} bytes")
         files_gone, bytes_gone = sum(step.files for step in done), sum(step.size_bytes for step in done)
         console.print(f"deleted {files_gone:,} of {deletions:,} files, {bytes_gone:,} bytes")
         for step in done:
-            if step.outcome is Outcome.CHANGED:
+            if step.outcome in (Outcome.CHANGED, Outcome.DAMAGED):
                 console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
+    elif deletions and prepared.refusals:
+        for refusal in prepared.refusals:
+            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(f"{deletions:,} files wait for it")
     elif deletions:
         console.print(f"--apply deletes {deletions:,} files")
     else:

@@ -60,6 +60,7 @@ def _facts_object(gathered: Gathered, found: Sequence[Advice]) -> dict[str, Any]
     return {
         "batch": batch,
         "version": None if batch is None else batch + 1,
+        "stateless": gathered.stateless and gathered.stateless.name.lower(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, fact) for fact in gathered.stores],
@@ -85,6 +86,9 @@ def _fact_object(gathered: Gathered, fact: StoreFacts) -> dict[str, Any]:
 
 def _print_facts(console: Console, gathered: Gathered, found: Sequence[Advice]) -> None:
     """The stores with the longest tails, and what is wrong with which."""
+    if gathered.stateless is not None:
+        console.print(tables.plain(f"{tables.when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)
+        return
     facts = gathered.stores
     debt = sum(gathered.restore_seconds(fact) for fact in facts)
     by = f", by Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""

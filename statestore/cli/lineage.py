@@ -28,13 +28,13 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
         "store": str(chain.store),
         "head": str(chain.head),
         "base_of_floor": None if verdicts.base is None else str(verdicts.base),
-        "begins": chain.end,
+        "begins": chain.end if verdicts.base is None else None,
         "versions": [
             {
                 "version": str(one.version),
                 "committed": one.version in committed,
                 "loads_from": str(chain.bases[one.version]) if one.version in chain.bases else None,
-                "problem": _problem(chain, one.version),
+                "problem": None if _is_deleted(one, verdicts) else _problem(chain, one.version),
                 "files": {kind.value: verdict.rule.name.lower() for kind, verdict in one.files.items()},
             }
             for one in _versions(chain, verdicts)
@@ -47,13 +47,13 @@ def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
     base = "-" if verdicts.base is None else str(verdicts.base.version)
     yield f"{chain.store}: head {chain.head.version}, the floor is restored from {base}"
     newest_first = list(_versions(chain, verdicts))[::-1]
-    for line, alike in groupby(newest_first, key=lambda one: _line(chain, one)):
+    for line, alike in groupby(newest_first, key=lambda one: _line(chain, one, verdicts)):
         together = list(alike)
         newest, oldest = together[0].version.version, together[-1].version.version
         span = f"{newest}" if newest == oldest else f"{oldest} .. {newest}"
         size = sum(verdict.size_bytes for one in together for verdict in one.files.values())
         yield f"{span:>16}  {line}, {size:,} bytes"
-    if chain.end:
+    if chain.end and verdicts.base is None:
         yield f"further back: {chain.end}"
     going = [verdict for verdict in verdicts.files if verdict.rule is Rule.UNNAMED]
     if going:
@@ -61,8 +61,15 @@ def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
         yield f"{len(going):,} tables that no kept snapshot names, {size:,} bytes (go next)"
 
 
-def _line(chain: Chain, one: _Version) -> str:
+def _is_deleted(one: _Version, verdicts: StoreVerdicts) -> bool:
+    """Whether the version is below the base of the floor, and its files are gone: as retention means it."""
+    return not one.files and verdicts.base is not None and one.version.version < verdicts.base.version
+
+
+def _line(chain: Chain, one: _Version, verdicts: StoreVerdicts) -> str:
     """What a person is told of a version. Dead branches never stand together with others."""
+    if _is_deleted(one, verdicts):
+        return "deleted, below the floor"
     what = " and ".join(_file(one.files[kind], kind) for kind in sorted(one.files, key=lambda kind: kind.value))
     if one.version.version > chain.head.version:
         return f"{what} of an attempt that may be at work, {one.version.id}"

@@ -19,6 +19,7 @@ from statestore.cli.switch import switch
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="statekeeper", prog_name="statekeeper")
 @config_option
 def main(config: Path | None) -> None:
     """Looks after the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.

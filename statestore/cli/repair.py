@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,68 +17,77 @@ from statestore.cli.common import (
     Opened,
     Output,
     for_spark_option,
-    holder,
     output_option,
     root_argument,
+    scratch_option,
     stopped_option,
+    this_process,
 )
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
-from statestore.maintenance import records, runs
-from statestore.maintenance import repair as rescues
-from statestore.maintenance.config import Mode
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
+from statestore.maintenance import passes, records
+from statestore.maintenance.bad_snapshots import DeepRead
+from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Rewrite
 
 
 @click.command()
 @root_argument
 @click.option("--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is put aside first.")
 @click.option("--undo", metavar="RUN", help="Put back what that run has put aside, all or nothing.")
+@click.option("--deep", is_flag=True, help="Read every snapshot in full, as audit --deep, to find the damaged ones.")
+@click.option(
+    "--location",
+    metavar="URL",
+    help="The checkpoint's location as Spark names it, s3a://bucket/folder; where a moved checkpoint does not tell.",
+)
 @for_spark_option
+@scratch_option
 @stopped_option
 @output_option
-def repair(root: Opened, apply: bool, undo: str | None, spark: Spark | None, stopped: bool, output: Output) -> None:
+def repair(
+    root: Opened,
+    apply: bool,
+    undo: str | None,
+    deep: bool,
+    location: str | None,
+    spark: Spark | None,
+    scratch: Path,
+    stopped: bool,
+    output: Output,
+) -> None:
     """Show what keeps Spark from starting, or would lead it astray; with --apply, take it out of the way.
 
     Snapshots that Spark 4.0 wrote in structure V2 get the header that later ones read. Files of batches that were taken
-    back, by deleting the newest commits, are put aside. A query that died at the lineage ceiling, or whose snapshot is
-    gone, needs neither: statekeeper snapshot ROOT --at-head.
+    back, by deleting the newest commits, are put aside. So are sidecars (.crc) that fit no snapshot, and damaged snapshots
+    with their sidecars where the head loads without them: known from the reads of gc, or found by --deep. After a
+    checkpoint was moved or copied, the metadata of operators with column families names the new place of their schemas. A
+    query that died at the lineage ceiling, or whose snapshot is gone, needs neither: statekeeper snapshot ROOT --at-head.
     """
-    clock, storage, run = SystemClock(), root.storage, RandomIds().fresh()
+    storage, policies, by = root.storage, root.policies, this_process()
+    run = by.ids.fresh()
     if undo is not None:
-        _require_allowed(root)
-        require_stopped(storage, said=stopped, clock=clock)
-        back = list(runs.undo_repair(storage, undo, run=run, holder=holder(), clock=clock))
+        back = passes.repair.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return
-    planned = rescues.plan(rescues.gather(storage), spark)
-    done: list[Rewrite | PutAside] = []
-    if apply and planned.actions:
-        _require_allowed(root)
-        require_stopped(storage, said=stopped, clock=clock)
-        # What was planned before may have been of a query that was at work.
-        planned = rescues.plan(rescues.gather(storage), spark)
-        try:
-            done.extend(runs.repair(storage, planned, run=run, holder=holder(), clock=clock))
-        finally:
-            TALK.print(f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it", soft_wrap=True)
+    reads = DeepRead(scratch, by.clock) if deep else None
+    prepared = passes.repair.prepare(storage, policies, spark, location, deep=reads)
+    done: list[RepairAction] = []
+    if apply:
+        way_back = f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it"
+        prepared = passes.repair.carry_out(
+            storage,
+            prepared,
+            by,
+            run=run,
+            stopped=stopped,
+            starting=lambda: TALK.print(way_back, soft_wrap=True),
+            told=done.append,
+        )
+    planned = prepared.plan
     output.show(_object(planned, run, done), lambda console: _print(console, planned, done))
     sys.exit(FINDINGS if planned.asks or len(done) < len(planned.actions) else 0)
 
 
-def _require_allowed(root: Opened) -> None:
-    mode = root.policies.mode
-    if mode not in (None, Mode.FULL):
-        raise RefusedAsUnsafe(
-            f"mode {mode.value} is configured: nothing may be changed",
-            path=root.storage.url,
-            hint='set mode = "full" for it in statekeeper.toml',
-        )
-
-
-def _object(planned: RepairPlan, run: str, done: Sequence[Rewrite | PutAside]) -> dict[str, Any]:
+def _object(planned: RepairPlan, run: str, done: Sequence[RepairAction]) -> dict[str, Any]:
     return {
         "actions": [records.of_repair(action) for action in planned.actions],
         "asks": planned.asks,
@@ -86,11 +96,15 @@ def _object(planned: RepairPlan, run: str, done: Sequence[Rewrite | PutAside]) -
     }
 
 
-def _print(console: Console, planned: RepairPlan, done: Sequence[Rewrite | PutAside]) -> None:
+def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) -> None:
     if planned.actions:
         table = tables.table(f"{len(planned.actions):,} files are in the way", "what", "file", "why")
         for action in planned.actions[: tables.ROWS]:
-            what = f"header {action.header}" if isinstance(action, Rewrite) else "put aside"
+            what = "put aside"
+            if isinstance(action, Rewrite):
+                what = f"header {action.header}"
+            elif isinstance(action, Relocate):
+                what = f"schemas in {action.location}"
             tables.add(table, what, action.path, action.why.value)
         if len(planned.actions) > tables.ROWS:
             table.caption = f"the first {tables.ROWS}"

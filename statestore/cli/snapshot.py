@@ -20,24 +20,24 @@ from statestore.cli.common import (
     Opened,
     Output,
     for_spark_option,
-    holder,
     memory_option,
     mode_option,
     output_option,
     progress_bar,
     root_argument,
     say,
+    say_skipped,
     scratch_option,
     stopped_option,
+    this_process,
     workers_option,
 )
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import DAMAGES, RefusedAsUnsafe, StatekeeperError
+from statestore.errors import DAMAGES, StatekeeperError
 from statestore.format.sparks import Spark
-from statestore.maintenance import records, runs
+from statestore.maintenance import passes, records
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
-from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.passes import Maintainer, PreparedSnapshots
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 
 
@@ -77,48 +77,47 @@ def snapshot(
 
     It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
     """
-    storage = root.storage
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
-    gathered = snapshots.gather(storage)
-    if at_head and gathered.replaces_versions:
-        require_stopped(storage, said=stopped, clock=SystemClock())
-        gathered = snapshots.gather(storage, at_head=True)
-    plan = snapshots.plan(gathered, policy, take_all=take_all or at_head, spark=spark)
+    by = this_process()
+    prepared = passes.snapshot.prepare(
+        root.storage,
+        replace(root.policies, snapshot=policy),
+        clock=by.clock,
+        mode=Mode(mode) if mode else None,
+        take_all=take_all,
+        at_head=at_head,
+        stopped=stopped,
+        spark=spark,
+    )
+    plan = prepared.plan
     if dry_run:
         output.show(records.of_snapshot_plan(plan), lambda console: console.print(_plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
-    allowed = Mode(mode) if mode else root.policies.mode_for(is_own=gathered.is_own)
-    if plan.take and allowed is Mode.OBSERVE:
-        raise RefusedAsUnsafe(
-            "mode observe: nothing may be written",
-            path=storage.url,
-            hint="--dry-run shows the plan, --mode snapshots allows it",
-        )
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:
-        if plan.take:
-            _take(root, plan, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
-    finally:
-        # Also when it is interrupted: what was made is there. Worst first, as planned.
-        places = {action.store: place for place, action in enumerate(plan.take)}
-        taken.sort(key=lambda one: places[one.action.store])
-        failed.sort(key=lambda one: places[one[0].store])
-        output.show(_taken_object(plan, taken, failed), lambda console: _print_taken(console, plan, taken, failed))
+        _take(root, prepared, by, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
+    except BaseException:
+        # Also when it is interrupted: what was made is there.
+        if taken or failed:
+            _show(output, plan, taken, failed)
+        raise
+    _show(output, plan, taken, failed)
     sys.exit(_exit_code(plan, taken, failed))
 
 
 def _take(
     root: Opened,
-    plan: SnapshotPlan,
+    prepared: PreparedSnapshots,
+    by: Maintainer,
     taken: list[snapshots.Taken],
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
     **how: Any,
 ) -> None:
     """Make them, and show how far it is."""
     progress = progress_bar()
-    bar = progress.add_task("snapshots", total=len(plan.take))
+    bar = progress.add_task("snapshots", total=len(prepared.plan.take))
 
     def ended(action: snapshots.TakeSnapshot, outcome: snapshots.Taken | StatekeeperError) -> None:
         if isinstance(outcome, StatekeeperError):
@@ -126,12 +125,24 @@ def _take(
             say(outcome, of=action.store)
         else:
             taken.append(outcome)
+            say_skipped(action.store, outcome.skipped_snapshots)
         progress.advance(bar)
 
     with progress:
-        runs.take_snapshots(
-            root.storage, plan.take, ended, holder=holder(), clock=SystemClock(), ids=RandomIds(), **how
-        )
+        passes.snapshot.carry_out(root.storage, prepared, by, ended=ended, **how)
+
+
+def _show(
+    output: Output,
+    plan: SnapshotPlan,
+    taken: list[snapshots.Taken],
+    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
+) -> None:
+    """What became of the plan, worst first, as planned."""
+    places = {action.store: place for place, action in enumerate(plan.take)}
+    taken.sort(key=lambda one: places[one.action.store])
+    failed.sort(key=lambda one: places[one[0].store])
+    output.show(_taken_object(plan, taken, failed), lambda console: _print_taken(console, plan, taken, failed))
 
 
 def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
@@ -204,6 +215,8 @@ def _print_taken(
     console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} left alone")
     if plan.batch is None:
         console.print("no batch is committed yet; where there were some, statekeeper audit says what is gone")
+    elif plan.stateless is not None:
+        console.print(tables.plain(plan.stateless.value), soft_wrap=True)
     elif any(isinstance(error, DAMAGES) for _, error in failed):
         console.print("statekeeper audit --deep says what is damaged and what to do; then run it again")
     elif failed:

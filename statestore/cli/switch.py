@@ -17,20 +17,20 @@ from statestore.cli.common import (
     Opened,
     Output,
     for_spark_option,
-    holder,
     memory_option,
     output_option,
     progress_bar,
     root_argument,
+    say_skipped,
     scratch_option,
     stopped_option,
+    this_process,
     workers_option,
 )
-from statestore.clock import RandomIds, SystemClock
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
-from statestore.maintenance.switchover import Machine, Phase, Progress, SwitchPlan
+from statestore.maintenance.switchover import Phase, Progress, SwitchPlan
 
 
 @click.command()
@@ -67,32 +67,42 @@ def switch(
     is read back and compared; then the newest commit is written anew, and the query goes on from there. A run that was
     interrupted is finished by --apply and taken back by --abort.
     """
-    storage, policies = root.storage, root.policies
-    run, clock, who = RandomIds().fresh(), SystemClock(), holder()
+    storage, policies, by = root.storage, root.policies, this_process()
+    run = by.ids.fresh()
     if abort == (to is not None) or (abort and apply):
         raise click.UsageError("say --to v2 or --to v1, with --apply or without, or --abort")
     if to is None:
-        begun = passes.abort_switch(storage, policies, _tell, stopped=stopped, run=run, holder=who, clock=clock)
+        begun = passes.switch.abort(storage, policies, by, _tell, run=run, stopped=stopped)
         was = f"the checkpoint is of structure {begun.to.other.value}, as before"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
+    prepared = passes.switch.prepare(storage, policies, to, spark, scratch=scratch, workers=workers)
     if not apply:
-        planned = passes.plan_switch(storage, policies, to, spark, scratch=scratch, workers=workers)
-        _show(output, planned)
-    machine = Machine(scratch, clock, RandomIds(), workers, memory_bytes)
+        _show(output, prepared.plan)
     with progress_bar() as bar:
         task = bar.add_task("stores", total=None)
 
         def told(progress: Progress) -> None:
             if progress.phase is Phase.SNAPSHOTS:
                 bar.update(task, completed=progress.done, total=progress.of)
+                if progress.store is not None:
+                    say_skipped(progress.store, progress.skipped_snapshots)
             elif progress.done == progress.of:
                 _tell(progress)
 
-        planned = passes.switch(
-            storage, policies, to, spark, told, stopped=stopped, run=run, holder=who, machine=machine
+        prepared = passes.switch.carry_out(
+            storage,
+            prepared,
+            by,
+            told,
+            run=run,
+            stopped=stopped,
+            scratch=scratch,
+            workers=workers,
+            memory_bytes=memory_bytes,
         )
-    if planned.refusals or planned.is_there:
+    planned = prepared.plan
+    if not prepared.may_start:
         _show(output, planned)
     done = tables.plain(f"switched to {to.value}; start it with {planned.start_with}")
     output.show(

@@ -14,13 +14,13 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from statestore.catalog import Heads
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.commit_log import Heads
+from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StoreFileKind, StorePath
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.format.untrusted import BAD_VALUES
-from statestore.storage import Entry, Storage, at_once, read_or_none
+from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.storage import Deletion, Entry, Storage, at_once, read_or_none
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Snapshots that were put aside, by store and by the path where they lie now; None for one that cannot be read."""
@@ -53,11 +53,21 @@ def standing(storage: Storage, run: str) -> Standing | None:
     if data is None:
         return None
     try:
-        body = json.loads(data)
+        body = parsed_json(data)
         return Standing(int(body["batch"]), str(body["commit"]))
     except BAD_VALUES as error:
         hint = "copy the files below it to where they were by hand, if the query has not gone on"
         raise CorruptFile("is not the JSON that it should be", path=path, hint=hint) from error
+
+
+def require_deleted(storage: Storage, path: str, body: bytes) -> None:
+    """Delete a file whose bytes were put aside. Raises `RefusedAsUnsafe` when it holds other bytes now: they stay."""
+    if storage.delete_unchanged(path, body) is Deletion.CHANGED:
+        raise RefusedAsUnsafe(
+            "was written again while it was moved to the quarantine: the query is running",
+            path=path,
+            hint="stop the query, verify that its application has ended, and run this again",
+        )
 
 
 def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePath]) -> Snapshots:

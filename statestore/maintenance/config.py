@@ -239,7 +239,8 @@ class _Reader:
         """A table below a key; empty when it is not there."""
         found = body.get(key, {})
         if not isinstance(found, dict):
-            raise self._bad(f"{where}{key}", f"is {found!r}", f"write it as a table: [{where}{key}]")
+            # Its value is not shown: a table of storage options that is written as a text holds credentials.
+            raise self._bad(f"{where}{key}", f"is no table, but {type(found).__name__}", f"write it as [{where}{key}]")
         return found
 
     def require_known(self, body: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -50,10 +50,16 @@ class Fleet:
         return name in self.problems or name.partition(".")[0] in self.problems
 
 
-def discover(configuration: Configuration, open_root: Callable[[Root], Storage] | None = None) -> Fleet:
+def discover(
+    configuration: Configuration,
+    open_root: Callable[[Root], Storage] | None = None,
+    *,
+    committed: Mapping[str, int] | None = None,
+) -> Fleet:
     """Look for the checkpoints. What is wrong with one does not keep the others from being found.
 
-    One listing of each parent, and one of the commit log of each root and each folder of a parent.
+    One listing of each parent, and one of the commit log of each root and each folder of a parent; where `committed` names
+    a batch of it that was committed, only of later ones.
     """
     opened = open_root or (lambda root: open_storage(root.spec))
     problems: dict[str, str] = {}
@@ -73,7 +79,7 @@ def discover(configuration: Configuration, open_root: Callable[[Root], Storage] 
     newest: dict[str, int | str | None] = {}
 
     def newest_batch(root: Root) -> int | None:
-        return catalog.newest_batch(opened(root))
+        return catalog.newest_batch(opened(root), since=(committed or {}).get(root.name))
 
     def look(root: Root) -> None:
         newest[root.name] = _attempt(newest_batch, root)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statestore.clock import Clock
 from statestore.maintenance import passes, snapshot
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.history import newest_outcome
+from statestore.maintenance.retention import Amount
 from statestore.storage import Storage
 
 
@@ -19,7 +21,7 @@ class Health:
     stores               how many there are
     longest_tail         changelogs between base and head, of the store that has most
     restore_seconds      what a restart would wait for all tails, one after the other, as the newest snapshots measured it
-    files, bytes         of all stores; `reclaimable_`: of these, what the next retention runs delete
+    files, bytes         of all stores; `reclaimable_`: what the next retention run deletes, logs and records included
     orphan_files         of all files, those that no committed version can reach, `orphan_bytes`: see `StoreAudit`
     reclaimed_bytes      what the newest retention run deleted
     least_commits_left   to the ceiling of the lineage, of the store that is nearest; None where there is none
@@ -51,11 +53,14 @@ class Health:
         return self.worst is None
 
 
-def look(storage: Storage, policies: Policies) -> Health:
-    """The figures of a checkpoint; what `snapshot.gather` and `audit.gather` cost. Raises as they do."""
+def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
+    """The figures of a checkpoint; what `snapshot.gather`, `audit.gather` and `retention.gather` take. Raises as the first
+    two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True)
-    audit = passes.look(storage, policies)
+    looked = passes.audit.look(storage, policies, clock=clock)
+    audit = looked.audit
+    reclaimable = looked.forecast.now if looked.forecast else Amount()
     reclaimed = newest_outcome(storage, "gc")
     return Health(
         version=0 if audit.batch is None else audit.batch + 1,
@@ -65,8 +70,8 @@ def look(storage: Storage, policies: Policies) -> Health:
         restore_seconds=sum(gathered.restore_seconds(fact) for fact in gathered.stores),
         files=sum(store.files for store in audit.stores),
         bytes=sum(store.bytes for store in audit.stores),
-        reclaimable_files=sum(store.garbage_files for store in audit.stores),
-        reclaimable_bytes=sum(store.garbage_bytes for store in audit.stores),
+        reclaimable_files=reclaimable.files,
+        reclaimable_bytes=reclaimable.bytes,
         orphan_files=sum(store.orphan_files for store in audit.stores),
         orphan_bytes=sum(store.orphan_bytes for store in audit.stores),
         reclaimed_bytes=sum(int(line.get("bytes", 0)) for line in reclaimed),

@@ -1,12 +1,14 @@
 """Who maintains a root: a lease, which is advice and no lock.
 
-No store can delete on condition that a lease still stands, so nothing is safe *because* of it: what makes each verb safe
-stands in its own module. The lease saves two maintainers from doing the same work, and tells a person who is at it.
+A delete can depend on the bytes of the object itself (`Storage.delete_unchanged`), but not on a lease that still stands. So
+nothing is safe *because* of the lease: each verb's own module says what makes it safe. The lease saves two maintainers from
+doing the same work, and shows a person who is at work.
 
     _statekeeper/lease/00000007.json    {"run": "<id>", "holder": "host:pid", "verb": "gc", ...}
 
-The highest epoch counts. Each is created if absent, so of two that want the next one a single one gets it. A holder is
-taken for dead when its file has not been written again for `LIFE_SECONDS`.
+The highest epoch counts. Each is created if absent, so of two maintainers that want the next one, one gets it. A release
+creates the next epoch, too: a holder that stalled finds the epoch of its successor there, and changes nothing. A lease has
+expired when its file was not written again for `LIFE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from datetime import UTC, datetime
 from statestore.clock import Clock
 from statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
 from statestore.format import names
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
@@ -74,8 +76,7 @@ class HeldLease:
 
     def require(self) -> None:
         """Call it before each deletion: one listing, and `beat`. Raises `LeaseLost`."""
-        newest = _newest(self._storage)
-        if newest is None or newest[0] != self._lease.epoch:
+        if not _is_newest(self._storage, self._lease.epoch):
             raise LeaseLost(
                 "another maintainer took over, or the lease was broken",
                 path=names.lease(self._lease.epoch),
@@ -87,13 +88,17 @@ class HeldLease:
         """A sign of life, when the last one is some time ago. For work that only adds files."""
         now = self._clock.monotonic_seconds()
         if now - self._beat_at_seconds >= _BEAT_SECONDS:
-            self._beats += 1
-            self._storage.replace(names.lease(self._lease.epoch), self._lease.encoded(self._beats))
             self._beat_at_seconds = now
+            # A holder that stalled would write its file anew, which its successor has deleted.
+            if _is_newest(self._storage, self._lease.epoch):
+                self._beats += 1
+                self._storage.replace(names.lease(self._lease.epoch), self._lease.encoded(self._beats))
 
     def release(self) -> None:
-        """Give it back. The file stays: an epoch is never used twice."""
-        self._storage.replace(names.lease(self._lease.epoch), replace(self._lease, released=True).encoded())
+        """Give it back, unless another maintainer took it over. One request. The next holder deletes the older epochs."""
+        free = replace(self._lease, epoch=self._lease.epoch + 1, released=True)
+        with suppress(AlreadyExists):
+            self._storage.create(names.lease(free.epoch), free.encoded())
 
 
 def standing(storage: Storage) -> Standing | None:
@@ -107,7 +112,7 @@ def standing(storage: Storage) -> Standing | None:
         # A newer one took its place between the two requests.
         return standing(storage)
     try:
-        body = json.loads(data)
+        body = parsed_json(data)
         lease = Lease(
             epoch,
             str(body["run"]),
@@ -125,7 +130,8 @@ def standing(storage: Storage) -> Standing | None:
 
 
 def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> HeldLease:
-    """Take the lease for the run of an id. Raises `RootHeld` when somebody else has it and was seen lately."""
+    """Take the lease for the run of an id. Raises `RootHeld` when another maintainer has it and was seen lately, and
+    `ForeignOwner`."""
     found = standing(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
         raise _held(found.lease)
@@ -176,6 +182,8 @@ def free_of_dead(storage: Storage, holder: str, *, run: str, by: str, clock: Clo
 
 
 def _create(storage: Storage, lease: Lease) -> None:
+    # Each verb that writes begins here: what it could not hand over to the query is refused before the first file.
+    storage.require_ownership()
     try:
         storage.create(names.lease(lease.epoch), lease.encoded())
     except AlreadyExists as error:
@@ -197,6 +205,11 @@ def _held(lease: Lease) -> RootHeld:
 def _all(storage: Storage) -> list[tuple[int, Entry]]:
     found = ((names.parse_lease(entry.path.rpartition("/")[2]), entry) for entry in storage.list(names.LEASES))
     return [(epoch, entry) for epoch, entry in found if epoch is not None]
+
+
+def _is_newest(storage: Storage, epoch: int) -> bool:
+    newest = _newest(storage)
+    return newest is not None and newest[0] == epoch
 
 
 def _newest(storage: Storage) -> tuple[int, Entry] | None:

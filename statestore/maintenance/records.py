@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from statestore.errors import StatekeeperError
-from statestore.maintenance.repair import PutAside, Rewrite
+from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
@@ -62,7 +62,13 @@ def of_failed(action: TakeSnapshot, error: StatekeeperError) -> Record:
 
 def of_retention_plan(plan: RetentionPlan) -> list[Record]:
     """The head, and each file that goes, with its rule."""
-    head = {"head": plan.head, "floor": plan.floor, "findings": list(plan.findings)}
+    head = {
+        "head": plan.head,
+        "floor": plan.floor,
+        "findings": list(plan.findings),
+        "reads": [str(read.store) for read in plan.reads],
+        "read_bytes": plan.read_bytes,
+    }
     return [head, *({"delete": verdict.path, "rule": verdict.rule.name.lower()} for verdict in plan.deletions)]
 
 
@@ -75,6 +81,8 @@ def of_deleted(step: Deleted) -> Record:
         "bytes": step.size_bytes,
         "spared": list(step.spared),
         "detail": step.detail,
+        "read_files": step.read_files,
+        "read_bytes": step.read_bytes,
     }
 
 
@@ -111,10 +119,15 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
 def of_progress(progress: Progress) -> Record:
     """How far a switchover is."""
     store = None if progress.store is None else str(progress.store)
-    return {"phase": progress.phase.name.lower(), "done": progress.done, "of": progress.of, "store": store}
+    record: Record = {"phase": progress.phase.name.lower(), "done": progress.done, "of": progress.of, "store": store}
+    return {**record, "skipped_snapshots": list(progress.skipped_snapshots)} if progress.skipped_snapshots else record
 
 
-def of_repair(action: Rewrite | PutAside) -> Record:
+def of_repair(action: RepairAction) -> Record:
     """What becomes of one file that is in Spark's way."""
-    what = {"rewrite": action.path, "header": action.header} if isinstance(action, Rewrite) else {"aside": action.path}
+    what = {"aside": action.path}
+    if isinstance(action, Rewrite):
+        what = {"rewrite": action.path, "header": action.header}
+    elif isinstance(action, Relocate):
+        what = {"relocate": action.path, "location": action.location}
     return {**what, "reason": action.why.name.lower(), "explained": action.why.value}

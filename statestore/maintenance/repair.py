@@ -11,21 +11,26 @@ All of it is for a query that is stopped: who calls has to make sure of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 from statestore import catalog
-from statestore.catalog import Heads, StoreFiles
+from statestore.catalog import StoreFiles
+from statestore.commit_log import Heads
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath
+from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
-from statestore.maintenance import aside, time_line
+from statestore.maintenance import aside, moved, time_line
 from statestore.maintenance.aside import Standing
+from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.storage import Storage, at_once, read_or_none
+from statestore.storage.urls import Locality, as_spark_writes_it
 
 
 class Why(Enum):
@@ -34,7 +39,11 @@ class Why(Enum):
     HEADER = "the header of its metadata is not the one that this Spark reads"
     DEAD_TIME_LINE = "of batches that were taken back: the query would come upon it when it gets there again"
     UNCOMMITTED = "of a batch that was begun and not committed: in structure V1 a start takes a snapshot by its number"
+    STRAY_SIDECAR = "a sidecar without its snapshot: Spark refuses every snapshot that is written under that name"
+    REFUSED = "it does not fit the snapshot beside it, which is whole and which Spark refuses for that"
+    DAMAGED = "of a damaged snapshot, without which the head of its store loads"
     NO_NUMBER = "no number before .zip: in structure V1 no version of a store is loaded while it lies there"
+    MOVED = "it names the state schemas at the place from which the checkpoint was moved"
 
 
 @dataclass(frozen=True)
@@ -55,15 +64,31 @@ class PutAside:
 
 
 @dataclass(frozen=True)
+class Relocate:
+    """Have an operator's metadata name its schemas below `location`, the checkpoint's URL in Spark's words."""
+
+    path: str
+    location: str
+    why: Why = Why.MOVED
+
+
+RepairAction = Rewrite | PutAside | Relocate
+
+
+@dataclass(frozen=True)
 class Gathered:
     """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
-    batch that the offset log knows, -1 for none. `heads`: None before the first commit."""
+    batch that the offset log knows, -1 for none. `heads`: None before the first commit. `bad`: snapshots that Spark refuses
+    or that are damaged. `url`: of the root; `metadata`: of operators with column families, by path."""
 
     heads: Heads | None
     standing: Standing
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
     begun: int = -1
+    bad: BadSnapshots = field(default_factory=BadSnapshots)
+    url: str = ""
+    metadata: Mapping[str, OperatorMetadata] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,19 +96,20 @@ class RepairPlan:
     """What is to be done, in order. `asks`: what a person has to say before it can be told what else is. `standing`: where
     the query stands for which this is planned; None when nothing is to be done."""
 
-    actions: tuple[Rewrite | PutAside, ...]
+    actions: tuple[RepairAction, ...]
     asks: str | None = None
     standing: Standing | None = None
 
 
-def gather(storage: Storage) -> Gathered:
-    """The facts. Listings of `state/` and of the logs, the newest commit and offsets, and one request a snapshot of
-    structure V2. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` also for a state store that is not RocksDB,
-    `StorageError`.
+def gather(storage: Storage, *, deep: DeepRead | None = None) -> Gathered:
+    """The facts. Listings of `state/` and of the logs, the newest commit and offsets, one request a snapshot of structure
+    V2 and a metadata file of an operator with column families, and those of `bad_snapshots`; `deep`: see there. Raises
+    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` also for a state store that is not RocksDB, `StorageError`.
     """
     # The files before the log. Losing schedule of the other order: the query, which somebody forgot to stop, commits
     # while the files are listed, and what it wrote looks like files of batches that were taken back.
-    files = catalog.files(storage)
+    listed = storage.list(names.STATE)
+    files = catalog.by_store(listed)
     heads = catalog.heads(storage)
     headers: dict[str, str] = {}
 
@@ -98,7 +124,7 @@ def gather(storage: Storage) -> Gathered:
         head = heads.batch + 1
         if storage.stat(names.BINDING) is None:
             with suppress(ObjectMissing, CorruptFile):
-                catalog.state_conf(storage, heads.batch)  # another kind of state store has other files
+                catalog.state_conf(storage, heads)  # another kind of state store has other files
         of_v2 = (
             store.snapshot(version)
             for store, of_store in files.items()
@@ -108,11 +134,25 @@ def gather(storage: Storage) -> Gathered:
         at_once(look, list(of_v2))
     batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
     begun = max((batch for batch in batches if batch is not None), default=-1)
-    return Gathered(heads, Standing.of(storage, heads), files, headers, begun)
+    bad = BadSnapshots() if heads is None else bad_snapshots(storage, heads, files, deep=deep)
+    metadata = _metadata(storage, [entry.path for entry in listed])
+    return Gathered(heads, Standing.of(storage, heads), files, headers, begun, bad, storage.url, metadata)
 
 
-def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
-    """What is in the way of the Spark that is going to go on; None when nobody has said which one. Pure."""
+def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetadata]:
+    """Of operators with column families, of all batches; what cannot be read is the audit's finding."""
+    found: dict[str, OperatorMetadata] = {}
+    for path in paths:
+        place = names.parse_operator_metadata(path)
+        if place is not None and place[1] >= 0:
+            with suppress(CorruptFile, ObjectMissing, UnknownFormatVersion):
+                found[path] = parse_operator(storage.read(path), path)
+    return found
+
+
+def plan(gathered: Gathered, spark: Spark | None, location: str | None = None) -> RepairPlan:
+    """What is in the way of the Spark that is going to go on; `spark` None when nobody has said which one. `location`: the
+    checkpoint's URL in Spark's words, None to conclude it from the former one. Pure."""
     newest = gathered.standing.batch
     if gathered.begun > newest + 1:
         # Spark begins no batch before the one before it is committed: commits were lost, and what they name may live.
@@ -122,16 +162,64 @@ def plan(gathered: Gathered, spark: Spark | None) -> RepairPlan:
             f"{names.offsets(gathered.begun)} is there, and {there}: if they were lost, restore them; if the query was "
             f"taken back, delete the offsets from batch {newest + 1} on, too",
         )
-    away = sorted(_in_the_way(gathered), key=lambda action: action.path)
+    in_the_way = {action.path: action for action in (*_bad(gathered), *_in_the_way(gathered))}
+    away = [in_the_way[path] for path in sorted(in_the_way)]
     asks = None
     rewritten: list[Rewrite] = []
     if spark is not None:
-        wrong = sorted(path for path, header in gathered.headers.items() if header != spark.header)
+        wrong = sorted(
+            path for path, header in gathered.headers.items() if header != spark.header and path not in in_the_way
+        )
         rewritten = [Rewrite(path, spark.header) for path in wrong]
     elif "v2" in gathered.headers.values():
         asks = "there are snapshots as Spark 4.0 writes them, which later ones refuse: --for-spark says which goes on"
-    actions: tuple[Rewrite | PutAside, ...] = (*away, *rewritten)
-    return RepairPlan(actions, asks, gathered.standing if actions else None)
+    relocated, asks_where = _relocated(gathered, location)
+    actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated)
+    said = "; ".join(text for text in (asks, asks_where) if text) or None
+    return RepairPlan(actions, said, gathered.standing if actions else None)
+
+
+def _relocated(gathered: Gathered, location: str | None) -> tuple[list[Relocate], str | None]:
+    """The metadata that names schemas elsewhere, and what a person has to say before it can be told where they are."""
+    found: list[Relocate] = []
+    asks: str | None = None
+    for path, metadata in sorted(gathered.metadata.items()):
+        where = "" if location is None else location.rstrip("/")
+        one = moved.moved(gathered.url, path, metadata)
+        if location is None and one is not None:
+            concluded = as_spark_writes_it(gathered.url, one.location or one.uri)
+            if one.locality is Locality.UNKNOWN or concluded is None:
+                asks = f"{path} names schemas in {one.location or one.uri}: --location says how Spark names this checkpoint"
+                continue
+            where = concluded
+        if where and any(uri != _schema_uri(where, path, *of) for of, uri in _uris(metadata)):
+            found.append(Relocate(path, where))
+    return found, asks
+
+
+def _uris(metadata: OperatorMetadata) -> Iterator[tuple[tuple[str, str], str]]:
+    for store in metadata.stores:
+        for file, uri in zip(store.schema_files, store.schema_uris, strict=True):
+            yield (store.name, file), uri
+
+
+def _schema_uri(location: str, path: str, store: str, file: str) -> str:
+    place = names.parse_operator_metadata(path)
+    assert place is not None
+    return f"{location}/{names.family_schemas(place[0], store, file)}"
+
+
+def _bad(gathered: Gathered) -> Iterator[PutAside]:
+    """Snapshots that are damaged, with their sidecars, and sidecars that spoil a snapshot."""
+    sidecars = {entry.path for files in gathered.files.values() for entry in files.others}
+    for path in gathered.bad.damaged:
+        yield PutAside(path, Why.DAMAGED)
+        if names.sidecar(path) in sidecars:
+            yield PutAside(names.sidecar(path), Why.DAMAGED)
+    for path in gathered.bad.refused:
+        yield PutAside(names.sidecar(path), Why.REFUSED)
+    for path in gathered.bad.strays:
+        yield PutAside(path, Why.STRAY_SIDECAR)
 
 
 def _in_the_way(gathered: Gathered) -> Iterator[PutAside]:
@@ -162,7 +250,7 @@ def _in_the_way(gathered: Gathered) -> Iterator[PutAside]:
                 yield PutAside(names.sidecar(path), why)
 
 
-def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewrite | PutAside]:
+def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[RepairAction]:
     """Do what the plan says, and tell after each file what was done.
 
     *Guarantee*: each file is put aside before it is touched, so that a crash at any request loses nothing: what is left is
@@ -172,16 +260,19 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Rewr
         aside.begin(storage, run, planned.standing)
     for action in planned.actions:
         body = storage.read(action.path)
-        storage.create(names.aside(run, action.path), body)
+        storage.create(names.aside(run, action.path), body, like=action.path)
         if isinstance(action, Rewrite):
             snapshot = read_snapshot(body, action.path)
             metadata = replace(snapshot.metadata, header=action.header)
             # A checksum beside it would be that of the old bytes; without one Spark reads the file unchecked.
             sidecar = f"{action.path}{names.SIDECAR}"
             if (checksum := read_or_none(storage, sidecar)) is not None:
-                storage.create(names.aside(run, sidecar), checksum)
-                storage.delete([sidecar])
+                storage.create(names.aside(run, sidecar), checksum, like=sidecar)
+                aside.require_deleted(storage, sidecar, checksum)
             storage.replace(action.path, encode_snapshot(replace(snapshot, metadata=metadata)))
+        elif isinstance(action, Relocate):
+            uri_of = partial(_schema_uri, action.location, action.path)
+            storage.replace(action.path, with_schema_uris(body, action.path, uri_of))
         else:
-            storage.delete([action.path])
+            aside.require_deleted(storage, action.path, body)
         yield action

@@ -18,10 +18,11 @@ from statestore.maintenance.history import History
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
-from statestore.maintenance.repair import PutAside, RepairPlan, Rewrite
+from statestore.maintenance.repair import RepairAction, RepairPlan
 from statestore.maintenance.retention import Deleted, Gathered, RetentionPlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, Machine, Progress, Standing, SwitchPlan, Told
+from statestore.redaction import redacted
 from statestore.storage import Storage
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
@@ -41,7 +42,7 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Record], cloc
         yield done
     except BaseException as error:
         failed = {
-            "failed": str(error) or type(error).__name__,
+            "failed": redacted(str(error)) or type(error).__name__,
             "code": error.code if isinstance(error, StatekeeperError) else "failed",
         }
         # What went wrong is told by the error itself, not by a record that could not be written.
@@ -113,9 +114,7 @@ def _require_structure(storage: Storage, actions: Sequence[TakeSnapshot]) -> Non
         )
 
 
-def repair(
-    storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock
-) -> Iterator[Rewrite | PutAside]:
+def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock) -> Iterator[RepairAction]:
     """Do what a repair plans, and say after each file what was done. Raises as `repairs.execute`, and `RootHeld`."""
     with _at_work(storage, "repair", run, map(records.of_repair, planned.actions), holder, clock) as (held, done):
         for action in repairs.execute(storage, planned, run=run):
@@ -180,16 +179,28 @@ def abort_switch(storage: Storage, standing: Standing, told: Told, *, run: str, 
 
 
 def delete(
-    storage: Storage, gathered: Gathered, planned: RetentionPlan, *, holder: str, clock: Clock, ids: Ids
+    storage: Storage,
+    gathered: Gathered,
+    planned: RetentionPlan,
+    *,
+    holder: str,
+    clock: Clock,
+    ids: Ids,
+    scratch: Path | None = None,
+    workers: int = WORKERS,
 ) -> Iterator[Deleted]:
-    """Delete what retention planned from these facts, and say after each request what was done.
+    """Read the bases that the plan names, delete what retention planned from these facts, and say after each request what
+    was done. `scratch`, `workers`: for the reads, as `retention.execute`.
 
     Raises as `retention.execute`, and `RootHeld`.
     """
     run = ids.fresh()
     steps: list[Deleted] = []
     with _at_work(storage, "gc", run, records.of_retention_plan(planned), holder, clock) as (held, done):
-        for step in retention.execute(storage, planned, run=run, lease=held, clock=clock):
+        steps_of = retention.execute(
+            storage, planned, run=run, lease=held, clock=clock, scratch=scratch, workers=workers
+        )
+        for step in steps_of:
             steps.append(step)
             done.append(records.of_deleted(step))
             yield step

@@ -19,6 +19,7 @@ from statestore import catalog
 from statestore.errors import AlreadyExists, CorruptFile, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StoreFileKind
+from statestore.format.operators import with_schema_uris
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import aside
 from statestore.maintenance.aside import Standing
@@ -32,7 +33,7 @@ class There(Enum):
 
     NOTHING = "nothing"
     SAME = "the same bytes"
-    REWRITTEN = "the same snapshot with the header that the repair gave it"
+    REWRITTEN = "the same file as the repair has rewritten it"
     OTHER = "something that was written since"
 
 
@@ -136,9 +137,9 @@ def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[
         kept = names.aside(run, action.path)
         body = storage.read(kept)
         if action.replaces:
-            storage.replace(action.path, body)
+            storage.replace(action.path, body, like=kept)
         else:
-            _create(storage, action.path, body)
+            _create(storage, action.path, body, like=kept)
         storage.delete([kept])
         yield action.path
     storage.delete([names.aside_standing(run)])
@@ -154,12 +155,26 @@ def _there(storage: Storage, path: str, before: bytes) -> There:
         return There.NOTHING
     if now == before:
         return There.SAME
+    if names.parse_operator_metadata(path) is not None:
+        return There.REWRITTEN if _is_relocated(before, now, path) else There.OTHER
     try:
         old, new = read_snapshot(before, path), read_snapshot(now, path)
     except (CorruptFile, UnknownFormatVersion):
         return There.OTHER
     same = replace(new.metadata, header=old.metadata.header) == old.metadata and new.files == old.files
     return There.REWRITTEN if same else There.OTHER
+
+
+def _is_relocated(before: bytes, now: bytes, path: str) -> bool:
+    """Whether two metadata files of an operator differ in the places of its schemas alone."""
+    try:
+        return with_schema_uris(before, path, _anywhere) == with_schema_uris(now, path, _anywhere)
+    except (CorruptFile, UnknownFormatVersion):
+        return False
+
+
+def _anywhere(store: str, file: str) -> str:
+    return f"{store}/{file}"
 
 
 def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
@@ -175,9 +190,9 @@ def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
     return next((table for table, size_bytes in named.items() if tables.get(table) != size_bytes), None)
 
 
-def _create(storage: Storage, path: str, body: bytes) -> None:
+def _create(storage: Storage, path: str, body: bytes, *, like: str) -> None:
     try:
-        storage.create(path, body)
+        storage.create(path, body, like=like)
     except AlreadyExists as error:
         raise RefusedAsUnsafe(
             "was written while it was put back: the query runs",

@@ -13,13 +13,18 @@ from resources import is_dead
 from resources.worker import HOST_TAG
 from statestore.clock import SystemClock
 from statestore.format import names
+from statestore.format.structure import Structure
 from statestore.maintenance import health, lease
 from statestore.maintenance.audit import Finding, Severity, What
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
+from tests.fixtures.unpacked import unpacked
+from tests.maintenance.test_sequences import begun
 from tests.s3_server import S3Server
+
+ODD_QUERIES = Path(__file__).parents[1] / "fixtures" / "odd_queries"
 
 
 def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -66,6 +71,19 @@ def test_a_run_snapshots_proves_and_deletes_and_says_so_in_numbers(
     }
     for batch in (10, 11, 12):
         flights.assert_right(tmp_path / f"host {batch}", batch)
+
+
+@pytest.mark.parametrize("form", ["asynchronous", "continuous"])
+def test_a_query_without_state_is_green_and_nothing_is_done(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, form: str
+) -> None:
+    unpacked(ODD_QUERIES / f"spark-4.2.0-{form}.zip", configuration.parent).rename(configuration.parent / "flights")
+    result = maintained(definitions, instance)
+    assert result.success
+    assert shown(result, "snapshot")["snapshots_taken"] == 0
+    assert shown(result, "lineage")["errors"] == 0
+    assert shown(result, "retention")["planned_files"] == 0
+    assert {one.passed for one in checks(result).values()} == {True}
 
 
 def test_each_check_is_recorded_for_its_query(
@@ -135,7 +153,7 @@ def test_retention_started_alone_looks_itself_before_it_deletes(
         asset_selection=[dg.AssetKey("retention")],
     )
     assert not result.success
-    assert "while the lineage is broken nothing is deleted" in str(result.failure_data_for_node("retention"))
+    assert "while the audit reports errors, nothing is deleted" in str(result.failure_data_for_node("retention"))
     assert paths(flights) == before
 
 
@@ -206,10 +224,24 @@ def test_a_checkpoint_that_spark_writes_is_only_looked_at_until_it_is_allowed_an
     gone = shown(result, "retention")
     assert gone["deleted_files"] == gone["planned_files"] > 0
     assert all(check.passed for check in checks(result).values())
-    logs = {path for path in before if path.startswith((names.COMMITS, names.OFFSETS))}
-    assert logs <= paths(flights), "they are Spark's"
+    left = {path for path in paths(flights) if path.startswith(f"{names.COMMITS}/")}
+    assert left == {names.commits(batch) for batch in (10, 11, 12)}, "the logs below the floor are purged"
     for batch in (10, 11, 12):
         flights.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_a_run_is_green_after_a_switch_of_a_checkpoint_that_spark_writes(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, tmp_path: Path
+) -> None:
+    text = configuration.read_text().replace('url = "flights"', 'url = "flights"\nmode = "full"')
+    configuration.write_text(text.replace("versions = 3", "versions = 100"))
+    query = begun(open_storage(str(tmp_path / "flights")), tmp_path, Structure.V1, is_own=False, batches=12)
+    query.switch()
+    query.grow(12)
+    result = maintained(definitions, instance)
+    assert result.success
+    assert {name: one.passed for name, one in checks(result).items() if not one.passed} == {}
+    assert query.is_right()
 
 
 def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
@@ -218,7 +250,7 @@ def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     job = definitions.resolve_job_def("refresh_fleet_health")
     green = job.execute_in_process(instance=instance)
     figures = shown(green, "fleet_health")
-    whole = health.look(flights.storage, Policies())
+    whole = health.look(flights.storage, Policies(), clock=SystemClock())
     assert (figures["queries"], figures["longest_tail"], figures["bytes"]) == (1, 9, whole.bytes)
     (row,) = [record.data for record in figures["health"].records]
     assert (row["version"], row["errors"], row["stores"], row["bytes"]) == (9, 0, 2, whole.bytes)

@@ -99,7 +99,7 @@ def test_what_does_not_load_is_red_and_what_was_never_committed_lies_below(check
 def test_the_largest_queries_of_a_fleet_are_drawn_with_what_is_reclaimable_whatever_they_are_called(
     checkpoint: Checkpoint,
 ) -> None:
-    one = health.look(checkpoint.storage, Policies())
+    one = health.look(checkpoint.storage, Policies(), clock=SystemClock())
     rows: dict[str, Health] = {
         f"jobs.<a & b's {number} {'long ' * 20}>": replace(one, bytes=number << 20, reclaimable_bytes=number << 19)
         for number in range(1, 12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from statestore.maintenance import lease
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
 from tests.hosts import column
+from tests.structures import as_sparks
 
 NOW = ("--retain", "3", "--grace", "0s")
 
@@ -77,6 +79,96 @@ def test_a_damaged_store_is_a_finding(root: Path, checkpoint: Checkpoint) -> Non
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 3
     assert "does not load" in shown.output
+
+
+def test_while_the_audit_reports_errors_gc_deletes_nothing(root: Path, checkpoint: Checkpoint) -> None:
+    missing = root / checkpoint.stores[0].changelog(checkpoint.versions[11][0])
+    missing.unlink()
+    before = files(root)
+    shown = run("gc", root, *NOW)
+    assert shown.exit_code == 3
+    assert "blocked: " in shown.output
+    refused = run("gc", root, *NOW, "--apply")
+    assert refused.exit_code == RefusedAsUnsafe.exit_code
+    assert f"{checkpoint.stores[0].changelog(checkpoint.versions[11][0])}: is missing" in refused.output
+    assert files(root) == before
+
+
+def test_an_override_lists_what_is_lost_and_deletes_only_the_plan(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (root / checkpoint.stores[0].changelog(checkpoint.versions[11][0])).unlink()
+    before = files(root)
+    planned = json.loads(run("gc", root, *NOW, "--accept-loss", "--output", "json").stdout)
+    assert files(root) == before, "without --apply it only lists"
+    assert planned["refusals"] == []
+    assert [error["file"] for error in planned["losses"]["errors"]] == [
+        checkpoint.stores[0].changelog(checkpoint.versions[11][0])
+    ]
+    damaged, whole = planned["losses"]["stores"]
+    assert damaged["already"] == [str(checkpoint.versions[11][0])]
+    assert whole["already"] == []
+    assert whole["by_deleting"] == [str(checkpoint.versions[number][1]) for number in range(1, 8)]
+    done = run("gc", root, *NOW, "--accept-loss", "--apply")
+    assert done.exit_code == 3, done.output
+    assert "state/0/0: lost already: version 11 (batch 10)" in done.stderr
+    assert "state/0/1: deleting also loses versions 1 to 7 (batches 0 to 6)" in done.stderr
+    gone = {path for path in before - files(root) if not path.startswith(f"{names.LEASES}/")}
+    assert gone == {file["path"] for file in planned["files"]} != set()
+    checkpoint.assert_right(tmp_path / "host")
+    checkpoint.assert_right(tmp_path / "another host", batch=9)
+
+
+@pytest.mark.parametrize("of_spark", [False, True], ids=["own", "native"])
+def test_gc_audit_and_inspect_agree_whatever_an_earlier_gc_has_deleted(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path, of_spark: bool
+) -> None:
+    if of_spark:
+        as_sparks(checkpoint)
+    config = tmp_path / "own.toml"
+    assert run("gc", root, *NOW, "--apply", "--mode", "full").exit_code == 0
+    checkpoint.grow(4)
+    assert run("snapshot", root, "--all", "--mode", "snapshots").exit_code == 0
+    for versions, deletes in ((100, False), (7, False), (3, True)):
+        config.write_text(f"[roots.counting]\nurl = '{root}'\nretention = {{versions = {versions}, grace = '0s'}}\n")
+        gc, audit, lineage = (
+            run("--config", config, *verb, "--output", "json")
+            for verb in (("gc", "counting"), ("audit", "counting"), ("inspect", "counting", "--lineage", "0/0"))
+        )
+        assert (gc.exit_code, audit.exit_code, lineage.exit_code) == (0, 0, 0), gc.output
+        plan, found, drawn = json.loads(gc.stdout), json.loads(audit.stdout), json.loads(lineage.stdout)
+        assert plan["floor"] == found["floor"] is not None
+        assert plan["findings"] == []
+        now = plan["deletable"]["now"]
+        assert now == {"files": len(plan["files"]), "bytes": sum(file["bytes"] for file in plan["files"])}
+        assert (now["files"], now["bytes"]) == (found["totals"]["garbage_files"], found["totals"]["garbage_bytes"])
+        assert (now["files"] > 0) is deletes
+        assert {one["problem"] for one in drawn["versions"]} == {None}
+        going = [rule for one in drawn["versions"] for rule in one["files"].values() if rule == "superseded"]
+        assert len(going) == sum(file["path"].startswith("state/0/0/") for file in plan["files"])
+        shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
+        assert "missing" not in shown.output
+        assert "not there" not in shown.output
+
+
+def test_a_plan_says_in_bytes_what_goes_now_and_from_when_on_the_rest_can(root: Path, checkpoint: Checkpoint) -> None:
+    plan = json.loads(run("gc", root, "--retain", "3", "--grace", "1h", "--output", "json").stdout)
+    [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "restores"]
+    assert plan["deletable"]["now"] == {"files": 0, "bytes": 0}, "all versions are retained for an hour"
+    assert young["bytes"] == sum(rule["bytes"] for name, rule in plan["rules"].items() if name == "restores")
+    assert young["when"] == "after batch 5 and the grace period, when the floor reaches the snapshot of version 4"
+    shown = run("gc", root, *NOW)
+    assert "now: " in shown.output
+    assert "when the floor reaches the snapshot of version 12" in " ".join(shown.output.split())
+    log = root / names.COMMITS / "11"
+    young_files = root / checkpoint.stores[0].changelog(checkpoint.versions[1][0])
+    for path in (root / names.COMMITS).iterdir():
+        os.utime(path, (1, 1))
+    assert log.stat().st_mtime == 1
+    plan = json.loads(run("gc", root, "--retain", "3", "--grace", "1h", "--output", "json").stdout)
+    [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "young"]
+    assert young["when"].startswith("from 20")
+    assert young["from_seconds"] <= young_files.stat().st_mtime + 3600
 
 
 def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed(
         ("[parents.a]\nurl = 'x'\nbelow = '../b'", "parents.a.below is '../b' -> write a folder below each child"),
         ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write 90s, 10m, 1h or 7d"),
         ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is no name -> use letters"),
-        ("roots = 1", "roots is 1 -> write it as a table"),
+        ("roots = 1", "roots is no table, but int -> write it as [roots]"),
         ("[roots", "write it as TOML"),
     ],
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format.changelog import Kind, lineage_json
 from statestore.format.compression import BlockWriter
@@ -125,3 +125,63 @@ def test_a_base_whose_options_name_no_merge_operator_is_refused_and_not_merged_s
     with pytest.raises(UnknownFormatVersion, match="names no StringAppend as its merge operator"):
         taken(root, tmp_path)
     assert root.stat(STORE.snapshot(version(6))) is None
+
+
+def rewritten(root: Storage, path: str, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
+    """The same snapshot with other small files, as somebody who may write to the bucket can leave it."""
+    found = read_snapshot(root.read(path), path)
+    root.replace(path, encode_snapshot(replace(found, files=change(found.files))))
+
+
+def test_the_options_of_a_snapshot_do_not_send_rocksdb_to_other_directories(root: Storage, tmp_path: Path) -> None:
+    keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
+    zip_path = publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path)["zip"]
+    bystanders = [tmp_path / "wal", tmp_path / "logs"]
+    for folder in bystanders:
+        folder.mkdir()
+        (folder / "000004.log").write_bytes(b"of a database that is in use")
+        (folder / "LOG").write_bytes(b"what it says")
+    sent = f"[DBOptions]\n  wal_dir={bystanders[0]}\n  db_log_dir={bystanders[1]}\n".encode()
+
+    def mislead(files: dict[str, bytes]) -> dict[str, bytes]:
+        return {name: body.replace(b"[DBOptions]\n", sent) for name, body in files.items()}
+
+    rewritten(root, zip_path, mislead)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for folder in bystanders for path in folder.iterdir()}
+    taken(root, tmp_path)
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for folder in bystanders for path in folder.iterdir()}
+    assert after == before
+    published = read_snapshot(root.read(STORE.snapshot(version(6))), STORE.snapshot(version(6)))
+    written = b"".join(body for name, body in published.files.items() if name.startswith("OPTIONS"))
+    assert b"StringAppendOperator" in written
+    assert str(tmp_path).encode() not in written
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda files: {**files, "CURRENT": b"../../MANIFEST-000005\n"}, "CURRENT names"),
+        (lambda files: {**files, "CURRENT": b"MANIFEST-000099\n"}, "CURRENT names"),
+        (lambda files: {**files, "000099.log": b"records"}, "Spark writes no write-ahead log"),
+        (lambda files: {n: b for n, b in files.items() if not n.startswith("OPTIONS")}, "without OPTIONS"),
+    ],
+)
+def test_small_files_that_spark_does_not_write_make_a_snapshot_unusable(
+    root: Storage, tmp_path: Path, change: Callable[[dict[str, bytes]], dict[str, bytes]], problem: str
+) -> None:
+    keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
+    rewritten(root, publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path)["zip"], change)
+    with pytest.raises(VersionNotLoadable, match=problem):
+        taken(root, tmp_path)
+    assert root.stat(STORE.snapshot(version(6))) is None
+
+
+def test_a_second_column_family_of_rocksdb_is_unknown(root: Storage, tmp_path: Path) -> None:
+    keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
+
+    def more(files: dict[str, bytes]) -> dict[str, bytes]:
+        return {n: b + b'\n[CFOptions "odd"]\n' if n.startswith("OPTIONS") else b for n, b in files.items()}
+
+    rewritten(root, publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path)["zip"], more)
+    with pytest.raises(UnknownFormatVersion, match="column families of RocksDB: default, odd"):
+        taken(root, tmp_path)

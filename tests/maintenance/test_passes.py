@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
+from statestore.errors import CorruptFile, RefusedAsUnsafe
+from statestore.format import names
 from statestore.maintenance import health, passes
 from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 
 POLICIES = Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=3, grace_seconds=0.0))
-HOW = {"holder": "a test", "clock": SystemClock(), "ids": RandomIds()}
+BY = Maintainer("a test", SystemClock(), RandomIds())
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def snapshots(storage: Storage, scratch: Path, policies: Policies = POLICIES) -> passes.SnapshotPass:
-    return passes.take_snapshots(storage, policies, scratch=scratch / "scratch", **HOW)
+    return passes.snapshot.unattended(storage, policies, BY, scratch=scratch / "scratch")
 
 
 def paths(storage: Storage) -> set[str]:
@@ -48,19 +50,38 @@ def test_a_pass_tells_how_much_shorter_a_restart_became(tmp_path: Path) -> None:
     made.assert_snapshots_are_right(tmp_path / "host")
 
 
+def test_a_base_that_cannot_be_read_fails_the_unattended_run_which_deletes_nothing(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    prepared = passes.retention.prepare(storage, POLICIES, clock=BY.clock)
+    bad = next(entry.path for entry in prepared.planned.reads[0].files if entry.path.endswith(".sst"))
+    body = bytearray(storage.read(bad))
+    body[5] ^= 0x20
+    storage.replace(bad, bytes(body))
+    before = {path for path in paths(storage) if path.startswith(names.STATE)}
+    with pytest.raises(CorruptFile, match=r"the checksum of the block at byte 0 .* does not fit") as failed:
+        passes.retention.unattended(storage, POLICIES, BY, scratch=tmp_path / "scratch")
+    assert bad in str(failed.value)
+    assert "statekeeper repair ROOT --apply" in str(failed.value)
+    assert {path for path in paths(storage) if path.startswith(names.STATE)} == before
+    with pytest.raises(RefusedAsUnsafe, match="was read in full"):
+        passes.retention.unattended(storage, POLICIES, BY)
+
+
 def test_what_a_mode_does_not_allow_is_planned_and_not_done(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(4)
     before = paths(checkpoint.storage)
     done = snapshots(checkpoint.storage, tmp_path, replace(POLICIES, mode=Mode.OBSERVE))
     assert (len(done.plan.take), done.taken, done.mode) == (2, (), Mode.OBSERVE)
-    kept = passes.delete(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), **HOW)
+    kept = passes.retention.unattended(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), BY)
     assert kept.planned.deletions
     assert kept.done == ()
     assert paths(checkpoint.storage) == before
 
 
 def test_files_go_by_the_plan_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    done = passes.delete(checkpoint.storage, POLICIES, **HOW)
+    done = passes.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert sum(step.files for step in done.done) == len(done.planned.deletions) > 0
     for batch in (6, 7, 8):
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
@@ -72,24 +93,24 @@ def test_while_anything_is_broken_nothing_is_deleted_and_the_file_is_named(check
     checkpoint.storage.delete([broken])
     before = paths(checkpoint.storage)
     with pytest.raises(RefusedAsUnsafe, match=broken):
-        passes.delete(checkpoint.storage, POLICIES, **HOW)
+        passes.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert paths(checkpoint.storage) == before
     checkpoint.storage.create(broken, kept)
-    assert passes.delete(checkpoint.storage, POLICIES, **HOW).done
+    assert passes.retention.unattended(checkpoint.storage, POLICIES, BY).done
 
 
 def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
-    whole = health.look(checkpoint.storage, POLICIES)
+    whole = health.look(checkpoint.storage, POLICIES, clock=BY.clock)
     assert (whole.version, whole.stores, whole.longest_tail, whole.errors, whole.worst) == (9, 2, 1, 0, None)
     assert 0 < whole.reclaimable_bytes < whole.bytes
     assert (whole.orphan_files, whole.orphan_bytes, whole.is_clean) == (0, 0, True)
-    done = passes.delete(checkpoint.storage, POLICIES, **HOW)
-    after = health.look(checkpoint.storage, POLICIES)
+    done = passes.retention.unattended(checkpoint.storage, POLICIES, BY)
+    after = health.look(checkpoint.storage, POLICIES, clock=BY.clock)
     assert after.reclaimable_files == 0
     assert after.reclaimed_bytes == sum(step.size_bytes for step in done.done)
     broken = checkpoint.stores[0].changelog(checkpoint.versions[9][0])
     checkpoint.storage.delete([broken])
-    ill = health.look(checkpoint.storage, POLICIES)
+    ill = health.look(checkpoint.storage, POLICIES, clock=BY.clock)
     assert ill.errors == 1
     assert ill.worst is not None
     assert ill.worst.file == broken
@@ -104,7 +125,7 @@ def test_orphans_are_what_no_committed_version_can_reach(checkpoint: Checkpoint)
     for path in (store.changelog(lost), store.snapshot(lost), table):
         storage.create(path, b"of an attempt that died")
     storage.create(store.changelog(later), b"of an attempt at work")
-    found = health.look(storage, POLICIES)
+    found = health.look(storage, POLICIES, clock=BY.clock)
     assert (found.orphan_files, found.orphan_bytes) == (3, 3 * len(b"of an attempt that died"))
     storage.create(store.snapshot(later), b"who knows what it names")
-    assert health.look(storage, POLICIES).orphan_files == 2, "the table may be one of its"
+    assert health.look(storage, POLICIES, clock=BY.clock).orphan_files == 2, "the table may be one of its"

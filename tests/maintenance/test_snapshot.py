@@ -213,7 +213,7 @@ def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
     assert left.reason is WhyNot.DAMAGED
     assert left.reason.is_finding
     assert path in left.explained
-    with pytest.raises(CorruptFile, match=r"stands where the snapshot is to be, and is damaged.* -> delete it"):
+    with pytest.raises(CorruptFile, match=r"is there already and is damaged.* -> run: statekeeper repair"):
         one(checkpoint.storage, action, tmp_path)
     checkpoint.assert_right(tmp_path / "fresh")
     checkpoint.storage.delete([path])

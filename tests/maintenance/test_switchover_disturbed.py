@@ -15,6 +15,7 @@ from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, lease, passes, retention, runs, snapshot, switchover
 from statestore.maintenance.config import Policies
+from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage, open_storage
@@ -52,8 +53,8 @@ def test_a_query_that_commits_while_it_is_switched_keeps_its_structure(
         def __getattr__(self, name: str) -> object:
             return getattr(local, name)
 
-        def replace(self, path: str, data: bytes) -> None:
-            local.replace(path, data)
+        def replace(self, path: str, data: bytes, **whose: str) -> None:
+            local.replace(path, data, **whose)
             if path == commit and local.stat(names.commits(6)) is None:
                 local.create(names.commits(6), before)
 
@@ -148,8 +149,8 @@ def test_a_query_that_begins_a_batch_while_it_is_switched_keeps_its_structure(
         def __getattr__(self, name: str) -> object:
             return getattr(local, name)
 
-        def replace(self, path: str, data: bytes) -> None:
-            local.replace(path, data)
+        def replace(self, path: str, data: bytes, **whose: str) -> None:
+            local.replace(path, data, **whose)
             if path == commit:
                 local.create(names.offsets(6), local.read(names.offsets(5)))
 
@@ -166,13 +167,12 @@ def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local:
     local.create(names.offsets(2), local.read(names.offsets(1)))
     before = contents(local)
     clock = SleeplessClock(SystemClock().now_seconds())
-    machine = Machine(tmp_path / "scratch", clock, RandomIds())
+    by = Maintainer("a test", clock, RandomIds())
 
     def run(*, stopped: bool) -> None:
-        told = RandomIds().fresh()
-        passes.switch(
-            local, Policies(), Structure.V1, None, silent, stopped=stopped, run=told, holder="a test", machine=machine
-        )
+        scratch, told = tmp_path / "scratch", RandomIds().fresh()
+        prepared = passes.switch.prepare(local, Policies(), Structure.V1, None, scratch=scratch)
+        passes.switch.carry_out(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
     with pytest.raises(RefusedAsUnsafe, match="only while the query is stopped"):
         run(stopped=False)
@@ -196,12 +196,12 @@ def test_a_snapshot_that_is_published_when_the_switchover_was_taken_back_meanwhi
         def __getattr__(self, name: str) -> object:
             return getattr(local, name)
 
-        def create(self, path: str, data: bytes | Path) -> object:
+        def create(self, path: str, data: bytes | Path, **whose: str) -> object:
             is_time = path.endswith(".zip") and path.startswith("state/0/1/") and not self.is_broken
             self.is_broken = self.is_broken or is_time
             if is_time and moment == "before":
                 abort(local, clock=after_the_dead())
-            found = local.create(path, data)
+            found = local.create(path, data, **whose)
             if is_time and moment == "after":
                 abort(local, clock=after_the_dead())
             return found

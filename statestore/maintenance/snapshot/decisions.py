@@ -8,6 +8,7 @@ from enum import Enum
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan
+from statestore.stateless import Stateless
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,18 @@ class WhyNot(Enum):
     SHORT_TAIL = "its tail is short"
     WHICH_SPARK = "Spark 4.0 reads other snapshots than later ones, and nothing tells which it is: say --for-spark"
     NOT_LOADABLE = "its head cannot be loaded"
-    DAMAGED = "its snapshot at the head is damaged, delete it and run this again"
+    DAMAGED = (
+        "its snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --i-stopped-it, then this again"
+    )
+    SIDECAR = (
+        "a sidecar without its snapshot is in the way: Spark would refuse the snapshot. Stop the query and run: "
+        "statekeeper repair ROOT --apply --i-stopped-it, then this again"
+    )
 
     @property
     def is_finding(self) -> bool:
         """Whether someone must act."""
-        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED, WhyNot.WHICH_SPARK)
+        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED, WhyNot.SIDECAR, WhyNot.WHICH_SPARK)
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,9 @@ class LeaveAlone:
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """What to do about each store, worst first."""
+    """What to do about each store, worst first. `stateless`: why there is no store."""
 
     batch: int | None
     take: tuple[TakeSnapshot, ...]
     leave: tuple[LeaveAlone, ...]
+    stateless: Stateless | None = None

@@ -8,6 +8,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import Spark
 from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan
+from statestore.stateless import Stateless
 
 REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 """Until a snapshot of the checkpoint was made and measured."""
@@ -16,7 +17,8 @@ REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 @dataclass(frozen=True)
 class StoreFacts:
     """One store. `load` says how the version is loaded of which a snapshot may be made, None when it cannot be; `problem`
-    what is wrong with it, or with its snapshot. `files` and `size_bytes` are of all that lies in the store's folder."""
+    what is wrong with it, or with its snapshot; `stray_sidecar` a sidecar under the name of the snapshot, which itself is
+    not there. `files` and `size_bytes` are of all that lies in the store's folder."""
 
     store: StorePath
     head: VersionId
@@ -26,6 +28,7 @@ class StoreFacts:
     snapshots: int = 0
     files: int = 0
     size_bytes: int = 0
+    stray_sidecar: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Gathered:
     `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
     when the newest snapshots were made. `conf`: what the query's state is written by. `written_by`: the
     Sparks that may have written the newest batch, more than one where nothing tells; none for a root of our own.
+    `stateless`: why there is no store; None where there are some, and before the first commit.
     """
 
     batch: int | None
@@ -43,6 +47,7 @@ class Gathered:
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
     conf: StateConf = OURS
     written_by: tuple[Spark, ...] = ()
+    stateless: Stateless | None = None
 
     @property
     def replaces_versions(self) -> bool:

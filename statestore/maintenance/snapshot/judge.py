@@ -33,7 +33,7 @@ def plan(
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
-    return SnapshotPlan(gathered.batch, tuple(take), tuple(leave))
+    return SnapshotPlan(gathered.batch, tuple(take), tuple(leave), gathered.stateless)
 
 
 def _depends_on_spark(gathered: Gathered, fact: StoreFacts) -> bool:
@@ -48,6 +48,8 @@ def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_a
         return WhyNot.DAMAGED if fact.problem else WhyNot.NEAR_HEAD
     if not fact.load.replay:
         return WhyNot.DAMAGED if fact.problem else WhyNot.AT_HEAD
+    if fact.stray_sidecar is not None:
+        return WhyNot.SIDECAR
     if take_all:
         return Why.ASKED
     if len(fact.load.replay) >= policy.changelogs:
@@ -57,6 +59,8 @@ def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_a
 
 
 def _detail(fact: StoreFacts, why: WhyNot) -> str:
+    if why is WhyNot.SIDECAR:
+        return fact.stray_sidecar or ""
     if why.is_finding:
         return fact.problem or ""
     if why is WhyNot.SHORT_TAIL and fact.load is not None:

@@ -15,6 +15,7 @@ from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathered, StoreFacts
+from statestore.stateless import stateless
 from statestore.storage import Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
@@ -36,7 +37,8 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     heads = catalog.heads(storage)
     if heads is None:
         return Gathered(None, is_own, ())
-    conf = OURS if is_own else catalog.state_conf(storage, heads.batch)
+    conf = OURS if is_own else catalog.state_conf(storage, heads)
+    without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     files = catalog.files(storage)
     found: dict[StorePath, StoreFacts] = {}
 
@@ -45,8 +47,12 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
         entries = of_store.entries
         head = heads.heads[store]
         target = head if is_own or at_head or head.id is not None else _settled(head)
+        facts = _facts(storage, store, target, of_store)
+        if facts.load is None and (newer := _newer_snapshot(of_store, target, head)) is not None:
+            # Retention, ours or Spark's, has deleted the settled version: a newer snapshot replaced it as the base.
+            facts = _facts(storage, store, newer, of_store)
         found[store] = replace(
-            _facts(storage, store, target, of_store),
+            facts,
             head=head,
             snapshots=len(of_store.snapshots),
             files=len(entries),
@@ -57,11 +63,17 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
     written_by = with_checksums(conf.written_by) if catalog.have_sidecars(heads, files) else conf.written_by
     stores = tuple(found[store] for store in sorted(found))
-    return Gathered(heads.batch, is_own, stores, rate, conf, written_by)
+    return Gathered(heads.batch, is_own, stores, rate, conf, written_by, without_state)
 
 
 def _settled(head: VersionId) -> VersionId:
     return VersionId(max(0, head.version - LIVE_MARGIN_VERSIONS))
+
+
+def _newer_snapshot(files: catalog.StoreFiles, target: VersionId, head: VersionId) -> VersionId | None:
+    """The newest snapshot of structure V1 after a version, up to the head."""
+    newer = (version for version in files.snapshots if version.id is None)
+    return max((v for v in newer if target.version < v.version <= head.version), default=None)
 
 
 def _measured_rate(storage: Storage) -> float:
@@ -87,13 +99,17 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
             case LoadPlan(base=base, replay=()):
-                damage = None if base == EMPTY else look_at_snapshot(storage, store, base, files).damage
-                return StoreFacts(store, head, step, 0, damage)
+                facts = None if base == EMPTY else look_at_snapshot(storage, store, base, files)
+                problem = None if facts is None else facts.damage
+                if facts is not None and facts.sidecar is not None:
+                    problem = f"{names.sidecar(store.snapshot(base))}: {facts.sidecar}"
+                return StoreFacts(store, head, step, 0, problem)
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
                     return StoreFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
-                return StoreFacts(store, head, step, sum(files.changelogs[v].size_bytes for v in step.replay))
+                tail_bytes = sum(files.changelogs[v].size_bytes for v in step.replay)
+                return StoreFacts(store, head, step, tail_bytes, stray_sidecar=_stray_sidecar(store, step, files))
             case NeedsHeader(version):
                 try:
                     headers[version] = catalog.lineage(storage, store, version)
@@ -101,6 +117,13 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                     return StoreFacts(store, head, None, 0, str(error))
             case NotLoadable(missing, reason):
                 return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
+
+
+def _stray_sidecar(store: StorePath, load: LoadPlan, files: catalog.StoreFiles) -> str | None:
+    """The sidecar that is already there of the snapshot that the load would become; Spark looks at none in structure V1."""
+    target = load.replay[-1]
+    path = names.sidecar(store.snapshot(target))
+    return path if target.id is not None and files.has_other(path) else None
 
 
 def _hole(head: VersionId, files: catalog.StoreFiles) -> VersionId | None:

@@ -138,7 +138,7 @@ def execute(
         published = publish(storage, action, body)
         if published is Published.NEW:
             require_tables(storage, action, tables, captured)
-            require_still_unchanged(storage, action, sources)
+            require_still_unchanged(storage, action, sources, body)
         if digest is not None:
             at_hand = {table.dfs_name: captured / table.local_name for table in tables if table not in fresh}
             made = action.name or action.version

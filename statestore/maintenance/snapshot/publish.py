@@ -52,12 +52,15 @@ def require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[st
         )
 
 
-def require_still_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
-    """The same once more, now that the snapshot is visible: it goes again when it is not right."""
+def require_still_unchanged(
+    storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None], body: bytes
+) -> None:
+    """The same once more, now that the snapshot is visible. A wrong one is deleted, unless another maintainer has put its
+    own in place of it."""
     try:
         require_unchanged(storage, action, before)
     except RefusedAsUnsafe:
-        storage.delete([action.path])
+        storage.delete_unchanged(action.path, body)
         raise
 
 
@@ -96,20 +99,33 @@ def upload(storage: Storage, store: StorePath, table: TableFile, captured: Path)
 
 def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
     path, version = action.path, action.name or action.version
+    _require_no_stray_sidecar(storage, path, version)
     try:
         storage.create(path, body)
     except AlreadyExists as error:
         # One of Spark's may name archived logs, too.
         there = catalog.files(storage, action.store.folder).get(action.store, catalog.StoreFiles())
-        damage = look_at_snapshot(storage, action.store, version, there).damage
-        if damage is not None:
+        found = look_at_snapshot(storage, action.store, version, there)
+        if not found.is_whole:
             raise CorruptFile(
-                f"stands where the snapshot is to be, and is damaged: {damage}",
+                f"is there already and is damaged: {found.damage or f'its sidecar {found.sidecar}'}",
                 path=path,
-                hint="delete it and run this again",
+                hint="run: statekeeper repair ROOT --apply --i-stopped-it, then this again",
             ) from error
         return Published.THERE_ALREADY
     return Published.NEW
+
+
+def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -> None:
+    # Failure sequence: an executor writes the sidecar of its snapshot and dies; a snapshot is published under that name;
+    # Spark finds that the sidecar does not fit, refuses the snapshot, and retention has deleted what it replaces.
+    beside = names.sidecar(path)
+    if version.id is not None and storage.stat(beside) is not None and storage.stat(path) is None:
+        raise RefusedAsUnsafe(
+            "is the sidecar of a snapshot that is not there: Spark would refuse the one that is written now",
+            path=beside,
+            hint="stop the query and run: statekeeper repair ROOT --apply --i-stopped-it, then this again",
+        )
 
 
 def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
@@ -124,7 +140,8 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
         raise ObjectMissing(
             "was deleted, sent again, and deleted again, while a snapshot names it",
             path=action.store.table_file(gone[0].dfs_name),
-            hint="stop what deletes files in this checkpoint, delete the snapshot and run this again",
+            hint="stop what deletes files in this checkpoint; then run: statekeeper repair ROOT --apply --i-stopped-it, "
+            "and this again",
         )
 
 
@@ -152,7 +169,7 @@ def require_same(
         raise CorruptFile(
             f"does not hold what version {version.version} does: {found}, not {digest}",
             path=store.snapshot(version),
-            hint="delete it and run this again",
+            hint="run: statekeeper repair ROOT --deep --apply --i-stopped-it, then this again",
         )
 
 

@@ -68,6 +68,9 @@ def _refusals(
     if gathered.batch is None:
         yield "no batch is committed yet: start the query with the conf of the structure that it is to have"
         return
+    if not gathered.stores and not gathered.is_own:
+        yield "there is no state to switch: start the query with the conf of either structure"
+        return
     half_done = gathered.half_done
     if half_done is not None and half_done.begun.to is not to:
         yield f"a switchover to {half_done.begun.to.value} is half done: finish it with --apply, or --abort it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from statestore import catalog
 from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
 from statestore.engine.rocks import EngineLimits, translated
-from statestore.errors import AlreadyExists, CorruptFile, LocalStateDamaged, StatekeeperError
+from statestore.errors import AlreadyExists, CorruptFile, StatekeeperError
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.structure import Structure
@@ -25,8 +26,7 @@ from statestore.maintenance.switchover.steps import Machine, Phase, Progress, To
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made
 
-_MEND_HEAD = "--abort the switchover; then statekeeper audit --deep says which file it is, and what to do"
-_AGAIN = "--abort, and run it again"
+_AGAIN = "roll it back, and run it again"
 
 
 def make_snapshots(
@@ -42,11 +42,13 @@ def make_snapshots(
     steps = planned.stores
     done = len(begun.stores) - len(steps)
 
-    def work(step: StoreStep) -> Made:
+    def work(step: StoreStep) -> tuple[Made, tuple[str, ...]]:
         still_held()
         name = begun.stores[step.store]
         if step.source is Source.REUSED:
-            return _reuse(storage, step, name, begun.header, machine.scratch, planned)
+            # A damaged one is made anew from an older base.
+            with suppress(SnapshotUnusable):
+                return _reuse(storage, step, name, begun.header, machine.scratch, planned), ()
         action = TakeSnapshot(
             step.store, step.head, step.load, step.tail_bytes, Why.ASKED, planned.conf, begun.header, name
         )
@@ -59,38 +61,47 @@ def make_snapshots(
             memory_bytes=snapshot.share_of(machine.memory_bytes, min(machine.workers, len(steps))),
         )
         assert taken.digest is not None
-        return Made(taken.digest, taken.sent_tables)
+        return Made(taken.digest, taken.sent_tables), taken.skipped_snapshots
 
-    def ended(step: StoreStep, outcome: Made | StatekeeperError) -> None:
+    def ended(step: StoreStep, outcome: tuple[Made, tuple[str, ...]] | StatekeeperError) -> None:
         nonlocal done
         _require_open(storage, begun, step.store)
         if isinstance(outcome, StatekeeperError):
             failed.append(outcome)
             return
-        journal.note_made(storage, begun, step.store, outcome)
+        made, skipped = outcome
+        journal.note_made(storage, begun, step.store, made)
         done += 1
-        told(Progress(Phase.SNAPSHOTS, done, len(begun.stores), step.store))
+        told(Progress(Phase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
 
     if steps:
         longest_first = sorted(steps, key=lambda step: -step.read_bytes)
         in_pool(work, longest_first, ended, workers=max(1, min(machine.workers, len(steps))))
     if failed:
-        raise failed[0]
+        raise _half_done(begun, failed[0], done)
+
+
+def _half_done(begun: Begun, error: StatekeeperError, done: int) -> StatekeeperError:
+    """The same error, with where the checkpoint stands now and how to roll back."""
+    return type(error)(
+        f"{error.what}; the switchover to structure {begun.to.value} is half done: {done:,} of {len(begun.stores):,} "
+        f"stores have their new snapshot, and the commit log still names structure {begun.to.other.value}",
+        path=error.path,
+        hint=f"{error.hint or 'see the message'}; to roll back: statekeeper switch ROOT --abort",
+    )
 
 
 def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scratch: Path, planned: SwitchPlan) -> Made:
     """Give the snapshot at the head its other name: a zip over the same tables, of which nothing is sent. Both are opened
-    and read, all of it, and compared."""
+    and read, all of it, and compared. Raises `SnapshotUnusable`, before anything is written, when the one at the head
+    cannot be read."""
     with translated(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
     with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as directory:
         folder, conf = Path(directory), planned.conf
-        try:
-            base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf)
-            with base.database as database:
-                digest = database.digest()
-        except (SnapshotUnusable, LocalStateDamaged) as error:
-            raise CorruptFile(str(error), path=step.store.snapshot(step.head), hint=_MEND_HEAD) from error
+        base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf, verified=True)
+        with base.database as database:
+            digest = database.digest()
         _publish_as(storage, step, name, header)
         fetched = {table.dfs_name: folder / "base" / table.local_name for table in base.metadata.tables}
         # RocksDB deletes tables that the manifest beside them does not know: Spark's zips sometimes name such.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from statestore.errors import AlreadyExists, ObjectMissing
 from statestore.format import names
+from statestore.maintenance.aside import require_deleted
 from statestore.storage import Storage
 
 
@@ -17,8 +18,8 @@ def put_aside(storage: Storage, run: str, path: str) -> None:
     except ObjectMissing:
         return  # an interrupted run did
     # A file that a query has written again since an interrupted run put it aside is no worse than the one before.
-    storage.replace(names.aside(run, path), body)
-    storage.delete([path])
+    storage.replace(names.aside(run, path), body, like=path)
+    require_deleted(storage, path, body)
 
 
 def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Callable[[], None]) -> None:
@@ -32,7 +33,7 @@ def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Calla
             continue
         body = storage.read(aside)
         try:
-            storage.create(path, body)
+            storage.create(path, body, like=aside)
         except AlreadyExists:
             if storage.read(path) != body:
                 written_again |= {path, names.sidecar(path)}

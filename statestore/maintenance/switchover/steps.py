@@ -27,12 +27,14 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where it is, and of what is counted in that phase how much is done."""
+    """Where it is, and of what is counted in that phase how much is done. `skipped_snapshots`: the bases of the store that
+    cannot be used, and why."""
 
     phase: Phase
     done: int = 0
     of: int = 0
     store: StorePath | None = None
+    skipped_snapshots: tuple[str, ...] = ()
 
 
 Told = Callable[[Progress], None]

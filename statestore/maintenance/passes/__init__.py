@@ -1,0 +1,45 @@
+"""One orchestration for each verb that changes a checkpoint. The command line, Dagster and Python all call it.
+
+    prepare(storage, policies, ...)         facts -> plan -> guards     reads only
+        the caller shows the plan and asks for confirmation
+    carry_out(storage, prepared, by, ...)   guards -> execute -> record
+
+`prepare` returns a frozen object with the plan and the `refusals`: the guards that block it, as typed errors. `carry_out`
+raises the first refusal, checks again what can have changed since, holds the lease, and writes plan and outcome to the
+history. The interfaces differ only in how they ask and what they display. `unattended` is both steps for a schedule: where
+the mode does not allow the plan, it only plans.
+
+| guard                                          | snapshot      | retention         | switch, abort | repair, undo |
+| ---------------------------------------------- | ------------- | ----------------- | ------------- | ------------ |
+| the configured mode allows it                  | not `observe` | `full`            | `full`        | `full`       |
+| no other maintainer holds the lease            | yes           | yes               | yes           | yes          |
+| no switchover is half done                     | yes           | yes               | it ends it    | yes          |
+| a person has confirmed that the query is       | V1 of Spark,  | Spark, `--orphans`| yes           | yes          |
+| stopped, and the checkpoint does not change    | at the head   | with confirmation |               |              |
+| the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
+"""
+
+from statestore.maintenance.passes import audit, repair, retention, snapshot, switch
+from statestore.maintenance.passes.losses import Losses, StoreLoss
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.passes.repair import PreparedRepair
+from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
+from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
+from statestore.maintenance.passes.switch import PreparedSwitch
+
+__all__ = [
+    "Losses",
+    "Maintainer",
+    "PreparedRepair",
+    "PreparedRetention",
+    "PreparedSnapshots",
+    "PreparedSwitch",
+    "RetentionPass",
+    "SnapshotPass",
+    "StoreLoss",
+    "audit",
+    "repair",
+    "retention",
+    "snapshot",
+    "switch",
+]

@@ -1,0 +1,136 @@
+"""Snapshots of the stores whose tail is long: planned, and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.clock import Clock
+from statestore.errors import StatekeeperError
+from statestore.format.names import StorePath
+from statestore.format.sparks import Spark
+from statestore.maintenance import runs, snapshot
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.runs import Ended
+from statestore.maintenance.snapshot import MEMORY_BYTES, Gathered, SnapshotPlan, Taken, TakeSnapshot
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class PreparedSnapshots:
+    """The plan, the facts behind it, and the guards that block it."""
+
+    mode: Mode
+    gathered: Gathered
+    plan: SnapshotPlan
+    refusals: Refusals
+
+
+@dataclass(frozen=True)
+class SnapshotPass:
+    """The result of a snapshot plan. `taken` and `failed` have the plan's order."""
+
+    mode: Mode
+    gathered: Gathered
+    plan: SnapshotPlan
+    taken: tuple[Taken, ...] = ()
+    failed: tuple[tuple[TakeSnapshot, StatekeeperError], ...] = ()
+
+    @property
+    def tails_before(self) -> Mapping[StorePath, int]:
+        """How many changelogs a restart of each store that loads would have replayed."""
+        return {fact.store: len(fact.load.replay) for fact in self.gathered.stores if fact.load is not None}
+
+    @property
+    def tails_after(self) -> Mapping[StorePath, int]:
+        """The same with the snapshots that were made, at the same head: what was committed meanwhile does not count."""
+        return {**self.tails_before, **{one.action.store: 0 for one in self.taken}}
+
+
+def prepare(
+    storage: Storage,
+    policies: Policies,
+    *,
+    clock: Clock,
+    mode: Mode | None = None,
+    take_all: bool = False,
+    at_head: bool = False,
+    stopped: bool = False,
+    spark: Spark | None = None,
+) -> PreparedSnapshots:
+    """Plan the snapshots that the policy asks for; of every store with `take_all` or `at_head`. Read-only.
+
+    `at_head`: of the head even where the query may still replace it (a query of Spark's in structure V1); `stopped`: a
+    person confirms that it is stopped. `mode` overrides the configured one; `spark` is the version that continues.
+    Raises `RefusedAsUnsafe` for `at_head` while the query runs; `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    """
+    gathered = snapshot.gather(storage)
+    if at_head and gathered.replaces_versions:
+        require_stopped(storage, said=stopped, clock=clock)
+        gathered = snapshot.gather(storage, at_head=True)
+    plan = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
+    allowed = mode or policies.mode_for(is_own=gathered.is_own)
+    found = guards.refusals(guards.adds(storage, allowed), guards.half_switched(storage))
+    return PreparedSnapshots(allowed, gathered, plan, found)
+
+
+def carry_out(
+    storage: Storage,
+    prepared: PreparedSnapshots,
+    by: Maintainer,
+    *,
+    scratch: Path,
+    ended: Ended = lambda action, outcome: None,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> SnapshotPass:
+    """Take the planned snapshots; call `ended` after each store. A plan without snapshots does nothing.
+
+    *Guarantee*: as `snapshot.execute`: it only adds files. One store that fails does not stop the others.
+    Raises the first refusal; `RootHeld`, `HalfSwitched`, `StorageError`; `RefusedAsUnsafe` after a switchover.
+    """
+    plan = prepared.plan
+    outcomes: dict[StorePath, Taken | StatekeeperError] = {}
+
+    def keep(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+        outcomes[action.store] = outcome
+        ended(action, outcome)
+
+    if plan.take:
+        guards.require_none(prepared.refusals)
+        runs.take_snapshots(
+            storage,
+            plan.take,
+            keep,
+            scratch=scratch,
+            workers=workers,
+            memory_bytes=memory_bytes,
+            holder=by.holder,
+            clock=by.clock,
+            ids=by.ids,
+        )
+    in_order = [(action, outcomes[action.store]) for action in plan.take]
+    return SnapshotPass(
+        prepared.mode,
+        prepared.gathered,
+        plan,
+        tuple(outcome for _, outcome in in_order if isinstance(outcome, Taken)),
+        tuple((action, outcome) for action, outcome in in_order if isinstance(outcome, StatekeeperError)),
+    )
+
+
+def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path) -> SnapshotPass:
+    """Take the snapshots that the policy asks for where the mode allows it, else only plan: for a schedule.
+
+    Raises as `prepare` and `carry_out`, but not for a mode that allows no snapshots.
+    """
+    prepared = prepare(storage, policies, clock=by.clock)
+    if prepared.mode is Mode.OBSERVE:
+        return SnapshotPass(prepared.mode, prepared.gathered, prepared.plan)
+    return carry_out(storage, prepared, by, scratch=scratch)

@@ -1,0 +1,101 @@
+"""The switchover between the structures V1 and V2: planned, carried out, and rolled back while it is half done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
+from statestore.maintenance import runs, switchover
+from statestore.maintenance.config import Policies
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.audit import policy_of
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.snapshot import MEMORY_BYTES
+from statestore.maintenance.switchover import Begun, Machine, SwitchPlan, Told
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class PreparedSwitch:
+    """The plan, whose own refusals a person has to clear first, and the guards that block it. `spark`: as `prepare`."""
+
+    plan: SwitchPlan
+    policies: Policies
+    spark: Spark | None
+    refusals: Refusals
+
+    @property
+    def may_start(self) -> bool:
+        """Whether there is something to do, and the plan does not refuse it."""
+        return not (self.plan.refusals or self.plan.is_there)
+
+
+def prepare(
+    storage: Storage, policies: Policies, to: Structure, spark: Spark | None, *, scratch: Path, workers: int = WORKERS
+) -> PreparedSwitch:
+    """Plan how the checkpoint gets the structure `to`. Read-only. `spark`: the version that continues, where the
+    checkpoint does not tell. Raises as `switchover.gather`."""
+    gathered = switchover.gather(storage, scratch=scratch, policy=policy_of(policies))
+    plan = switchover.plan(gathered, to, spark, workers=workers)
+    return PreparedSwitch(plan, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
+
+
+def carry_out(
+    storage: Storage,
+    prepared: PreparedSwitch,
+    by: Maintainer,
+    told: Told,
+    *,
+    run: str,
+    stopped: bool,
+    scratch: Path,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> PreparedSwitch:
+    """Give the checkpoint the other structure, or finish an interrupted switchover. `stopped`: a person confirms that the
+    query is stopped. Nothing happens unless the plan that is returned `may_start`: it is made anew.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.switch`.
+    """
+    if not prepared.may_start:
+        return prepared
+    guards.require_none(prepared.refusals)
+    plan = prepared.plan
+    # Jobs of our own refuse to start on what is half done, and begin no batch where it is done under them. But one that is
+    # in a batch looks just like one that died in it, and would commit in the structure in which it began.
+    require_stopped(storage, said=stopped or (plan.is_own and not plan.is_in_batch), clock=by.clock)
+    # The first plan may be of a query that was at work.
+    again = prepare(storage, prepared.policies, plan.to, prepared.spark, scratch=scratch, workers=workers)
+    if again.may_start:
+        runs.switch(
+            storage,
+            again.plan,
+            told,
+            run=run,
+            holder=by.holder,
+            machine=Machine(scratch, by.clock, by.ids, workers, memory_bytes),
+            policy=policy_of(prepared.policies),
+        )
+    return again
+
+
+def abort(storage: Storage, policies: Policies, by: Maintainer, told: Told, *, run: str, stopped: bool) -> Begun:
+    """Roll a half-done switchover back; returns which it was. Raises as `carry_out` and `runs.abort_switch`, and
+    `RefusedAsUnsafe` when none is half done."""
+    standing = switchover.standing(storage)
+    if standing is None:
+        raise RefusedAsUnsafe(
+            "no switchover is half done", path=storage.url, hint="to reverse a completed switch, use --to"
+        )
+    guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
+    is_own = storage.stat(names.BINDING) is not None
+    require_stopped(storage, said=stopped or is_own, clock=by.clock)
+    runs.abort_switch(storage, standing, told, run=run, holder=by.holder, clock=by.clock)
+    return standing.begun
