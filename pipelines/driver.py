@@ -8,33 +8,39 @@ Each arrow may be the last thing that happens. A re-run of the batch then starts
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.emergency import EMERGENCY_CHANGELOGS, take_emergency_snapshots
+from pipelines.assignments import Assignments
+from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.host import Host
-from pipelines.materialised import Materialised, Reports
+from pipelines.known_snapshots import KnownSnapshots, Snapshots
+from pipelines.materialised import Materialised
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
-from pipelines.sinks import Attempt, Sink
+from pipelines.reports import AttemptReporter, ReportChannel
+from pipelines.sinks import Attempt, Sink, TracedSink
 from pipelines.spark_errors import named, output_is_unreadable
-from pipelines.task import PartitionReport, TaskPlan
-from statestore import catalog
+from pipelines.spark_log import hide_end_of_query
+from pipelines.task import PartitionFailure, PartitionReport, Reported, TaskPlan
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
 from statestore.engine.sweep import SweepLimits
-from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict
+from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict, StatekeeperError
 from statestore.format import logs, names
-from statestore.format.names import StorePath, VersionId
 from statestore.format.structure import Structure
-from statestore.root import Done, Pending, Ready, StateRoot
+from statestore.root import Done, Pending, Ready, SinkPosition, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
 
+_LOG = logging.getLogger("statekeeper")
 _ATTEMPTS = 3
+_QUERY_ID = "sql.streaming.queryId"
 
 
 class StopWanted(Exception):
@@ -63,6 +69,7 @@ class BatchDriver:
     ) -> None:
         self.failure: BaseException | None = None
         self.is_in_batch = False
+        self.is_awaited = False
         self._stop_is_wanted = threading.Event()
         self._operator = operator
         self._row_columns = row_columns
@@ -79,21 +86,40 @@ class BatchDriver:
         self._observer = observer
         self._warn = warn
         self._root: StateRoot | None = None
+        self._channel: ReportChannel | None = None
+        self._sink_position: SinkPosition | None = None
         self._tail_changelogs: int | None = None
-        self._snapshots: Mapping[StorePath, frozenset[VersionId]] = catalog.snapshots(self._storage)
+        self._snapshots = KnownSnapshots(self._storage)
+        self._emergency = EmergencySnapshots(
+            self._storage,
+            changelogs=EMERGENCY_CHANGELOGS,
+            scratch=Path(host.local_folder).absolute(),
+            clock=clock,
+            ids=ids,
+            warn=warn,
+        )
         self._phases: dict[Phase, float] = {}
         self._now: tuple[Phase, float] | None = None
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Run one batch. Raises the library's errors; `failure` keeps the one that stopped the query."""
+        """Run one batch. Raises the library's errors; `failure` keeps the one that stopped the query.
+
+        `is_awaited`: whether a caller waits for the query and gets the error; otherwise it is logged."""
         self.is_in_batch = True
         try:
             if self._stop_is_wanted.is_set():
                 raise StopWanted(f"batch {batch} was not started: the query is stopping")
             self._run(rows, batch)
-        except Exception as error:  # noqa: BLE001 - whatever stops the query is remembered, and raised again
+        except Exception as error:
             self.failure = named(error) or error
-            raise self.failure from (None if self.failure is error else error)
+            if not isinstance(self.failure, StatekeeperError | StopWanted):
+                raise
+            _LOG.debug("batch %d failed", batch, exc_info=error)
+            query_id = str(rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+            hide_end_of_query(rows.sparkSession, query_id)
+            if isinstance(self.failure, StatekeeperError) and not self.is_awaited:
+                _LOG.error("batch %d failed: %s: %s", batch, self.failure.code, self.failure)
+            raise self.failure.with_traceback(None) from None
         finally:
             self.is_in_batch = False
 
@@ -103,20 +129,21 @@ class BatchDriver:
         self._stop_is_wanted.set()
 
     def look_for_snapshots(self) -> None:
-        """See which snapshots there are: the lineage of the next versions starts at the newest. Off the batch's path."""
-        self._snapshots = catalog.snapshots(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
+        """See which snapshots maintenance has made: the lineage of the next versions starts at the newest. Off the
+        batch's path."""
+        self._snapshots.look(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
 
     @property
-    def snapshots(self) -> Mapping[StorePath, frozenset[VersionId]]:
-        """The snapshots that were there when somebody looked last."""
-        return self._snapshots
+    def snapshots(self) -> Snapshots:
+        """The snapshots that are known."""
+        return self._snapshots.versions
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         self._phases = {}
         self._now = None
         self._enter(batch, Phase.STARTED)
         before = self._storage.requests.snapshot()
-        query_id = str(rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        query_id = str(rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
         root = self._bound_root(query_id, batch)
         path = names.offsets(batch)
         outer = logs.parse_offsets(self._checkpoint.read(path), path)
@@ -128,10 +155,10 @@ class BatchDriver:
         if isinstance(begin, Done):
             outcome = Outcome.DONE_BEFORE
         else:
-            held = self._sink.held(query_id, batch)
+            held = self._look_at_sink(root, query_id, batch)
             if held is not None:
                 outcome = Outcome.TAKEN_FROM_SINK
-                ids = self._ids_of(root, query_id, batch, held, outer.sources)
+                ids = self._taken_over(root, self._pending_of(root, query_id, batch, held, outer.sources))
             else:
                 outcome = Outcome.COMPUTED
                 self._keep_lineage_short(batch)
@@ -159,14 +186,24 @@ class BatchDriver:
                 )
         return self._root
 
+    def _look_at_sink(self, root: StateRoot, query_id: str, batch: int) -> str | None:
+        """The attempt that the sink holds of the batch. Raises `SinkChanged` if others replaced what it held."""
+        if not isinstance(self._sink, TracedSink):
+            return self._sink.held(query_id, batch)
+        look = self._sink.look(query_id, batch, self._sink_position or root.sink_before(batch - 1))
+        self._sink_position = look.position
+        return look.held
+
     def _compute_and_write(
         self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
     ) -> tuple[Sequence[PartitionReport], Pending, int]:
         rewrites = root.rewrites(batch)
+        channel = self._channel_of(rows.sparkSession)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
-            with Materialised(self._plan(root, rows.sparkSession, ready, rewrites), root.binding, rows) as output:
-                reports = self._checked(output.reports, ready, root.binding.partitions)
+            reporter = channel.open(self._ids.fresh())
+            with Materialised(self._plan(root, ready, rewrites, reporter), root.binding, rows) as output:
+                reports = self._checked(channel.take(reporter), ready, root.binding.partitions)
                 self._enter(batch, Phase.COMPUTED)
                 attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
                 pending = Pending(
@@ -178,6 +215,7 @@ class BatchDriver:
                     root.schema(),
                     _ids_by_operator(reports, ready),
                     root.structure,
+                    self._sink_position,
                 )
                 root.write_pending(pending)
                 self._enter(batch, Phase.PENDING_WRITTEN)
@@ -210,39 +248,37 @@ class BatchDriver:
         if self._structure is Structure.V1:
             return  # no lineage, and no ceiling
         tail = batch if self._tail_changelogs is None else self._tail_changelogs
-        if tail < EMERGENCY_CHANGELOGS:
-            return
-        take_emergency_snapshots(
-            self._storage,
-            changelogs=EMERGENCY_CHANGELOGS,
-            scratch=Path(self._host.local_folder).absolute(),
-            clock=self._clock,
-            ids=self._ids,
-            warn=self._warn,
-        )
-        # Those of others, too: the tail may be long only as far as this driver knows.
-        self.look_for_snapshots()
+        if self._emergency.before(batch, tail):
+            # Those of others, too: the tail may be long only as far as this driver knows.
+            self._snapshots.look_at_all(self._storage)
 
-    def _plan(self, root: StateRoot, session: SparkSession, ready: Ready, rewrites: Mapping[int, str]) -> TaskPlan:
+    def _channel_of(self, session: SparkSession) -> ReportChannel:
+        if self._channel is None:
+            self._channel = ReportChannel(session.sparkContext)
+        return self._channel
+
+    def _plan(self, root: StateRoot, ready: Ready, rewrites: Mapping[int, str], reporter: AttemptReporter) -> TaskPlan:
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
             local_folder=self._host.local_folder,
             operator=self._operator,
             row_columns=self._row_columns,
-            bases=ready.bases,
+            assignments=Assignments.of(ready.bases, self._snapshots.versions),
             rewrites=rewrites,
-            snapshots=self._snapshots,
             structure=root.structure,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
-            reports=session.sparkContext.accumulator([], Reports()),
+            reports=reporter,
         )
 
-    def _checked(self, reports: Sequence[PartitionReport], ready: Ready, partitions: int) -> list[PartitionReport]:
-        """One attempt for each partition, each built on what was sent. Raises `PartitionMissing`, `BaseIdMismatch`."""
+    def _checked(self, reports: Sequence[Reported], ready: Ready, partitions: int) -> list[PartitionReport]:
+        """One attempt for each partition, each built on what was sent. Raises `PartitionMissing`, `BaseIdMismatch`, and
+        what a partition failed with."""
         chosen: dict[int, PartitionReport] = {}
         for report in reports:
+            if isinstance(report, PartitionFailure):
+                raise report.error
             chosen.setdefault(report.partition, report)
         missing = sorted(set(range(partitions)) - set(chosen))
         if missing:
@@ -273,11 +309,20 @@ class BatchDriver:
             raise SinkConflict(f"batch {batch} was written and the sink does not hold it", hint="look at the sink")
         note = f"batch {batch}: another driver's attempt {held} is in the sink, this one's {mine.attempt} lost"
         self._warn(f"{note}; two drivers run this query, stop one")
-        return self._ids_of(root, query_id, batch, held, sources), (note,)
+        return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
 
-    def _ids_of(
+    def _taken_over(self, root: StateRoot, pending: Pending) -> Mapping[int, tuple[str, ...]]:
+        """The ids of an attempt that another run of the query made, with where the sink is now written down.
+
+        Failure sequence: the user accepts a change of the sink at this batch; the next run starts from the position that
+        the attempt recorded before the change, and reports the change again."""
+        if self._sink_position not in (None, pending.sink):
+            root.write_pending(replace(pending, attempt=self._ids.fresh(), sink=self._sink_position))
+        return pending.ids
+
+    def _pending_of(
         self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
-    ) -> Mapping[int, tuple[str, ...]]:
+    ) -> Pending:
         pending = root.pending(batch, attempt)
         if pending is not None and pending.structure is not root.structure:
             # The root was switched between the sink's commit and its own: the files are those of the other structure.
@@ -296,7 +341,7 @@ class BatchDriver:
                 path=self._root_spec.url,
                 hint="sink and state are of different time lines: restore both from one moment",
             )
-        return pending.ids
+        return pending
 
     def _enter(self, batch: int, phase: Phase) -> None:
         now = self._clock.monotonic_seconds()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from statestore.clock import Clock, Ids
+from statestore.engine.user_folder import user_folder
 from statestore.errors import StatekeeperError
 from statestore.maintenance import records, snapshot
 from statestore.maintenance.history import History
@@ -16,56 +17,94 @@ from statestore.storage import Storage
 EMERGENCY_CHANGELOGS = 600
 """A store with so many since its newest snapshot gets one. Some 840 are the most that a lineage can name (SPARK-49374)."""
 
+LONGEST_PAUSE_BATCHES = 64
+"""Between two tries. From `EMERGENCY_CHANGELOGS` to the ceiling there are then nine."""
 
-def take_emergency_snapshots(
-    storage: Storage, *, changelogs: int, scratch: Path, clock: Clock, ids: Ids, warn: Callable[[str], None]
-) -> None:
-    """Snapshots at the head of all stores whose tail has `changelogs` files.
 
-    Called between two batches: it takes as long as it takes. What goes wrong is told, and the job goes on as long as it
-    can.
+class EmergencySnapshots:
+    """Looks at all stores when a tail is long, and makes the snapshots that are missing.
+
+    A try that does not help is repeated after 1, 2, 4 ... `LONGEST_PAUSE_BATCHES` batches: it costs a listing of all of
+    `state/` and a replay of each store, while the query waits. A failure is reported when it is new.
     """
-    try:
-        plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(changelogs=changelogs))
-    except StatekeeperError as error:
-        warn(f"which stores need an emergency snapshot cannot be seen: {error}")
-        return
-    late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
-    if late:
-        warn(
-            f"{len(late)} stores have {changelogs} changelogs or more without a snapshot: the job makes them itself "
-            "now, and stands still meanwhile; see that `statekeeper snapshot` runs for this root"
-        )
+
+    def __init__(
+        self, storage: Storage, *, changelogs: int, scratch: Path, clock: Clock, ids: Ids, warn: Callable[[str], None]
+    ) -> None:
+        self._storage = storage
+        self._changelogs = changelogs
+        self._scratch = scratch
+        self._clock = clock
+        self._ids = ids
+        self._warn = warn
+        self._pause_batches = 0
+        self._next_batch = 0
+        self._reported: str | None = None
+
+    def before(self, batch: int, tail_changelogs: int) -> bool:
+        """Call it before each batch, with the longest tail of its stores. Returns whether it looked at the stores.
+
+        It takes as long as it takes. What fails is reported, and the job continues as long as it can.
+        """
+        if tail_changelogs < self._changelogs:
+            self._pause_batches = self._next_batch = 0
+            self._reported = None
+            return False
+        if batch < self._next_batch:
+            return False
+        self._pause_batches = min(max(1, 2 * self._pause_batches), LONGEST_PAUSE_BATCHES)
+        self._next_batch = batch + self._pause_batches
+        self._try()
+        return True
+
+    def _try(self) -> None:
+        try:
+            plan = snapshot.plan(snapshot.gather(self._storage), snapshot.SnapshotPolicy(changelogs=self._changelogs))
+        except StatekeeperError as error:
+            self._report("the stores that need an emergency snapshot are unknown", [str(error)])
+            return
+        late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
+        if not late:
+            return
+        if self._reported is None:
+            self._warn(
+                f"{len(late)} stores have {self._changelogs} changelogs or more without a snapshot: the job makes them "
+                "itself now, and the query waits; see that `statekeeper snapshot` runs for this root"
+            )
         # Without a lease, which a maintainer may hold, and without a record, if need be: this cannot wait.
-        history = History.begin(storage, "snapshot", ids.fresh(), clock)
-        with _told(warn):
+        history = History.begin(self._storage, "snapshot", self._ids.fresh(), self._clock)
+        with _reported(self._warn):
             history.plan(map(records.of_action, late))
-        done = [_take(storage, action, scratch=scratch, clock=clock, ids=ids, warn=warn) for action in late]
-        with _told(warn):
+        failures: list[str] = []
+        done = [self._take(action, failures) for action in late]
+        with _reported(self._warn):
             history.outcome(done)
+        if failures:
+            self._report(f"emergency snapshots of {len(failures)} of {len(late)} stores failed", failures)
+
+    def _take(self, action: snapshot.TakeSnapshot, failures: list[str]) -> Record:
+        try:
+            taken = snapshot.execute(
+                self._storage, action, scratch=user_folder(self._scratch), clock=self._clock, ids=self._ids
+            )
+        except StatekeeperError as error:
+            failures.append(f"{action.store}: {error}")
+            return records.of_failed(action, error)
+        self._warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
+        return records.of_taken(taken)
+
+    def _report(self, what: str, failures: Sequence[str]) -> None:
+        if what != self._reported:
+            self._reported = what
+            self._warn(
+                f"{what}, the first: {failures[0]}; the job tries again after 1, 2, 4 ... {LONGEST_PAUSE_BATCHES} batches "
+                f"and does not repeat this warning; without snapshots it stops some 240 batches after the first try"
+            )
 
 
 @contextmanager
-def _told(warn: Callable[[str], None]) -> Iterator[None]:
+def _reported(warn: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     except StatekeeperError as error:
         warn(f"the emergency snapshots are not on record, retention finds them at its next full pass: {error}")
-
-
-def _take(
-    storage: Storage,
-    action: snapshot.TakeSnapshot,
-    *,
-    scratch: Path,
-    clock: Clock,
-    ids: Ids,
-    warn: Callable[[str], None],
-) -> Record:
-    try:
-        taken = snapshot.execute(storage, action, scratch=scratch, clock=clock, ids=ids)
-    except StatekeeperError as error:
-        warn(f"{action.store}: an emergency snapshot failed: {error}")
-        return records.of_failed(action, error)
-    warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
-    return records.of_taken(taken)

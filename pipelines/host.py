@@ -10,7 +10,8 @@ from statestore.store import StoreLimits
 
 @dataclass(frozen=True)
 class Host:
-    """What the operator may use on each host. A relative folder is taken from the worker's own directory.
+    """What the operator may use on each host. A relative folder is taken from the worker's own directory. The copies lie in
+    `statekeeper-<uid>` below it, which no other user may read or write.
 
     quota_bytes      what the copies of all queries in the folder may take together; the least recently used go first
     unused_seconds   how long a copy stays that nobody asks for

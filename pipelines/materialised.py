@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pipelines.spark_errors import FOREIGN_BLOCK
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, PartitionReport, TaskPlan
+from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, TaskPlan
 from statestore.binding import Binding
-
-
-class Reports(AccumulatorParam[list[PartitionReport]]):
-    def zero(self, value: list[PartitionReport]) -> list[PartitionReport]:
-        del value
-        return []
-
-    def addInPlace(  # noqa: N802 - Spark's name
-        self, value1: list[PartitionReport], value2: list[PartitionReport]
-    ) -> list[PartitionReport]:
-        return value1 + value2
 
 
 class Materialised:
@@ -53,7 +41,6 @@ class Materialised:
         output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
         self._frame = output.localCheckpoint(eager=True)
         self._nullable = plan.operator.output
-        self.reports: Sequence[PartitionReport] = plan.reports.value
 
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
         """The output without markers; reading a row of another attempt than its partition's one of `tags` fails."""

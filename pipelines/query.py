@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType, VariantType
 
+from pipelines import preflight
 from pipelines.driver import BatchDriver, StopWanted
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
-from pipelines.sinks import Sink
+from pipelines.sinks import DeltaSink, Sink
 from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import SchemaMismatch, SparkDied, UnsupportedEnvironment, UnsupportedType
+from statestore.errors import SparkDied, StatekeeperError
 from statestore.format.structure import Structure
 from statestore.storage import StorageSpec, open_storage
 
@@ -52,6 +48,7 @@ class StatefulQuery:
     def await_termination(self, timeout_seconds: float | None = None) -> bool:
         """Wait for the end; returns whether it came in time. Raises the library's own error when one ended it."""
         waiting: Any = self.streaming_query
+        self.driver.is_awaited = True
         try:
             # PySpark takes whole seconds only; below it are milliseconds.
             ended = (
@@ -66,8 +63,12 @@ class StatefulQuery:
                     "Spark's JVM ended while the query ran",
                     hint="see what it said last; started again, the query goes on where it stopped",
                 ) from error
-            if self.driver.failure is not None:
-                raise self.driver.failure from error
+            failure = self.driver.failure
+            if isinstance(failure, StatekeeperError | StopWanted):
+                _LOG.debug("the query ended with an error", exc_info=error)
+                raise failure.with_traceback(None) from None
+            if failure is not None:
+                raise failure from error
             raise
         ended = timeout_seconds is None or bool(ended)
         if ended:
@@ -108,42 +109,46 @@ def start(
 
     root         where the state lives: a path or URL, one for each query
     checkpoint   the streaming query's own checkpoint location, somewhere else than the root
-    partitions   how many stores the state has, fixed when the root is made; by default `spark.sql.shuffle.partitions`
+    partitions   how many stores the state has, fixed when the root is made; by default `spark.sql.shuffle.partitions`, but
+                 at most `key_groups`
     key_groups   into how many groups keys are hashed, fixed likewise; the most partitions that the state can ever have
     structure    how a new root names its files. V1 is for readers that know no other: there an update function that gives
                  this or that for the same input can cost versions, which V2 keeps apart. A root that has one keeps it:
                  another one is refused as `OtherStructure`, and `statekeeper switch` changes it
     trigger      arguments of `DataStreamWriter.trigger`
 
-    Raises `UnsupportedEnvironment` (Spark Connect, more partitions than key groups), `UnsupportedType`, `SchemaMismatch`.
+    Whatever can be known before the first batch is checked here. Raises `UnsupportedEnvironment` (Spark Connect, Delta
+    not configured, more partitions than key groups, places inside of each other), `UnsupportedType`, `SchemaMismatch`,
+    `UnusableFunction`, `ForeignRoot`, `RootLost`, `OtherStructure`, `HalfSwitched`, `UnsafeSink`, `AccessDenied`,
+    `StorageError`.
     """
     session = stream.sparkSession
     require_classic(session)
-    partitions = partitions or int(session.conf.get("spark.sql.shuffle.partitions") or 1)
-    if partitions > key_groups:
-        raise UnsupportedEnvironment(
-            f"{partitions} partitions and only {key_groups} key groups", hint="ask for fewer partitions or more groups"
-        )
-    missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
-    if missing:
-        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
-    if len(set(stream.columns)) < len(stream.columns):
-        raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.columns}")
-    row_columns = _arrow_columns(operator, stream)
-    # Here and not with the first batch: what cannot work is said by `start`.
-    operator.store_schemas(row_columns)
+    partitions = preflight.chosen_partitions(session, partitions, key_groups)
+    row_columns = preflight.row_columns(operator, stream)
+    preflight.require_usable(operator)
+    preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
     checkpoint_spec = StorageSpec(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    places = {"root": root_spec.url, "checkpoint": checkpoint_spec.url}
+    if isinstance(sink, DeltaSink):
+        places["sink"] = sink.path
+    preflight.require_places_apart(places)
     clock, ids = SystemClock(), RandomIds()
+    checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
+    root_storage = open_storage(root_spec, clock=clock, ids=ids)
+    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure)
+    if isinstance(sink, preflight.CheckedSink):
+        sink.require_ready(session, operator.output)
     if not sink.can_be_asked:
         _LOG.warning("the sink cannot say which batches it holds: output is at-least-once, state is exactly-once")
     driver = BatchDriver(
         operator,
         row_columns,
         root=root_spec,
-        checkpoint=open_storage(checkpoint_spec, clock=clock, ids=ids),
+        checkpoint=checkpoint_storage,
         sink=sink,
-        host=host or Host(str(Path(tempfile.gettempdir()) / "statekeeper")),
+        host=host or Host(tempfile.gettempdir()),
         partitions=partitions,
         key_groups=key_groups,
         structure=structure,
@@ -161,39 +166,3 @@ def start(
     query = writer.start()
     watch.start()
     return StatefulQuery(query, driver, watch)
-
-
-def _arrow_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
-    """The stream's columns as tasks get them. Raises `UnsupportedType`."""
-    fields: list[pa.Field] = []
-    for column in stream.schema:
-        if column.name in operator.keys:
-            _require_bytes_tell_equality(column)
-        try:
-            fields.extend(to_arrow_schema(StructType([column]), timezone="UTC"))
-        except PySparkException as error:
-            raise UnsupportedType(
-                f"column {column.name} has Spark's type {column.dataType.simpleString()}, which Arrow does not have",
-                hint="cast or drop it before the operator",
-            ) from error
-    return pa.schema(fields)
-
-
-def _require_bytes_tell_equality(key: StructField) -> None:
-    # Losing schedule: strings that are equal under a collation have unequal bytes. They stand mixed in a sorted
-    # partition, so that one key would come in two pieces and be two keys in the state.
-    for kind in _leaves(key.dataType):
-        if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
-            raise UnsupportedType(f"key column {key.name} has a collation", hint="collate it to UTF8_BINARY")
-        if isinstance(kind, VariantType):
-            raise UnsupportedType(f"key column {key.name} holds {kind.simpleString()}", hint="cast it to a string")
-
-
-def _leaves(kind: DataType) -> Iterator[DataType]:
-    if isinstance(kind, StructType):
-        for field in kind:
-            yield from _leaves(field.dataType)
-    elif isinstance(kind, ArrayType):
-        yield from _leaves(kind.elementType)
-    else:
-        yield kind

@@ -11,20 +11,24 @@ import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.assignments import Assignments
+from pipelines.frames import to_pandas
 from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.results import as_table
 from pipelines.whole_keys import Piece, whole_keys
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits, sweep_when_due
-from statestore.errors import StatekeeperError, WrongResult
+from statestore.engine.user_folder import user_folder
+from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongResult
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
     bare_keys,
@@ -82,6 +86,24 @@ class PartitionReport:
 
 
 @dataclass(frozen=True)
+class PartitionFailure:
+    """What a task tells the driver in place of its report when the batch cannot succeed. Nothing was committed."""
+
+    partition: int
+    error: StatekeeperError
+
+
+Reported = PartitionReport | PartitionFailure
+
+
+class Reporter(Protocol):
+    """Where a task's report goes."""
+
+    def add(self, report: Reported) -> None:
+        """Tell the driver of a partition that is committed, or cannot be."""
+
+
+@dataclass(frozen=True)
 class TaskPlan:
     """All that a task needs, for any partition of the batch; sent to the workers."""
 
@@ -90,13 +112,12 @@ class TaskPlan:
     local_folder: str
     operator: StatefulOperator
     row_columns: pa.Schema
-    bases: Mapping[int, tuple[VersionId, ...]]
+    assignments: Assignments
     rewrites: Mapping[int, str]
-    snapshots: Mapping[StorePath, frozenset[VersionId]]
     structure: Structure
     limits: StoreLimits
     sweep: SweepLimits
-    reports: Any
+    reports: Reporter
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The function for `mapInArrow`."""
@@ -104,7 +125,14 @@ class TaskPlan:
 
         context = TaskContext.get()
         assert context is not None
-        yield from _Partition(self, context.partitionId()).run(batches)
+        partition = _Partition(self, context.partitionId())
+        try:
+            yield from partition.run(batches)
+        except (HotKey, LineageCeiling, WrongResult) as error:
+            # No other attempt would do better. A task that fails is tried again, and each try leaves its stacks in Spark's
+            # log; one that reports its error stops the batch just as well.
+            self.reports.add(PartitionFailure(context.partitionId(), error))
+            yield from partition.marker()
 
     def output_schema(self) -> pa.Schema:
         """The output's columns, nullable for the marker's sake, and the two that say which attempt a row is of."""
@@ -117,6 +145,7 @@ class _Partition:
         self._plan = plan
         self._operator = plan.operator
         self._partition = partition
+        self._assigned = plan.assignments.of_partition(partition)
         self._clock = SystemClock()
         self._ids = RandomIds()
         self._storage = _worker_storage(plan.root, os.getpid())
@@ -144,8 +173,8 @@ class _Partition:
                 yield from self._tagged(output, marker=False)
             for store in stores.values():
                 store.commit()
-            self._plan.reports.add([self._report(stores)])
-            yield from self._tagged(self._marker_row(), marker=True)
+            self._plan.reports.add(self._report(stores))
+            yield from self.marker()
         self._keep_house_in_background(stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
@@ -154,18 +183,19 @@ class _Partition:
 
     def _address(self, operator: int) -> StoreAddress:
         path = StorePath(operator, self._partition)
-        folder = Path(self._plan.local_folder).absolute() / self._plan.root_id / f"{operator}-{self._partition}"
+        of_user = user_folder(Path(self._plan.local_folder).absolute())
+        folder = of_user / self._plan.root_id / f"{operator}-{self._partition}"
         return StoreAddress(path, folder)
 
     def _load(self, operator: int) -> StateStore:
-        address = self._address(operator)
+        assigned = self._assigned[operator]
         return StateStore.load(
-            address,
-            self._plan.bases[operator][self._partition],
+            self._address(operator),
+            assigned.base,
             storage=self._storage,
             clock=self._clock,
             ids=self._ids,
-            snapshots=self._plan.snapshots.get(address.path, frozenset()),
+            snapshots=assigned.snapshots,
             limits=self._plan.limits,
             structure=self._plan.structure,
         )
@@ -186,7 +216,7 @@ class _Partition:
         self._rows_in += rows.num_rows
         for name, store in stores.items():
             self._apply(name, store, keys, update)
-        return _as_table(update.output, self._operator.output, "the output")
+        return as_table(update.output, self._operator.output, "the output")
 
     def _state_of(self, keys: pa.LargeBinaryArray, key_rows: pa.Table, name: str, store: StateStore) -> pa.Table:
         values = store.get(keys)
@@ -200,8 +230,8 @@ class _Partition:
     def _call(self, rows: pa.Table, state: Mapping[str, pa.Table]) -> Update:
         given: Any = next(iter(state.values())) if self._operator.has_one_store else state
         if self._operator.frames is Frames.PANDAS:
-            rows = rows.to_pandas()
-            given = given.to_pandas() if self._operator.has_one_store else {n: t.to_pandas() for n, t in given.items()}
+            rows = to_pandas(rows)
+            given = to_pandas(given) if self._operator.has_one_store else {n: to_pandas(t) for n, t in given.items()}
         update = self._operator.update(rows, given)
         if not isinstance(update, Update):
             raise WrongResult(f"the update function returned {type(update).__name__}", hint="return an Update")
@@ -231,7 +261,7 @@ class _Partition:
             if unknown:
                 raise WrongResult(f"{what} of stores that are not declared: {sorted(unknown)}")
             part = part.get(name)
-        return None if part is None else _as_table(part, schema, f"{what} of store {name!r}")
+        return None if part is None else as_table(part, schema, f"{what} of store {name!r}")
 
     def _known(self, keys: pa.LargeBinaryArray, named: pa.Table, name: str) -> pa.LargeBinaryArray:
         """The full key of each row of `named`. Raises `WrongResult` for a key that the piece does not hold, or twice."""
@@ -267,9 +297,11 @@ class _Partition:
         tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.output_schema())
         yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
 
-    def _marker_row(self) -> pa.Table:
+    def marker(self) -> Iterator[pa.RecordBatch]:
+        """The last row of a partition: no output, only the attempt's tag."""
         nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
-        return pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
+        row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
+        yield from self._tagged(row, marker=True)
 
     def _report(self, stores: Mapping[str, StateStore]) -> PartitionReport:
         return PartitionReport(
@@ -289,7 +321,7 @@ class _Partition:
     def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
         """After the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
         wanting = [
-            (self._address(operator), self._plan.bases[operator][self._partition])
+            (self._address(operator), self._assigned[operator].base)
             for operator, store in enumerate(stores.values())
             if store.wants_housekeeping
         ]
@@ -305,7 +337,7 @@ def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPla
         # What is wrong with a copy is known by then: it is served no longer, and the next load builds it anew.
         with contextlib.suppress(StatekeeperError):
             keep_house(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
-    folder = Path(plan.local_folder).absolute()
+    folder = user_folder(Path(plan.local_folder).absolute())
     sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 
 
@@ -314,75 +346,6 @@ def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
     # Workers are forked and used again: one client for each process, never one from before the fork.
     del process_id
     return open_storage(spec)
-
-
-def _as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
-    declared = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    try:
-        if not isinstance(given, pa.Table):
-            given = pa.Table.from_pandas(given, preserve_index=False)
-        missing = [name for name in schema.names if name not in given.column_names]
-        if missing:
-            raise WrongResult(f"{what} lacks the columns {missing}", hint=f"it has {given.column_names}")
-        given = given.select(schema.names)
-        for field in schema:
-            if not _may_become(given.schema.field(field.name).type, field.type):
-                raise WrongResult(
-                    f"{what}: column {field.name!r} is {given.schema.field(field.name).type}, not {field.type}",
-                    hint=f"the columns are {declared}",
-                )
-        columns = [_cast(given.column(field.name), field.type) for field in schema]
-    except (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise WrongResult(f"{what} is not of its schema: {reason}", hint=f"the columns are {declared}") from error
-    for column, field in zip(columns, schema, strict=True):
-        place = _null_in(column, field, field.name)
-        if place is not None:
-            raise WrongResult(f"{what}: nulls in {place!r}, which is declared without", hint="declare it nullable")
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    # Arrow's cast of a struct to its own type refuses a null whose fields are declared without nulls.
-    return column if column.type == kind else column.cast(kind)
-
-
-def _null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
-    """The path of a field that is declared without nulls and holds one, at any depth."""
-    if column.null_count and not field.nullable:
-        return path
-    if pa.types.is_struct(field.type):
-        present = column.drop_null()
-        parts = [(pc.struct_field(present, [n]), child, child.name) for n, child in enumerate(field.type)]
-    elif pa.types.is_list(field.type):
-        parts = [(pc.list_flatten(column), field.type.value_field, "element")]
-    elif pa.types.is_map(field.type):
-        entries = pc.list_flatten(column.cast(pa.list_(pa.struct([field.type.key_field, field.type.item_field]))))
-        parts = [(pc.struct_field(entries, [1]), field.type.item_field, "value")]
-    else:
-        return None
-    found = (_null_in(part, child, f"{path}.{name}") for part, child, name in parts)
-    return next((place for place in found if place is not None), None)
-
-
-_KINDS: list[tuple[Callable[[pa.DataType], bool], ...]] = [
-    (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
-    (pa.types.is_boolean,),
-    (pa.types.is_string, pa.types.is_large_string),
-    (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
-    (pa.types.is_timestamp, pa.types.is_date),
-    (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map),
-    (pa.types.is_struct,),
-]
-
-
-def _may_become(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether a cast changes the width at most. Arrow would print numbers and read texts as numbers as well."""
-    if pa.types.is_dictionary(given):
-        given = given.value_type
-    return pa.types.is_null(given) or any(
-        any(is_a(given) for is_a in kind) and any(is_a(declared) for is_a in kind) for kind in _KINDS
-    )
 
 
 def _batched(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]]:

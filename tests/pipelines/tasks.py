@@ -29,7 +29,7 @@ class _FailsOnceAfterCommit(TaskPlan):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from super().__call__(batches)
-        if next(iter(self.bases.values()))[0].version == 1:
+        if self.assignments.of_partition(0)[0].base.version == 1:
             try:
                 Path(self.flag).touch(exist_ok=False)
             except FileExistsError:
@@ -77,13 +77,13 @@ class _Twins(TaskPlan):
         yield from super().__call__(batches)
         context = TaskContext.get()
         assert context is not None
-        base = next(iter(self.bases.values()))[0].version
+        base = self.assignments.of_partition(0)[0].base.version
         meeting = Path(self.folder, str(base))
         # Only the first attempt at a batch has twins; which one is the first, the first of its tasks says.
         meeting.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            Path(meeting, "attempt").symlink_to(str(self.reports.aid))
-        if context.partitionId() or os.readlink(Path(meeting, "attempt")) != str(self.reports.aid):
+            Path(meeting, "attempt").symlink_to(self.reports.attempt)
+        if context.partitionId() or os.readlink(Path(meeting, "attempt")) != self.reports.attempt:
             return
         Path(meeting, f"committed-{os.getpid()}").touch()
         until = time.monotonic() + TWIN_SECONDS

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
@@ -301,8 +302,12 @@ def test_a_wrong_result_stops_the_query_by_name_and_commits_nothing(stream):
         return Update(table.drop_columns(["total"]), table)
 
     stream.append(rows_of((1, 10)))
-    with pytest.raises(WrongResult, match=r"the output lacks the columns \['total'\].*it has \['key', 'count'\]"):
+    with pytest.raises(
+        WrongResult, match=r"the output lacks the columns \['total'\].*it has \['key', 'count'\]"
+    ) as stopped:
         stream.run(adding(forgets_a_column))
+    assert "".join(traceback.format_exception(stopped.value)).count("Traceback") == 1
+    assert stopped.value.hint.startswith("it has"), "the error itself came here, not its text"
     assert (stream.committed(), stream.output()) == ([], [])
     stream.run(adding())
     assert stream.state() == {(1,): (1, 10)}
@@ -426,14 +431,15 @@ def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stre
     [newest] = (stream.root / "state/0/0").glob("2_*.changelog")
     checkpoint_id = newest.name.removesuffix(".changelog").partition("_")[2]
     lineage = tuple(VersionId(version, RandomIds().fresh()) for version in range(1, head))
-    [folder] = (stream.folder / "local").glob("*/0-0")
+    [folder] = (stream.folder / "local").glob("*/*/0-0")
     copy = LocalCopyFolder(folder, EngineLimits(), RandomIds()).current()
     with Database.open_for_writing(copy, EngineLimits()) as database:
         version = VersionId(head, checkpoint_id)
         database.apply([], LocalCopy(version, (*lineage, version)))
     stream.append(rows_of((1, 3)))
     with pytest.raises(LineageCeiling) as stopped:
-        stream.run(adding(), partitions=1)
+        # The table has the two batches under their old numbers.
+        stream.run(adding(), partitions=1, sink=DeltaSink(stream.facts, continue_at_batch=head))
     assert "840 versions since the newest snapshot" in str(stopped.value)
     assert "take a snapshot of each store at the head (statekeeper snapshot --all ROOT)" in str(stopped.value)
     assert max(stream.committed()) == head - 1
@@ -507,7 +513,7 @@ def test_the_hosts_copies_move_forward_behind_the_batches_and_hold_what_was_comm
     for batch in range(10):
         stream.append(rows_of((batch, 1), (0, 1)))
     stream.run(adding(), partitions=1)
-    [folder] = (stream.folder / "local").glob("*/0-0")
+    [folder] = (stream.folder / "local").glob("*/*/0-0")
     copies = LocalCopyFolder(folder, EngineLimits(), RandomIds())
     held = 0
     # In the background of a worker: the last one may still be at it.

@@ -27,6 +27,7 @@ from pipelines.driver import BatchDriver
 from pipelines.progress import Outcome, Phase
 from pipelines.sinks import AtLeastOnceSink
 from pipelines.task import PartitionReport
+from statestore.engine.user_folder import user_folder
 from statestore.errors import (
     BaseIdMismatch,
     BatchConflict,
@@ -133,7 +134,7 @@ def test_a_zombie_that_commits_after_its_successor_is_ignored(job: Job, session:
 
 def test_a_zombie_on_a_workers_own_host_is_ignored_too(job: Job, session: SparkSession) -> None:
     job.feed(2).run(session)
-    (of_root,) = (path for path in (job.folder / "local").iterdir() if path.is_dir())
+    (of_root,) = (path for path in user_folder(job.folder / "local").iterdir() if path.is_dir())
     zombies = [job.store(1, partition, of_root / f"0-{partition}") for partition in range(job.partitions)]
     job.feed(1).run(session)
     for zombie in zombies:

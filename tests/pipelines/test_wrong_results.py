@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from pipelines.assignments import Assignments
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.spark_errors import named
 from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPlan, _Partition
@@ -45,13 +46,13 @@ OUT = pa.table({"key": pa.array([1, 2], pa.int64()), "label": ["one", "two"]})
 
 
 class Reports:
-    """Stands where Spark's accumulator does."""
+    """Stands where the reporter does that has Spark's accumulator."""
 
     def __init__(self) -> None:
         self.all: list[PartitionReport] = []
 
-    def add(self, more: list[PartitionReport]) -> None:
-        self.all += more
+    def add(self, report: PartitionReport) -> None:
+        self.all.append(report)
 
 
 class Task:
@@ -71,9 +72,8 @@ class Task:
             local_folder=str(self.folder / "local"),
             operator=self._operator(),
             row_columns=ROWS,
-            bases=self.bases,
+            assignments=Assignments.of(self.bases, {}),
             rewrites={},
-            snapshots={},
             structure=Structure.V2,
             limits=StoreLimits(),
             sweep=SweepLimits(),
@@ -127,10 +127,13 @@ GARBAGE = {
     ),
     "texts for numbers": (Update(OUT, changed(NEW, total=["1", "2", "3"])), "column 'total' is string, not int32"),
     "a list for a number": (Update(OUT, changed(NEW, total=[[1], [2], [3]])), "column 'total' is list<.*>, not int32"),
-    "numbers of other lists": (Update(OUT, changed(NEW, tags=[[[1]], [], []])), "state of store 'default' is not of"),
+    "numbers of other lists": (
+        Update(OUT, changed(NEW, tags=[[[1]], [], []])),
+        r"column 'tags' is list<item: list<item: int64>>, not list<element: string not null>: row 0 holds \[\[1\]\]",
+    ),
     "a number too large": (
         Update(OUT, changed(NEW, total=pa.array([2**40, 1, 1]))),
-        "state of store 'default' is not of its schema: Integer value 1099511627776 not in range",
+        "column 'total' is int64, not int32: row 0 holds 1099511627776, which does not fit",
     ),
     "a fraction for a whole": (Update(OUT, changed(NEW, total=[0.5, 1.0, 1.0])), "0.500000 was truncated"),
     "nulls in the output": (Update(changed(OUT, label=["one", None]), NEW), "the output: nulls in 'label'"),

@@ -1,0 +1,149 @@
+"""A Delta table as its log shows it, followed commit by commit: which batches it holds, and what others did to it.
+
+Opening a Delta table reads its whole state, every file of it, and a sink is asked twice a batch. Here the state is read
+once. From then on each look reads the beginning of the newest commit that is known, to see that it is still the same
+table, and the commits that came since: 1 + 1 + new commits requests, whatever the table holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_HEAD_BYTES = 4096
+_COMMITS = 100
+"""So many of the newest commits are kept; an older one is read from the table again."""
+
+
+@dataclass(frozen=True)
+class TableMetadata:
+    """The table's id, which a table that replaces it does not have, and its properties."""
+
+    id: str
+    configuration: Mapping[str, str]
+
+
+class DeltaLog:
+    """The log of the table at a path. `look` it up before asking."""
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        self._path = path
+        self._options = dict(options) or None
+        self._known: _Known | None = None
+
+    def look(self) -> KnownTable | None:
+        """The table as it is now; None when there is none."""
+        if self._known is None or not self._follow(self._known):
+            self._known = self._opened()
+        return None if self._known is None else KnownTable(self._known, self._table)
+
+    def _opened(self) -> _Known | None:
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._path, self._options):
+            return None
+        table = self._table()
+        head = self._read(table.version(), _HEAD_BYTES)
+        if head is None:
+            return None
+        metadata = table.metadata()
+        known = _Known(table.version(), head, TableMetadata(str(metadata.id), dict(metadata.configuration)))
+        known.commits.extend(table.history(_COMMITS))
+        known.has_all = len(known.commits) < _COMMITS
+        return known
+
+    def _follow(self, known: _Known) -> bool:
+        """Read the commits since; False when what is known is not of this table any more."""
+        if self._read(known.version, _HEAD_BYTES) != known.head:
+            return False
+        while (data := self._read(known.version + 1, None)) is not None:
+            known.add(data)
+        return True
+
+    def _read(self, version: int, length: int | None) -> bytes | None:
+        """A commit of the log, or its first bytes; None when there is none of this version."""
+        import pyarrow.fs
+        from deltalake.exceptions import TableNotFoundError
+        from deltalake.fs import DeltaStorageHandler
+
+        try:
+            files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self._path, self._options))
+            with files.open_input_file(f"_delta_log/{version:020}.json") as file:
+                return bytes(file.read() if length is None else file.read_at(min(length, file.size()), 0))
+        except (FileNotFoundError, TableNotFoundError):
+            return None
+
+    def _table(self) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._path, storage_options=self._options)
+
+
+@dataclass
+class _Known:
+    version: int
+    head: bytes
+    metadata: TableMetadata
+    transactions: dict[str, int | None] = field(default_factory=dict)
+    commits: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_COMMITS))
+    has_all: bool = False
+    """Whether `commits` were all that the log had; it may begin behind version 0."""
+
+    def add(self, data: bytes) -> None:
+        """The next commit: actions as JSON, one a line."""
+        self.version += 1
+        self.has_all = self.has_all and len(self.commits) < _COMMITS
+        self.head = data[:_HEAD_BYTES]
+        info: dict[str, Any] = {}
+        for line in data.splitlines():
+            # Most lines are files, and their statistics are long.
+            if not line.startswith((b'{"txn"', b'{"metaData"', b'{"commitInfo"')):
+                continue
+            action = json.loads(line)
+            if "commitInfo" in action:
+                info = action["commitInfo"]
+            elif "metaData" in action:
+                found = action["metaData"]
+                self.metadata = TableMetadata(str(found["id"]), dict(found.get("configuration") or {}))
+            else:
+                self.transactions[str(action["txn"]["appId"])] = int(action["txn"]["version"])
+        self.commits.appendleft({**info, "version": self.version})
+
+
+@dataclass(frozen=True)
+class KnownTable:
+    """What is known of a table; the same questions as a `deltalake.DeltaTable` answers."""
+
+    _known: _Known
+    _open: Any
+
+    def version(self) -> int:
+        """The newest version."""
+        return self._known.version
+
+    def metadata(self) -> TableMetadata:
+        """Id and properties."""
+        return self._known.metadata
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The newest version of an application's transactions; None when it has none."""
+        known = self._known.transactions
+        if app_id not in known:
+            # Asked for the first time: a transaction that came meanwhile is read again by the next look.
+            known[app_id] = self.opened().transaction_version(app_id)
+        return known[app_id]
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        """The newest commits, newest first."""
+        commits = self._known.commits
+        if limit <= len(commits) or self._known.has_all:
+            return list(commits)[:limit]
+        found: list[dict[str, Any]] = self.opened().history(limit)
+        return found
+
+    def opened(self) -> Any:
+        """The `deltalake.DeltaTable` with all of its state."""
+        return self._open()

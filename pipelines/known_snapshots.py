@@ -1,0 +1,137 @@
+"""Which snapshots a root has, while a query runs: the lineage of the next versions starts at the newest of them.
+
+All of `state/` is listed once. From then on maintenance's own records say what changed: a look costs one listing of the
+lease, which holds one or two files, and after a run of maintenance a listing of the records and a request for each that
+is new.
+
+Snapshots that no record names are not seen. This does no harm: the lineage gets longer, and the job looks at all of
+`state/` again before it gets too long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from statestore import catalog
+from statestore.errors import CorruptFile
+from statestore.format import names
+from statestore.format.json_object import json_lines
+from statestore.format.names import StoreFileKind, StorePath, VersionId
+from statestore.storage import Entry, Storage, read_or_none
+
+Snapshots = Mapping[StorePath, frozenset[VersionId]]
+
+
+class KnownSnapshots:
+    """The snapshots of a root, as far as they were seen. Safe to use from several threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._lock = threading.Lock()
+        self._lease: tuple[Entry, ...] = ()
+        self._records: frozenset[str] = frozenset()
+        self._unfinished: dict[str, str] = {}
+        self._found: Snapshots = {}
+        self.look_at_all(storage)
+
+    @property
+    def versions(self) -> Snapshots:
+        """The versions of each store that have a snapshot."""
+        return self._found
+
+    def look_at_all(self, storage: Storage) -> None:
+        """List all of `state/`. Raises `StorageError`."""
+        with self._lock:
+            self._look_at_all(storage)
+
+    def look(self, storage: Storage) -> None:
+        """See what maintenance did since the last look. Raises `StorageError`."""
+        with self._lock:
+            lease = tuple(storage.list(names.LEASES))
+            # A run of maintenance takes the lease, writes it again now and then, and gives it back after its record.
+            if lease == self._lease:
+                return
+            try:
+                self._follow(storage, lease)
+            except CorruptFile:
+                self._look_at_all(storage)
+
+    def _look_at_all(self, storage: Storage) -> None:
+        # The records before the files: what is recorded in between is in both.
+        lease = tuple(storage.list(names.LEASES))
+        records = _records(storage)
+        self._found = catalog.snapshots(storage)
+        self._lease, self._records = lease, records
+        self._unfinished = dict.fromkeys(_unfinished(records, records), _epoch(lease))
+
+    def _follow(self, storage: Storage, lease: tuple[Entry, ...]) -> None:
+        records = _records(storage)
+        found = {store: set(versions) for store, versions in self._found.items()}
+        for path in sorted(records - self._records):
+            known = names.parse_history(path)
+            if known in (("snapshot", "plan"), ("gc", "outcome"), None):
+                continue
+            if known == ("snapshot", "outcome"):
+                for store, version in _taken(storage, path):
+                    found.setdefault(store, set()).add(version)
+            elif known == ("gc", "plan"):
+                for store, version in _deleted(storage, path):
+                    found.get(store, set()).discard(version)
+            else:
+                # A switchover or a repair changes more than a record of it tells.
+                self._look_at_all(storage)
+                return
+        unfinished = {path: self._unfinished.get(path, _epoch(lease)) for path in self._waiting(records)}
+        # Runs that died, or were given up, before they could record what they had made.
+        abandoned = [path for path, epoch in unfinished.items() if epoch != _epoch(lease)]
+        for store in sorted({store for path in abandoned for store in _planned(storage, path)}):
+            of_store = catalog.files(storage, store.folder).get(store)
+            found[store] = set(of_store.snapshots) if of_store else set()
+        self._found = {store: frozenset(versions) for store, versions in found.items() if versions}
+        self._lease, self._records = lease, records
+        self._unfinished = {path: epoch for path, epoch in unfinished.items() if path not in abandoned}
+
+    def _waiting(self, records: frozenset[str]) -> Iterable[str]:
+        new = _unfinished(records - self._records, records)
+        return [*new, *(path for path in self._unfinished if names.outcome_of(path) not in records)]
+
+
+def _records(storage: Storage) -> frozenset[str]:
+    return frozenset(entry.path for entry in storage.list(names.HISTORY))
+
+
+def _unfinished(plans: Iterable[str], records: frozenset[str]) -> list[str]:
+    """Of these records, the plans of snapshots whose outcome is not there."""
+    wanted = ("snapshot", "plan")
+    return [path for path in plans if names.parse_history(path) == wanted and names.outcome_of(path) not in records]
+
+
+def _epoch(lease: tuple[Entry, ...]) -> str:
+    return max((entry.path for entry in lease), default="")
+
+
+def _taken(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
+    """The snapshots that a run made."""
+    for line in json_lines(read_or_none(storage, path) or b"", path):
+        if "outcome" in line:
+            yield from _snapshot_at(f"{line.get('store')}/{line.get('version')}.zip")
+
+
+def _deleted(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
+    """The snapshots that a run of retention is about to delete."""
+    for line in json_lines(read_or_none(storage, path) or b"", path):
+        yield from _snapshot_at(str(line.get("delete")))
+
+
+def _planned(storage: Storage, path: str) -> Iterable[StorePath]:
+    """The stores of which a run was about to make a snapshot."""
+    for line in json_lines(read_or_none(storage, path) or b"", path):
+        place = names.parse_place(f"{line.get('store')}/any")
+        if place is not None:
+            yield place[0]
+
+
+def _snapshot_at(path: str) -> Iterable[tuple[StorePath, VersionId]]:
+    place = names.parse_store_path(path)
+    if place is not None and place[1].kind is StoreFileKind.SNAPSHOT:
+        yield place[0], place[1].version

@@ -1,0 +1,209 @@
+"""What can be found wrong before a query starts: each of these would otherwise stop its first batch, or a later one.
+
+It reads and writes nothing but what it returns: a root is made by the first batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
+
+from pipelines.operator import Frames, StatefulOperator
+from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN
+from statestore import catalog
+from statestore.binding import Binding
+from statestore.errors import (
+    AccessDenied,
+    SchemaMismatch,
+    StorageError,
+    UnsupportedEnvironment,
+    UnsupportedType,
+    UnusableFunction,
+)
+from statestore.format import logs, names
+from statestore.format.structure import Structure
+from statestore.root import require_startable
+from statestore.storage import Storage, read_or_none
+
+_RESERVED = (GROUP_COLUMN, TAG_COLUMN, MARKER_COLUMN)
+
+
+@runtime_checkable
+class CheckedSink(Protocol):
+    """A sink that can find out before the query starts whether it will take the output."""
+
+    def require_ready(self, session: SparkSession, output: pa.Schema) -> None:
+        """Raises `UnsafeSink`, `SchemaMismatch`, `UnsupportedEnvironment`."""
+
+
+def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int) -> int:
+    """How many partitions a new root gets. Raises `UnsupportedEnvironment`."""
+    if asked is None:
+        # Spark's default of 200 shuffle partitions is more than the default number of key groups.
+        return min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
+    if not 0 < asked <= key_groups:
+        raise UnsupportedEnvironment(
+            f"{asked} partitions and {key_groups} key groups", hint="ask for 1 to as many partitions as key groups"
+        )
+    return asked
+
+
+def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
+    """The stream's columns as tasks get them. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
+    if not stream.isStreaming:
+        raise UnsupportedEnvironment("the rows are no stream", hint="read them with spark.readStream")
+    missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
+    if missing:
+        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
+    if len(set(stream.columns)) < len(stream.columns):
+        raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.columns}")
+    _require_free_names("the stream", stream.columns)
+    fields: list[pa.Field] = []
+    for column in stream.schema:
+        if column.name in operator.keys:
+            _require_bytes_tell_equality(column)
+        if column.name in operator.order_by:
+            _require_order(column)
+        try:
+            fields.extend(to_arrow_schema(StructType([column]), timezone="UTC"))
+        except PySparkException as error:
+            raise UnsupportedType(
+                f"column {column.name} has Spark's type {column.dataType.simpleString()}, which Arrow does not have",
+                hint="cast or drop it before the operator",
+            ) from error
+    columns = pa.schema(fields)
+    operator.store_schemas(columns)
+    return columns
+
+
+def require_usable(operator: StatefulOperator) -> None:
+    """Raises `UnusableFunction`, `SchemaMismatch`, `UnsupportedEnvironment` for an operator that no task could run."""
+    # Spark looks columns up without regard to case, and the sink's table does, too.
+    counts = Counter(name.lower() for name in operator.output.names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise SchemaMismatch(f"the output has columns twice: {twice}", hint="names that differ by case count as one")
+    _require_free_names("the output", operator.output.names)
+    for name, values in operator.stores.items():
+        if len(set(values.names)) < len(values.names):
+            raise SchemaMismatch(f"store {name!r} has two columns of one name", hint=f"it has {values.names}")
+    if operator.frames is Frames.PANDAS:
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise UnsupportedEnvironment("Frames.PANDAS without pandas", hint="install pandas, or use Arrow") from error
+    try:
+        inspect.signature(operator.update).bind(None, None)
+    except TypeError as error:
+        raise UnusableFunction(
+            f"the update function does not take two arguments: {error}", hint="declare it as update(rows, state)"
+        ) from error
+    except ValueError:
+        pass  # written in C, without a signature
+    try:
+        cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise UnusableFunction(
+            f"the update function cannot be sent to Spark's workers: {' '.join(str(error).split())}",
+            hint="make what cannot be pickled (a session, a lock, a connection, an open file) inside the function",
+        ) from error
+
+
+def require_trigger(trigger: Mapping[str, Any] | None) -> None:
+    """Raises `UnsupportedEnvironment` for a trigger that runs no batches."""
+    if trigger and "continuous" in trigger:
+        raise UnsupportedEnvironment(
+            "a continuous trigger runs no batches", hint="use trigger={'processingTime': '0 seconds'}"
+        )
+
+
+def require_places_apart(places: Mapping[str, str]) -> None:
+    """Raises `UnsupportedEnvironment` if one of the places (name -> URL) is the other, or inside of it."""
+    parts = {name: _parts(url) for name, url in places.items()}
+    for name, mine in parts.items():
+        for other, theirs in parts.items():
+            if name != other and mine[: len(theirs)] == theirs:
+                raise UnsupportedEnvironment(
+                    f"the {name} {places[name]} is the {other} {places[other]}, or inside of it",
+                    hint="give each a folder of its own",
+                )
+
+
+def require_root(
+    root: Storage, checkpoint: Storage, operator: StatefulOperator, columns: pa.Schema, structure: Structure
+) -> None:
+    """Raises what the first batch would raise of a root and a checkpoint that do not belong together: `ForeignRoot`,
+    `RootLost`, `SchemaMismatch`, `OtherStructure`, `HalfSwitched`; and `AccessDenied` for a folder that cannot be created.
+    """
+    for storage in (root, checkpoint):
+        _require_writable(storage.url)
+    metadata = read_or_none(checkpoint, names.QUERY_METADATA)
+    query_id = None if metadata is None else logs.parse_metadata(metadata, names.QUERY_METADATA)
+    wanted = Binding("", query_id or "a new query", 1, 1, operator.store_schemas(columns))
+    require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)
+
+
+def _require_writable(url: str) -> None:
+    """Raises for a local folder that cannot be made or written to. What a bucket allows shows when it is written to."""
+    parts = _parts(url)
+    if not parts[0].startswith("/"):
+        return
+    place = Path(*parts)
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise StorageError(f"{place} is a file", path=url, hint="name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise AccessDenied(f"{place} is not writable for this user", path=url, hint="correct its owner or its mode")
+
+
+def _parts(url: str) -> tuple[str, ...]:
+    scheme, found, rest = url.partition("://")
+    if found and scheme != "file":
+        return (f"{'s3' if scheme in ('s3a', 's3n') else scheme}:", *rest.strip("/").split("/"))
+    return Path((rest if found else url).removeprefix("file:")).absolute().resolve().parts
+
+
+def _require_free_names(what: str, columns: list[str]) -> None:
+    taken = sorted(set(columns) & set(_RESERVED))
+    if taken:
+        raise SchemaMismatch(f"{what} has columns that the operator adds itself: {taken}", hint="rename them")
+
+
+def _require_order(column: StructField) -> None:
+    for kind in _leaves(column.dataType):
+        if isinstance(kind, MapType | VariantType):
+            raise UnsupportedType(
+                f"order column {column.name} holds {kind.simpleString()}, which has no order", hint="order by another"
+            )
+
+
+def _require_bytes_tell_equality(key: StructField) -> None:
+    # Losing schedule: strings that are equal under a collation have unequal bytes. They stand mixed in a sorted
+    # partition, so that one key would come in two pieces and be two keys in the state.
+    for kind in _leaves(key.dataType):
+        if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+            raise UnsupportedType(f"key column {key.name} has a collation", hint="collate it to UTF8_BINARY")
+        if isinstance(kind, VariantType):
+            raise UnsupportedType(f"key column {key.name} holds {kind.simpleString()}", hint="cast it to a string")
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    if isinstance(kind, StructType):
+        for field in kind:
+            yield from _leaves(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _leaves(kind.elementType)
+    else:
+        yield kind

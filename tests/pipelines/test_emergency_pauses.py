@@ -1,0 +1,81 @@
+"""Emergency snapshots that fail: how often they are tried again, and what is said of it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pipelines.emergency import LONGEST_PAUSE_BATCHES, EmergencySnapshots
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StorageError
+from statestore.format import names
+from statestore.storage import Created, Kind, open_storage
+from tests.checkpoints import Checkpoint
+from tests.faults.faulty_storage import FaultyStorage
+
+LIMIT = 3
+
+
+class Full(FaultyStorage):
+    """Takes no tables."""
+
+    def create(self, path: str, data: bytes | Path) -> Created:
+        if path.endswith(".sst"):
+            raise StorageError("no space left", path=path)
+        return super().create(path, data)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    made.grow(LIMIT + 1)
+    return made
+
+
+def emergency(storage: FaultyStorage, folder: Path, said: list[str]) -> EmergencySnapshots:
+    return EmergencySnapshots(
+        storage,
+        changelogs=LIMIT,
+        scratch=folder / "scratch",
+        clock=SystemClock(),
+        ids=RandomIds(),
+        warn=said.append,
+    )
+
+
+def test_snapshots_that_fail_are_tried_with_growing_pauses_and_reported_once(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage, said = Full(checkpoint.storage), []
+    snapshots = emergency(storage, tmp_path, said)
+    tries = [batch for batch in range(600, 840) if snapshots.before(batch, batch)]
+    assert tries == [600, 601, 603, 607, 615, 631, 663, 727, 791]
+    assert max(later - one for one, later in itertools.pairwise(tries)) == LONGEST_PAUSE_BATCHES
+    gathers = [request for request in storage.trace if (request.kind, request.path) == (Kind.LIST, names.STATE)]
+    assert len(gathers) <= 3 * len(tries)
+    failed = [text for text in said if "emergency snapshots of 2 of 2 stores failed, the first: state/0/" in text]
+    assert len(failed) == 1
+    assert len(said) == 2, said
+
+
+def test_a_checkpoint_that_cannot_be_read_is_looked_at_as_seldom(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    checkpoint.storage.replace(names.commits(LIMIT), b"no commit")
+    said: list[str] = []
+    snapshots = emergency(FaultyStorage(checkpoint.storage), tmp_path, said)
+    assert sum(snapshots.before(batch, LIMIT) for batch in range(100)) == 7
+    assert len(said) == 1
+
+
+def test_when_the_tails_are_short_again_the_next_emergency_is_met_at_once(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    snapshots = emergency(FaultyStorage(checkpoint.storage), tmp_path, said)
+    assert snapshots.before(4, LIMIT)
+    assert len([text for text in said if "emergency snapshot of version" in text]) == 2
+    assert not snapshots.before(5, 0)
+    checkpoint.grow(LIMIT)
+    assert snapshots.before(6, LIMIT)
+    assert len([text for text in said if "emergency snapshot of version" in text]) == 4

@@ -1,0 +1,69 @@
+"""What a job holds, asks and sends must not grow with the batches that it has run, nor per task with its partitions."""
+
+from __future__ import annotations
+
+import gc
+import pickletools
+import uuid
+
+import pytest
+from pyspark.accumulators import _accumulatorRegistry
+from pyspark.cloudpickle import dumps
+
+from pipelines.assignments import Assignments
+from pipelines.progress import BatchReport
+from pipelines.task import PartitionReport
+from statestore.format.names import StorePath, VersionId
+from tests.pipelines.streams import Seen, Stream
+from tests.pipelines.test_operator import ROWS, adding, rows_of
+
+
+@pytest.fixture
+def stream(delta_session, tmp_path):
+    return Stream(delta_session, tmp_path, ROWS)
+
+
+class Keeping(Seen):
+    """Counts what this process keeps after each batch, and keeps nothing of the batch itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulators: list[int] = []
+        self.reports: list[int] = []
+
+    def finished(self, report: BatchReport) -> None:
+        gc.collect()
+        self.accumulators.append(len(_accumulatorRegistry))
+        self.reports.append(sum(isinstance(one, PartitionReport) for one in gc.get_objects()))
+
+
+@pytest.mark.spark
+def test_a_driver_keeps_no_reports_of_the_batches_before(stream):
+    """The reports of a task come by an accumulator, which PySpark keeps for as long as the driver lives."""
+    for value in range(6):
+        stream.append(rows_of((1, value), (2, value)))
+    keeping = Keeping()
+    stream.run(adding(), seen=keeping)
+    assert len(keeping.reports) == 6
+    assert max(keeping.accumulators) == min(keeping.accumulators)
+    assert max(keeping.reports) == min(keeping.reports)
+
+
+def _assigned(partitions: int) -> Assignments:
+    def version(number: int) -> VersionId:
+        return VersionId(number, str(uuid.uuid4()))
+
+    bases = {operator: tuple(version(900) for _ in range(partitions)) for operator in range(2)}
+    snapshots = {
+        StorePath(operator, partition): frozenset(version(number) for number in (700, 800, 850))
+        for operator in range(2)
+        for partition in range(partitions)
+    }
+    return Assignments.of(bases, snapshots)
+
+
+def test_what_a_task_unpickles_is_the_same_whatever_the_number_of_partitions():
+    few, many = (sum(1 for _ in pickletools.genops(dumps(_assigned(partitions)))) for partitions in (10, 1000))
+    assert many <= 1.3 * few
+    # What it receives grows, and is copied without being looked at: not a tenth of a kilobyte a version.
+    assert len(dumps(_assigned(1000))) < 100 * 2 * 4 * 1000

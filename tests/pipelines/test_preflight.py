@@ -1,0 +1,196 @@
+"""`start` raises what can be known before the first batch, and writes nothing then."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.preflight import chosen_partitions, require_root, row_columns
+from pipelines.query import start
+from pipelines.sinks import DeltaSink
+from statestore.binding import Binding
+from statestore.clock import RandomIds
+from statestore.errors import (
+    ForeignRoot,
+    OtherStructure,
+    RootLost,
+    SchemaMismatch,
+    StatekeeperError,
+    StorageError,
+    UnsafeSink,
+    UnsupportedEnvironment,
+    UnsupportedType,
+    UnusableFunction,
+)
+from statestore.format import logs, names
+from statestore.format.structure import Structure
+from statestore.root import StateRoot
+from statestore.storage import open_storage
+from tests.pipelines.streams import conf
+
+STATE = pa.schema([("count", pa.int64())])
+OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+
+
+def nothing(rows: Any, state: Any) -> Update:
+    return Update(None)
+
+
+OPERATOR = StatefulOperator(["key"], ["at"], STATE, OUTPUT, nothing)
+
+
+def rate(session: SparkSession, *more: str) -> Any:
+    return session.readStream.format("rate").load().selectExpr("value AS key", "value AS at", *more)
+
+
+def begin(session: SparkSession, folder: Path, operator: StatefulOperator = OPERATOR, **changes: Any) -> Any:
+    how: dict[str, Any] = {
+        "root": str(folder / "root"),
+        "checkpoint": str(folder / "checkpoint"),
+        "sink": DeltaSink(str(folder / "sink")),
+        "partitions": 2,
+        **changes,
+    }
+    return start(operator, how.pop("stream", None) or rate(session), **how)
+
+
+def holding_a_lock() -> Any:
+    lock = threading.Lock()
+    return lambda rows, state: Update(lock)
+
+
+def output(*columns: str) -> pa.Schema:
+    return pa.schema([(name, pa.int64()) for name in columns])
+
+
+REFUSED: dict[str, tuple[StatefulOperator, dict[str, Any], type[StatekeeperError], str]] = {
+    "what cannot be pickled": (
+        replace(OPERATOR, update=holding_a_lock()),
+        {},
+        UnusableFunction,
+        "cannot be sent to Spark's workers: .*lock",
+    ),
+    "one argument": (replace(OPERATOR, update=len), {}, UnusableFunction, "does not take two arguments"),
+    "an output twice": (replace(OPERATOR, output=output("n", "N")), {}, SchemaMismatch, r"columns twice: \['n'\]"),
+    "a name of the operator's own": (
+        replace(OPERATOR, output=output("__statekeeper_tag")),
+        {},
+        SchemaMismatch,
+        "adds itself",
+    ),
+    "a state column twice": (
+        replace(OPERATOR, state=pa.schema([*STATE, *STATE])),
+        {},
+        SchemaMismatch,
+        "two columns of one name",
+    ),
+    "too many partitions": (OPERATOR, {"partitions": 129}, UnsupportedEnvironment, "129 partitions and 128 key groups"),
+    "no partitions": (OPERATOR, {"partitions": 0}, UnsupportedEnvironment, "0 partitions"),
+    "a continuous trigger": (OPERATOR, {"trigger": {"continuous": "1 second"}}, UnsupportedEnvironment, "no batches"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_wrong_declaration_is_refused_by_start(delta_session, tmp_path, what):
+    operator, changes, error, said = REFUSED[what]
+    with pytest.raises(error, match=said):
+        begin(delta_session, tmp_path, operator, **changes)
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_rows_that_cannot_be_batches_of_a_stream_are_refused_by_start(delta_session, tmp_path):
+    table = delta_session.range(3).selectExpr("id AS key", "id AS at")
+    for stream, error, said in [
+        (table, UnsupportedEnvironment, "no stream -> read them with spark.readStream"),
+        (rate(delta_session, "1 AS __statekeeper_marker"), SchemaMismatch, "adds itself"),
+    ]:
+        with pytest.raises(error, match=said):
+            begin(delta_session, tmp_path, stream=stream)
+    with pytest.raises(UnsupportedType, match=r"order column tags holds map<.*has no order"):
+        begin(
+            delta_session,
+            tmp_path,
+            replace(OPERATOR, order_by=["tags"]),
+            stream=rate(delta_session, "map('a', 1) AS tags"),
+        )
+
+
+def test_places_inside_of_each_other_and_places_that_cannot_be_written_are_refused_by_start(delta_session, tmp_path):
+    root = str(tmp_path / "root")
+    for changes, said in [
+        ({"checkpoint": root}, "the root .* is the checkpoint"),
+        ({"checkpoint": f"file://{root}/checkpoint"}, "the checkpoint .* is the root .*, or inside of it"),
+        ({"sink": DeltaSink(f"{root}/sink")}, "the sink .* is the root"),
+    ]:
+        with pytest.raises(UnsupportedEnvironment, match=said):
+            begin(delta_session, tmp_path, **changes)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file is a file -> name a folder"):
+        begin(delta_session, tmp_path, root=str(tmp_path / "file" / "root"))
+
+
+def test_a_sink_that_would_refuse_the_output_is_refused_by_start(delta_session, tmp_path):
+    retention = "delta.setTransactionRetentionDuration"
+    DeltaTable.create(str(tmp_path / "forgets"), OUTPUT, configuration={retention: "interval 1 days"})
+    DeltaTable.create(str(tmp_path / "narrow"), OUTPUT.remove(1))
+    for folder, error, said in [
+        ("forgets", UnsafeSink, "interval 1 days: it forgets"),
+        ("narrow", SchemaMismatch, r"the sink's table has no columns \['count'\]"),
+    ]:
+        with pytest.raises(error, match=said):
+            begin(delta_session, tmp_path, sink=DeltaSink(str(tmp_path / folder)))
+    default = f"spark.databricks.delta.properties.defaults.{retention.removeprefix('delta.')}"
+    with (
+        conf(delta_session, {default: "interval 1 days"}),
+        pytest.raises(UnsafeSink, match="a new table would forget which batches it holds"),
+    ):
+        begin(delta_session, tmp_path)
+
+
+def test_in_the_session_of_the_how_to_a_root_gets_as_many_partitions_as_there_are_key_groups_at_most(delta_session):
+    with conf(delta_session, {"spark.sql.shuffle.partitions": "200"}):
+        assert chosen_partitions(delta_session, None, 128) == 128
+    with conf(delta_session, {"spark.sql.shuffle.partitions": "7"}):
+        assert chosen_partitions(delta_session, None, 128) == 7
+
+
+def test_a_root_that_does_not_belong_to_the_query_is_refused_by_start(delta_session, tmp_path):
+    root, checkpoint = (open_storage(str(tmp_path / name)) for name in ("root", "checkpoint"))
+    stream = rate(delta_session)
+    columns = row_columns(OPERATOR, stream)
+
+    def check(operator: StatefulOperator = OPERATOR, structure: Structure = Structure.V2) -> None:
+        require_root(root, checkpoint, operator, row_columns(operator, stream), structure)
+
+    check()
+    assert not list(tmp_path.iterdir()), "nothing was written"
+    query_id = str(uuid.uuid4())
+    wanted = Binding("", query_id, 1, 8, OPERATOR.store_schemas(columns))
+    bound = StateRoot.open(root, wanted, batch=0, ids=RandomIds())
+    with pytest.raises(ForeignRoot, match=r"belongs to query .*, not to a new query"):
+        check()
+    checkpoint.create(names.QUERY_METADATA, logs.encode_metadata(query_id))
+    check()
+    with pytest.raises(SchemaMismatch, match="the root has count: long, the job declares count: double"):
+        check(replace(OPERATOR, state=pa.schema([("count", pa.float64())])))
+    bound.commit(0, {0: (RandomIds().fresh(),)})
+    with pytest.raises(OtherStructure, match="the root is of structure V2, the job asks for V1"):
+        check(structure=Structure.V1)
+    for batch in (0, 1):
+        checkpoint.create(names.commits(batch), b"v1\n{}")
+    with pytest.raises(RootLost, match="the query has committed batch 1, the root only batch 0"):
+        check()
+
+
+def test_frames_of_pandas_are_checked_like_tables(delta_session, tmp_path):
+    with pytest.raises(UnusableFunction, match="two arguments"):
+        begin(delta_session, tmp_path, replace(OPERATOR, frames=Frames.PANDAS, update=lambda rows: Update(None)))

@@ -1,0 +1,18 @@
+"""What a job is told in secret does not show."""
+
+from __future__ import annotations
+
+from pipelines.sinks import DeltaSink
+from resources import Notifier
+
+
+def test_a_sink_shows_no_storage_options() -> None:
+    options = {"AWS_SECRET_ACCESS_KEY": "hunter2"}
+    sink = DeltaSink("s3://key:hunter2@bucket/table", options)
+    assert "hunter2" not in f"{sink!r} {sink}"
+    assert "bucket/table" in repr(sink)
+    assert sink.storage_options == options
+
+
+def test_a_notifier_shows_no_webhook() -> None:
+    assert "hooks" not in repr(Notifier(webhook="https://hooks.example.com/services/T0/B0/x"))
