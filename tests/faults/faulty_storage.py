@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from statestore.errors import StorageError
-from statestore.storage import TEMP_FOLDER, Created, Entry, Kind, Requests, Storage
+from statestore.storage import TEMP_FOLDER, Created, Deletion, Entry, Kind, Requests, Storage
+from statestore.storage.base import Omissions
 
 T = TypeVar("T")
 Entries = list[Entry]
@@ -71,6 +72,10 @@ class FaultyStorage:
     def requests(self) -> Requests:
         return self._inner.requests
 
+    @property
+    def omissions(self) -> Omissions:
+        return self._inner.omissions
+
     def read(self, path: str) -> bytes:
         return self._do(Kind.READ, path, lambda: self._inner.read(path))
 
@@ -85,14 +90,26 @@ class FaultyStorage:
 
         return self._do(Kind.READ, path, lambda: self._inner.download(path, target), tear)
 
-    def create(self, path: str, data: bytes | Path) -> Created:
-        return self._do(Kind.CREATE, path, lambda: self._inner.create(path, data), lambda: self._leave_half(data))
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        def act() -> Created:
+            return self._inner.create(path, data, like=like)
 
-    def replace(self, path: str, data: bytes | Path) -> None:
-        self._do(Kind.REPLACE, path, lambda: self._inner.replace(path, data), lambda: self._leave_half(data))
+        return self._do(Kind.CREATE, path, act, lambda: self._leave_half(data))
+
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        def act() -> None:
+            self._inner.replace(path, data, like=like)
+
+        self._do(Kind.REPLACE, path, act, lambda: self._leave_half(data))
+
+    def require_ownership(self) -> None:
+        self._inner.require_ownership()
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         return self._do(Kind.LIST, prefix, lambda: self._inner.list(prefix, hidden=hidden))
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        return self._do(Kind.LIST, folder, lambda: self._inner.list_after(folder, name, beginning=beginning))
 
     def folders(self, prefix: str) -> Names:
         return self._do(Kind.LIST, prefix, lambda: self._inner.folders(prefix))
@@ -105,6 +122,9 @@ class FaultyStorage:
         first = names[0] if names else ""
         half = names[: len(names) // 2]
         self._do(Kind.DELETE, first, lambda: self._inner.delete(names), lambda: self._inner.delete(half))
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        return self._do(Kind.DELETE, path, lambda: self._inner.delete_unchanged(path, data), lambda: None)
 
     def _do(self, kind: Kind, path: str, act: Callable[[], T], tear: Callable[[], None] | None = None) -> T:
         with self._lock:

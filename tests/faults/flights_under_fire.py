@@ -162,7 +162,7 @@ class Gun:
         RocksDB's own lock, not the folder's, which is held as well by who only looks what may be swept.
         """
         local = Path(self._places.local)
-        while not any_lock_is_held(list(local.glob("*/*/db-*/LOCK"))):
+        while not any_lock_is_held(list(local.glob("statekeeper-*/*/*/db-*/LOCK"))):
             time.sleep(_LOOK_SECONDS)
         self.fire()
 

@@ -10,9 +10,20 @@ from unittest import mock
 from statestore.chain import Chain
 from statestore.format.names import VersionId
 from statestore.maintenance import announcements
-from statestore.maintenance.retention import Deleted, Outcome, RetentionPolicy, Rule, StoreVerdicts, delete, judge, look
+from statestore.maintenance.retention import (
+    Deleted,
+    Outcome,
+    RetentionPolicy,
+    Rule,
+    StoreVerdicts,
+    delete,
+    facts,
+    judge,
+    look,
+)
 from statestore.maintenance.retention.delete import MayDelete
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.maintenance.verification import Reads
 from statestore.storage import Entry, Storage
 from tests.faults.weather import Weather
 
@@ -61,10 +72,18 @@ def _only_the_log_counts(judging: judge.Judge, given: Rule, chain: Chain, versio
 
 
 def _without_a_second_look(
-    storage: Storage, planned: StoreVerdicts, _kept_aside: frozenset[str], may_delete: MayDelete
+    storage: Storage, planned: StoreVerdicts, _reads: Reads, _kept_aside: frozenset[str], may_delete: MayDelete
 ) -> Iterator[Deleted]:
     for part in delete._delete(storage, planned.deletions, may_delete):
         yield Deleted(planned.store, Outcome.DONE, len(part), 0)
+
+
+def _trusts_what_was_planned() -> AbstractContextManager[object]:
+    """Either of the two finds a base that was damaged after the plan was made."""
+    patched = ExitStack()
+    patched.enter_context(mock.patch.object(judge, "reads_before", return_value=None))
+    patched.enter_context(mock.patch.object(delete, "_execute_store", _without_a_second_look))
+    return patched
 
 
 def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
@@ -73,7 +92,7 @@ def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
 
 def _floor_rises() -> AbstractContextManager[object]:
     patched = ExitStack()
-    for module in (look, judge):
+    for module in (look, facts):
         patched.enter_context(mock.patch.object(module, "common_floor", _wanted_whatever_loads))
     return patched
 
@@ -106,8 +125,8 @@ PROTECTIONS = {
         "committed versions that only a lineage names are taken for dead", lambda: _version_rule(_only_the_log_counts)
     ),
     "second look": Protection(
-        "a store is not looked at again before its files go",
-        lambda: mock.patch.object(delete, "_execute_store", _without_a_second_look),
+        "before the files of a store are deleted, its base is neither read nor looked at again",
+        _trusts_what_was_planned,
         lambda weather: replace(weather, has_damage=True),
     ),
     "common floor": Protection(

@@ -235,7 +235,7 @@ class Maintainer:
                 # Damage in stores that are not due is seen by the next full pass.
                 world.promises.make(planned, planned.floor, is_alone=False)
             with world.counted(UnderWay.DELETING):
-                steps = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock))
+                steps = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock, workers=1))
             done += map(records.of_deleted, steps)
             retention.remember(storage, gathered, planned, steps)
         world.counts.what["retention runs"] += 1

@@ -138,8 +138,8 @@ class Root(MemoryStorage):
         super().__init__(lambda: world.written_at_seconds)
         self._world = world
 
-    def create(self, path: str, data: bytes | Path) -> Created:
-        created = super().create(path, data)
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        created = super().create(path, data, like=like)
         if created is Created.NEW and path.startswith(f"{names.COMMITS}/"):
             self._world.promises.learn(path)
         return created

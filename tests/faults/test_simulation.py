@@ -13,7 +13,9 @@ from tests.faults.weather import Counts
 
 SEEDS = 4
 MOST_SEEDS_OF_A_CONTROL = 48
-"""Not each schedule needs each protection. Tried until one does."""
+"""Not every schedule needs every protection. Tried until one does."""
+FIRST_SEEDS = {"running": 4, "lineage": 0, "common floor": 14, "second look": 7}
+"""Where the search starts: seeds that needed the protection when this was written. Others do, too."""
 
 
 def test_in_a_few_schedules_nothing_that_is_promised_is_lost(record_property: pytest.RecordProperty) -> None:
@@ -41,7 +43,8 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     assert done.stdout.strip() == first.digest
 
 
-@pytest.mark.parametrize("name", ["running", "lineage", "common floor", "second look"])
+@pytest.mark.parametrize("name", FIRST_SEEDS)
 def test_a_protection_that_is_taken_out_is_missed(name: str) -> None:
-    failures = (run_seed(seed, without=name).failure for seed in range(MOST_SEEDS_OF_A_CONTROL))
+    seeds = range(FIRST_SEEDS[name], FIRST_SEEDS[name] + MOST_SEEDS_OF_A_CONTROL)
+    failures = (run_seed(seed, without=name).failure for seed in seeds)
     assert any(failure is not None and failure.startswith("LOST") for failure in failures)
