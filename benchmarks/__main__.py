@@ -14,8 +14,11 @@ BENCHMARKS: Mapping[str, str] = {
     "snapshot_cost": "what a snapshot and a load cost, beside Spark's own store",
     "operator_rows": "rows a second of the stateful operator, beside Spark's own operators",
     "maintenance_requests": "what audit and retention ask of storage over a thousand stores",
+    "growth": "what grows with a query's partitions and batches",
+    "growth_of_jobs": "what a running job keeps, sends and asks of storage as partitions and batches grow",
     "switchover": "what it takes to move 200 stores between the structures V1 and V2",
     "first_minutes": "how long a person waits after `make run` until the UI shows it at work",
+    "pandas_frames": "what the dtypes of pandas frames cost",
     "key_layout": "the key group in a key: an int, or two big-endian bytes",
 }
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"

@@ -29,16 +29,20 @@ _AUDIT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Pass:
-    """One run over the root. `stores`: how many were looked at."""
+    """One run over the root. `stores`: how many were looked at; `read`: how many files of new bases were read in full, and
+    their bytes."""
 
     name: str
     stores: int
     requests: int
     deleted: int
     seconds: float
+    read: tuple[int, int] = (0, 0)
 
     def row(self) -> list[str]:
-        return [self.name, f"{self.stores:,}", f"{self.requests:,}", f"{self.deleted:,}", f"{self.seconds:.1f}"]
+        files, size_bytes = self.read
+        read = f"{files:,} ({size_bytes / 2**20:,.1f} MiB)" if files else "0"
+        return [self.name, f"{self.stores:,}", f"{self.requests:,}", read, f"{self.deleted:,}", f"{self.seconds:.1f}"]
 
 
 def run(options: argparse.Namespace) -> list[Table]:
@@ -62,7 +66,7 @@ def run(options: argparse.Namespace) -> list[Table]:
     return [
         Table(
             f"{STORES:,} stores of {VERSIONS} versions and one snapshot each",
-            ["pass", "stores looked at", "requests", "files deleted", "s"],
+            ["pass", "stores looked at", "requests", "files read in full", "files deleted", "s"],
             [audited.row(), *(one.row() for one in passes)],
             [
                 f"audit: {audited.requests / STORES:.2f} requests a store, target at most {_AUDIT_REQUESTS_A_STORE} and "
@@ -71,6 +75,8 @@ def run(options: argparse.Namespace) -> list[Table]:
                 f"{'reached' if is_quick else 'missed'}",
                 f"retention: {passes[1].requests / CHANGED:.1f} requests a changed store, of which "
                 f"{passes[2].requests / CHANGED:.1f} are asked when nothing changed, too",
+                f"reads before deletion: {passes[0].read[0] / STORES:.1f} files a store in the first pass, "
+                f"{passes[1].read[0] / CHANGED:.1f} a changed store then, {passes[2].read[0]} when nothing changed",
             ],
             [
                 f"Spark's own maintenance lists each of the {STORES:,} stores once a minute.",
@@ -118,4 +124,5 @@ def _collect(root: StateRoot, name: str) -> _Pass:
     done = list(steps)
     spent = root.storage.requests.since(before).total
     deleted = sum(step.files for step in done)
-    return _Pass(name, len(gathered.chains), spent, deleted, perf_counter() - started)
+    read = (sum(step.read_files for step in done), sum(step.read_bytes for step in done))
+    return _Pass(name, len(gathered.chains), spent, deleted, perf_counter() - started, read)

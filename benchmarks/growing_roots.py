@@ -1,0 +1,76 @@
+"""Checkpoints after any number of batches, made without running them: files of the retained versions, and the logs."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.clock import RandomIds
+from statestore.format import logs, names, operators
+from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
+
+VERSIONS = 9
+"""Of which each store has files: a snapshot, and changelogs since."""
+
+_LINKS = 20_000
+"""File systems limit the names of one file."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A checkpoint of Spark's. `logged`: how many batches its logs hold, the newest ones."""
+
+    partitions: int
+    batches: int
+    logged: int
+
+
+def make(folder: Path, shape: Shape) -> None:
+    """Write it. Old log files are names of a few: what is in them differs by nothing that is looked at."""
+    ids = RandomIds()
+    stores = [StorePath(0, partition) for partition in range(shape.partitions)]
+    info = operators.StoreInfo(names.DEFAULT_STORE, 1, shape.partitions)
+    _write(folder / names.QUERY_METADATA, logs.encode_metadata(ids.fresh()))
+    operator = operators.OperatorMetadata(0, "stateStoreSave", (info,))
+    _write(folder / names.operator_metadata(0), operators.encode_operator(operator))
+    conf = {**logs.STATE_CONF, "spark.sql.shuffle.partitions": str(shape.partitions)}
+    offsets = logs.encode_offsets(logs.OffsetLog(0, 0, conf, ("{}",)))
+    first = max(0, shape.batches - VERSIONS)
+    lineages: list[tuple[VersionId, ...]] = [() for _ in stores]
+    for batch in range(first, shape.batches):
+        new = [VersionId(batch + 1, ids.fresh()) for _ in stores]
+        for store, version, lineage in zip(stores, new, lineages, strict=True):
+            sink = io.BytesIO()
+            ChangelogWriter(sink, Header(lineage)).finish()
+            _write(folder / store.changelog(version), sink.getvalue())
+            if batch == first and batch:
+                empty = SnapshotMetadata("v1", (), 0, {})
+                files = {"CURRENT": b"MANIFEST-000001\n", "MANIFEST-000001": b"x"}
+                _write(folder / store.snapshot(version), encode_snapshot(Snapshot(files, empty)))
+        lineages = [(*lineage, version) for lineage, version in zip(lineages, new, strict=True)]
+        _log(folder, batch, new)
+        _write(folder / names.offsets(batch), offsets)
+    old = range(max(0, shape.batches - shape.logged), first)
+    for number, batch in enumerate(old):
+        if number % _LINKS == 0:
+            fresh = [VersionId(batch + 1, ids.fresh()) for _ in stores]
+            _log(folder, batch, fresh)
+            _write(folder / names.offsets(batch), offsets)
+            sources = folder / names.commits(batch), folder / names.offsets(batch)
+        else:
+            os.link(sources[0], folder / names.commits(batch))
+            os.link(sources[1], folder / names.offsets(batch))
+
+
+def _log(folder: Path, batch: int, versions: list[VersionId]) -> None:
+    ids: logs.ByStore = {0: tuple((str(version.id),) for version in versions)}
+    _write(folder / names.commits(batch), logs.encode_commit(logs.CommitLog(0, ids)))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

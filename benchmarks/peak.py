@@ -1,0 +1,46 @@
+"""The peak memory of a piece of work: each runs in a process of its own, which ends with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_RUN = """
+import importlib, json, resource, sys, time
+work = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
+imported = resource.getrusage(resource.RUSAGE_SELF)
+started = time.perf_counter()
+result = work(*sys.argv[3:])
+done = resource.getrusage(resource.RUSAGE_SELF)
+cpu = done.ru_utime + done.ru_stime - imported.ru_utime - imported.ru_stime
+print(json.dumps([done.ru_maxrss, imported.ru_maxrss, cpu, time.perf_counter() - started, result]))
+"""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a piece of work took. `peak_mib`: of its whole process; `imported_mib`: before it began."""
+
+    peak_mib: float
+    imported_mib: float
+    cpu_seconds: float
+    seconds: float
+    result: Any
+
+
+def peak_of(module: str, function: str, *arguments: str) -> Peak:
+    """Call a function of a module with these texts in a fresh process; what it returns has to be JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, module, function, *arguments],
+        cwd=_REPOSITORY,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    peak_kib, imported_kib, cpu, seconds, result = json.loads(done.stdout.splitlines()[-1])
+    return Peak(peak_kib / 1024, imported_kib / 1024, cpu, seconds, result)
