@@ -50,7 +50,7 @@ class Switch(dg.Config):
         default=Do.PLAN,
         description="PLAN shows what would be done. APPLY does it, or finishes an interrupted run. ABORT takes one back.",
     )
-    i_stopped_it: bool = Field(
+    confirm_stopped: bool = Field(
         default=False, description="The query is stopped: its application is gone, and nothing will start it."
     )
     for_spark: ForSpark = Field(
@@ -88,13 +88,13 @@ def checkpoint_format(
 
     try:
         if config.do is Do.ABORT:
-            begun = passes.switch.abort(storage, policies, by, told, run=run, stopped=config.i_stopped_it)
+            begun = passes.switch.abort(storage, policies, by, told, run=run, stopped=config.confirm_stopped)
             shown = metadata.of_aborted_switch(begun)
         else:
             prepared = passes.switch.prepare(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
             if config.do is Do.APPLY:
-                prepared = passes.switch.carry_out(
-                    storage, prepared, by, told, run=run, stopped=config.i_stopped_it, scratch=scratch
+                prepared = passes.switch.execute(
+                    storage, prepared, by, told, run=run, stopped=config.confirm_stopped, scratch=scratch
                 )
             planned = prepared.plan
             is_done = planned.is_there or (config.do is Do.APPLY and not planned.refusals)

@@ -12,38 +12,38 @@ import dagster as dg
 
 from assets import metadata
 from assets.partitions import QUERIES
-from statestore.maintenance.audit import Audit, Finding, Severity, What
+from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.maintenance.switchover import Standing
+from statestore.maintenance.switchover import OpenJournal
 
 _LOGS = frozenset(
     {
-        What.COMMIT_MISSING,
-        What.COMMIT_UNREADABLE,
-        What.COMMIT_UNKNOWN_ID,
-        What.COMMIT_AT_ODDS,
-        What.COMMITS_MIXED,
-        What.HALF_SWITCHED,
-        What.FORMAT_FLIPPED,
-        What.OFFSETS_MISSING,
-        What.OFFSETS_UNREADABLE,
-        What.LOG_IN_THE_WAY,
-        What.OFFSETS_AHEAD,
-        What.DESCRIPTION_MISSING,
-        What.DESCRIPTION_UNREADABLE,
-        What.DESCRIPTION_AT_ODDS,
-        What.DESCRIPTION_MOVED,
-        What.DESCRIPTION_CHANGED,
-        What.TWO_OPERATORS,
-        What.STORE_UNDESCRIBED,
-        What.NAME_STOPS_LOADS,
-        What.NAME_STOPS_CLEANUP,
-        What.FOREIGN_FILE,
-        What.NOT_A_FILE,
+        FindingKind.COMMIT_MISSING,
+        FindingKind.COMMIT_UNREADABLE,
+        FindingKind.COMMIT_UNKNOWN_ID,
+        FindingKind.COMMIT_AT_ODDS,
+        FindingKind.COMMITS_MIXED,
+        FindingKind.HALF_SWITCHED,
+        FindingKind.FORMAT_FLIPPED,
+        FindingKind.OFFSETS_MISSING,
+        FindingKind.OFFSETS_UNREADABLE,
+        FindingKind.LOG_IN_THE_WAY,
+        FindingKind.OFFSETS_AHEAD,
+        FindingKind.DESCRIPTION_MISSING,
+        FindingKind.DESCRIPTION_UNREADABLE,
+        FindingKind.DESCRIPTION_AT_ODDS,
+        FindingKind.DESCRIPTION_MOVED,
+        FindingKind.DESCRIPTION_CHANGED,
+        FindingKind.TWO_OPERATORS,
+        FindingKind.STORE_UNDESCRIBED,
+        FindingKind.NAME_STOPS_LOADS,
+        FindingKind.NAME_STOPS_CLEANUP,
+        FindingKind.FOREIGN_FILE,
+        FindingKind.NOT_A_FILE,
     }
 )
-_CEILING = frozenset({What.NEAR_CEILING})
+_CEILING = frozenset({FindingKind.NEAR_CEILING})
 
 
 def _spec(name: str, asset: str, description: str, *, blocking: bool = False) -> dg.AssetCheckSpec:
@@ -119,7 +119,7 @@ def tail_is_short(done: SnapshotPass, policy: SnapshotPolicy) -> dg.AssetCheckRe
     )
 
 
-def nothing_left_half_switched(standing: Standing | None) -> dg.AssetCheckResult:
+def nothing_left_half_switched(standing: OpenJournal | None) -> dg.AssetCheckResult:
     """Whether no switchover is half done."""
     said, made, stores = "none is half done", 0, 0
     if standing is not None:
@@ -182,7 +182,7 @@ def retention_floor_is_kept(done: RetentionPass, after: Audit) -> dg.AssetCheckR
     )
 
 
-def _contradicted(what: What) -> str:
+def _contradicted(what: FindingKind) -> str:
     """The check that a kind of finding turns red."""
     if what in _CEILING:
         return FAR_FROM_LINEAGE_CEILING.name

@@ -20,7 +20,7 @@ from assets.jobs import maintain_query, refresh_fleet_health, switch_checkpoint
 from assets.lineage import lineage
 from assets.retention import retention
 from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
-from assets.sensors import changelog_tail, dead_runs, tell_of_failures
+from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from assets.snapshot import snapshot
 from assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
 from resources import Fleet, Notifier, Worker
@@ -44,7 +44,7 @@ def build(environment: Mapping[str, str]) -> dg.Definitions:
         ],
         jobs=[maintain_query, switch_checkpoint, refresh_fleet_health, prune_history],
         schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
-        sensors=[changelog_tail, dead_runs, tell_of_failures],
+        sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={
             "fleet": Fleet(
                 config_file=str(Path(environment.get("STATEKEEPER_CONFIG", FILE_NAME)).resolve()),

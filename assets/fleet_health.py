@@ -19,7 +19,7 @@ from statestore.storage import at_once
 _CLEAN = "clean_audits"
 
 EVERY_QUERY_IS_IN_ORDER = dg.AssetCheckSpec(
-    "every_query_is_in_order",
+    "all_queries_healthy",
     asset="fleet_health",
     description="No query has a finding of its audit, and each could be looked at. Red: something is broken *now*, "
     "whatever was told when, until it is mended. The query and its file are named; `statekeeper audit QUERY` says what to "
@@ -55,7 +55,7 @@ def fleet_health(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Material
     looked, now = look(fleet), SystemClock().now_seconds()
     context.log.info("looked at %d queries, %d could not be", len(looked.rows), len(looked.problems))
     clean = last_clean(looked, _clean_before(context.instance), now)
-    return dg.MaterializeResult(metadata=of_fleet(looked, clean, now), check_results=[every_query_is_in_order(looked)])
+    return dg.MaterializeResult(metadata=of_fleet(looked, clean, now), check_results=[all_queries_healthy(looked)])
 
 
 def _clean_before(instance: dg.DagsterInstance) -> Mapping[str, float]:
@@ -132,7 +132,7 @@ def _cells(one: Health, clean_age_seconds: int | None) -> tuple[object, ...]:
     return (*findings, *restart, *sizes, one.least_commits_left, clean_age_seconds, one.requests)
 
 
-def every_query_is_in_order(looked: Looked) -> dg.AssetCheckResult:
+def all_queries_healthy(looked: Looked) -> dg.AssetCheckResult:
     """Whether nothing is broken now."""
     broken = {name: f"{one.worst.file} {one.worst.problem}" for name, one in looked.rows.items() if one.worst}
     odd = {**looked.problems, **broken}

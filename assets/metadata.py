@@ -16,7 +16,7 @@ from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.passes.audit import Looked
-from statestore.maintenance.retention import Amount, Deleted, Outcome, Rule
+from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
 
@@ -118,7 +118,7 @@ def of_retention(done: RetentionPass) -> Metadata:
         "deleted_files": sum(step.files for step in done.done),
         "deleted_bytes": sum(step.size_bytes for step in done.done),
         "spared_files": sum(len(step.spared) for step in done.done),
-        "stores_left_alone": sum(step.outcome is Outcome.CHANGED for step in done.done),
+        "stores_left_alone": sum(step.outcome is DeletionOutcome.CHANGED for step in done.done),
         "read_files": sum(step.read_files for step in done.done),
         "read_bytes": sum(step.read_bytes for step in done.done),
         "left_for_the_next_run": planned.left_out,

@@ -16,8 +16,8 @@ import dagster as dg
 
 from statestore.chain import Chain
 from statestore.format.names import VersionId
-from statestore.maintenance.audit import Audit, Facts
-from statestore.maintenance.audit.facts import StoreFacts
+from statestore.maintenance.audit import Audit, AuditFacts
+from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.health import Health
 
 _VERSIONS = 60
@@ -31,9 +31,9 @@ _UNENCODED = " '/:;=,+.!*$&?@~-"
 """What may stand as it is in an address between < and > in Markdown."""
 
 
-def of_lineage(facts: Facts, found: Audit) -> dg.MarkdownMetadataValue:
+def of_lineage(facts: AuditFacts, found: Audit) -> dg.MarkdownMetadataValue:
     """The newest versions of one store: the first that is broken, else the one with the longest tail."""
-    stores = {one.store: one for one in facts.stores if isinstance(one, StoreFacts)}
+    stores = {one.store: one for one in facts.stores if isinstance(one, StoreAuditFacts)}
     named = [finding.store for finding in found.breaks if finding.store in stores]
     longest = max(found.stores, key=lambda store: store.tail, default=None)
     chosen = named[0] if named else (longest.store if longest else None)
@@ -42,7 +42,7 @@ def of_lineage(facts: Facts, found: Audit) -> dg.MarkdownMetadataValue:
     return _image(lineage_svg(stores[chosen]), "lineage")
 
 
-def lineage_svg(store: StoreFacts) -> str:
+def lineage_svg(store: StoreAuditFacts) -> str:
     """Squares are snapshots, dots changelogs, both on the line of committed versions; dead branches lie below it. What
     cannot be loaded is red, the changelogs that a load of the head replays are green, snapshots blue."""
     chain = store.chain

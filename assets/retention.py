@@ -13,7 +13,7 @@ from resources import Fleet, holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import audit, passes
 from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import Deleted, Outcome
+from statestore.maintenance.retention import Deleted, DeletionOutcome
 
 
 @dg.asset(
@@ -47,7 +47,7 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
 
 def _enter(context: dg.AssetExecutionContext, query: str, done: tuple[Deleted, ...]) -> None:
     """Into the ledger: the stores from which something was deleted, or that had changed under the plan."""
-    told = (step for step in done if step.outcome is not Outcome.READ)
+    told = (step for step in done if step.outcome is not DeletionOutcome.READ)
     for store, steps in groupby(told, key=lambda step: step.store):
         if store is not None:
             key = store_key(query, store)

@@ -105,7 +105,7 @@ def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReaso
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names.",
 )
-def tell_of_failures(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
+def notify_on_failure(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
     """Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names."""
     run = context.dagster_run
     failures = [event.step_failure_data.error for event in context.get_step_failure_events()]

@@ -26,7 +26,7 @@ from pipelines.session import spark_session
 from statestore.clock import RandomIds, SystemClock
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress, keep_house
+from statestore.store import StateStore, StoreAddress, advance_local_copy
 
 CHANGES = 5_000
 SIZES = (10_000, 100_000, 1_000_000)
@@ -106,7 +106,7 @@ class Ours:
 
     def _keep_house(self, base: VersionId) -> None:
         started = perf_counter()
-        keep_house(self._address, base, storage=self._storage, clock=SystemClock(), ids=RandomIds())
+        advance_local_copy(self._address, base, storage=self._storage, clock=SystemClock(), ids=RandomIds())
         self.samples.housekeeping_milliseconds += (perf_counter() - started) * 1000
 
     def _load(self) -> StateStore:
@@ -127,7 +127,7 @@ class Ours:
                 self.head = store.commit()
         metrics = store.commit_metrics
         self.samples.upload_ratios.append(metrics.uploaded_bytes / metrics.changed_bytes)
-        if store.wants_housekeeping and (self._keeping_house is None or not self._keeping_house.is_alive()):
+        if store.needs_compaction and (self._keeping_house is None or not self._keeping_house.is_alive()):
             # As a task does: after the batch, beside whatever comes next.
             self._keeping_house = threading.Thread(target=self._keep_house, args=[store.base])
             self._keeping_house.start()

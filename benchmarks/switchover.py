@@ -17,7 +17,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names, operators
 from statestore.format.structure import Structure
 from statestore.maintenance import runs, snapshot, switchover
-from statestore.maintenance.switchover import Machine, Phase, SwitchPlan
+from statestore.maintenance.switchover import Machine, SwitchPhase, SwitchPlan
 from statestore.storage import Storage, at_once, open_storage
 
 STORES = 200
@@ -102,7 +102,7 @@ def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
         machine=Machine(folder, SystemClock(), RandomIds()),
     )
     seconds, spent = perf_counter() - started, storage.requests.since(before)
-    assert Phase.ENDED in reached
+    assert SwitchPhase.ENDED in reached
     return _Move(seconds, planned.read_bytes, spent.bytes_read, spent.bytes_written, spent.total, copy_seconds)
 
 

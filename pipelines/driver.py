@@ -300,7 +300,7 @@ class BatchDriver:
         self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]
     ) -> tuple[Mapping[int, tuple[str, ...]], tuple[str, ...]]:
         """The ids to commit. The sink decides: it may have skipped our write, because another driver was first."""
-        if not self._sink.can_be_asked:
+        if not self._sink.supports_exactly_once:
             return mine.ids, ()
         held = self._sink.held(query_id, batch)
         if held == mine.attempt:

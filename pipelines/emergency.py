@@ -63,7 +63,7 @@ class EmergencySnapshots:
         except StatekeeperError as error:
             self._report("the stores that need an emergency snapshot are unknown", [str(error)])
             return
-        late = [action for action in plan.take if action.reason is snapshot.Why.COUNT]
+        late = [action for action in plan.take if action.reason is snapshot.SnapshotReason.COUNT]
         if not late:
             return
         if self._reported is None:

@@ -2,7 +2,7 @@
 
     <home>/dagster.yaml      a copy of the repository's, made once, then its owner's to change
     <home>/workspace.yaml    where the code server listens
-    <home>/said/             what each process says; never <home>/logs, which Dagster's telemetry takes for its own
+    <home>/process-logs/     the output of each process; never <home>/logs, which Dagster's telemetry takes for its own
     <home>/history, storage, schedules    Dagster's own; can be deleted, nothing but history is lost
 
 Both the webserver and the daemon ask one code server. Starting it once saves a process and its memory, and one that was
@@ -34,7 +34,7 @@ from statestore.maintenance import config
 HOST = "127.0.0.1"
 PORT = 3000
 _LOOK_SECONDS = 1.0
-LOGS = "said"
+LOGS = "process-logs"
 """Below a home: where the logs are."""
 
 _REPOSITORY = Path(__file__).resolve().parent.parent

@@ -140,7 +140,7 @@ def start(
     preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure)
     if isinstance(sink, preflight.CheckedSink):
         sink.require_ready(session, operator.output)
-    if not sink.can_be_asked:
+    if not sink.supports_exactly_once:
         _LOG.warning("the sink cannot say which batches it holds: output is at-least-once, state is exactly-once")
     driver = BatchDriver(
         operator,

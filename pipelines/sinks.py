@@ -47,7 +47,7 @@ class Attempt:
 class Sink(Protocol):
     """Takes the output of batches."""
 
-    can_be_asked: ClassVar[bool]
+    supports_exactly_once: ClassVar[bool]
 
     def held(self, query_id: str, batch: int) -> str | None:
         """The attempt that the sink holds of a batch; None when it does not hold the batch. Asked before each batch
@@ -92,7 +92,7 @@ class DeltaSink:
     path: str
     storage_options: Mapping[str, str] = field(default_factory=dict)
     continue_at_batch: int | None = None
-    can_be_asked: ClassVar[bool] = True
+    supports_exactly_once: ClassVar[bool] = True
     _log: DeltaLog = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -247,7 +247,7 @@ class AtLeastOnceSink:
     """
 
     function: Callable[[DataFrame, int], None]
-    can_be_asked: ClassVar[bool] = False
+    supports_exactly_once: ClassVar[bool] = False
 
     def held(self, query_id: str, batch: int) -> str | None:
         del query_id, batch

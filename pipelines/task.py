@@ -41,7 +41,7 @@ from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
 from statestore.loading.loaded import LoadMetrics
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, keep_house
+from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
@@ -323,7 +323,7 @@ class _Partition:
         wanting = [
             (self._address(operator), self._assigned[operator].base)
             for operator, store in enumerate(stores.values())
-            if store.wants_housekeeping
+            if store.needs_compaction
         ]
         threading.Thread(target=_keep_house, args=(wanting, self._plan), daemon=True).start()
 
@@ -336,7 +336,7 @@ def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPla
     for address, base in wanting:
         # What is wrong with a copy is known by then: it is served no longer, and the next load builds it anew.
         with contextlib.suppress(StatekeeperError):
-            keep_house(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
+            advance_local_copy(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
     folder = user_folder(Path(plan.local_folder).absolute())
     sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 

@@ -61,9 +61,9 @@ class Chain:
     """The committed versions of one store, ascending and gapless, the last one its head.
 
     snapshots   of these versions, those that have a zip
-    broken      versions whose changelog cannot be used, and why: missing, unreadable, at odds with the commit log
+    broken      versions whose changelog cannot be used, and why: missing, unreadable, at conflicts with the commit log
     end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
-    odds        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
+    conflicts        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
     needs_base  whether changelogs alone give no version: only a snapshot says what a store's column families are called
     begins      the store's first version: a partition that came with a repartitioning has none before it
     """
@@ -74,7 +74,7 @@ class Chain:
     snapshots: Mapping[VersionId, SnapshotFacts]
     broken: Mapping[VersionId, str] = field(default_factory=dict)
     end: str | None = None
-    odds: str | None = None
+    conflicts: str | None = None
     needs_base: bool = False
     begins: int = 1
 
@@ -120,14 +120,15 @@ def walk(
     files: StoreFiles,
     *,
     down_to: int = 1,
-    doomed: Collection[str] = (),
+    pending_delete: Collection[str] = (),
     faults: Mapping[str, ReadFault] | None = None,
     is_first: Callable[[int], bool] = _is_from_the_start,
     needs_base: bool = False,
 ) -> Chain:
     """The chain of a store from its head back to a base of version `down_to`, or as far as it goes.
 
-    `committed`: its versions in the commit log, by number; only those are asked for that the walk comes to. `doomed`: paths
+    `committed`: its versions in the commit log, by number; only those are asked for that the walk comes to.
+    `pending_delete`: paths
     of tables that a run is about to delete; a snapshot that names one counts as damaged. `faults`: files that a read in
     full has found damaged, by path; a snapshot that needs one counts as damaged, too. `is_first`: whether a version is the
     store's first; `needs_base`: see `Chain`.
@@ -136,7 +137,7 @@ def walk(
     each sidecar of one, and one for each time that a lineage has to tell what the log no longer does. Raises
     `StorageError`.
     """
-    chain = _Walk(storage, store, committed, files, doomed, faults or {}).back_to(head, down_to, is_first)
+    chain = _Walk(storage, store, committed, files, pending_delete, faults or {}).back_to(head, down_to, is_first)
     return replace(chain, needs_base=needs_base)
 
 
@@ -147,14 +148,14 @@ class _Walk:
         store: StorePath,
         committed: Mapping[int, VersionId],
         files: StoreFiles,
-        doomed: Collection[str],
+        pending_delete: Collection[str],
         faults: Mapping[str, ReadFault],
     ) -> None:
         self._storage = storage
         self._store = store
         self._committed = committed
         self._files = files
-        self._doomed = doomed
+        self._pending_delete = pending_delete
         self._faults = faults
         self._snapshots: dict[VersionId, SnapshotFacts] = {}
         self._broken: dict[VersionId, str] = {}
@@ -189,7 +190,7 @@ class _Walk:
     def _look_at(self, version: VersionId) -> None:
         if version in self._files.snapshots:
             self._snapshots[version] = look_at_snapshot(
-                self._storage, self._store, version, self._files, self._doomed, self._faults
+                self._storage, self._store, version, self._files, self._pending_delete, self._faults
             )
         if version not in self._files.changelogs:
             self._broken[version] = f"{self._store.changelog(version)} is missing"
@@ -242,7 +243,7 @@ def look_at_snapshot(
     store: StorePath,
     version: VersionId,
     files: StoreFiles,
-    doomed: Collection[str] = (),
+    pending_delete: Collection[str] = (),
     faults: Mapping[str, ReadFault] | None = None,
 ) -> SnapshotFacts:
     """Read a snapshot's zip and compare it with the tables that there are, and with its sidecar. One request, one more for
@@ -261,7 +262,7 @@ def look_at_snapshot(
         if held is None or held.size_bytes != table.size_bytes:
             there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
             return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}", snapshot.is_ours)
-        if store.table_file(table.dfs_name) in doomed:
+        if store.table_file(table.dfs_name) in pending_delete:
             return SnapshotFacts(
                 metadata, f"{path}: its table {table.dfs_name} is announced for deletion", snapshot.is_ours
             )

@@ -131,7 +131,7 @@ class StateStore:
         ahead_keys = len(loaded.ahead)
         # Reads see what the local copy lacks as they see the changes of the batch: over the database.
         self._pending = PendingChanges(folder.unfinished_file(), loaded.ahead)
-        self.wants_housekeeping = loaded.database.wants_merge() or (
+        self.needs_compaction = loaded.database.wants_merge() or (
             ahead_keys > 0
             and (
                 load_metrics.replayed_changelogs >= _AHEAD_VERSIONS
@@ -366,7 +366,7 @@ def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
         )
 
 
-def keep_house(
+def advance_local_copy(
     address: StoreAddress,
     base: VersionId,
     *,
@@ -382,4 +382,4 @@ def keep_house(
     """
     engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
     folder = LocalCopyFolder(address.local_folder, engine, ids)
-    return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).keep_house(base)
+    return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).advance_local_copy(base)

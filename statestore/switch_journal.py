@@ -1,7 +1,7 @@
 """What a switchover has written down of itself, so that whoever comes after a crash can finish it, or take it back.
 
     _statekeeper/switchover/00000001/begun.json                  where it starts from, and what is to be called what
-                                     cleared.json                what would be in the way of a snapshot is put aside
+                                     cleared.json                what would be in the way of a snapshot is quarantined
                                      made-0-3-default.json       a store's snapshot stands, read back and compared
                                      ended.json                  switched, or taken back
 
@@ -37,7 +37,7 @@ class Ending(Enum):
 class Begun:
     """Where a switchover starts from, and what each store's snapshot is to be called, in the commit log's order.
 
-    `run` names the folder in which files are put aside; `commit` is the newest commit's file as it was; `header` that of
+    `run` names the folder in which files are quarantined; `commit` is the newest commit's file as it was; `header` that of
     the snapshots; `reused`: the stores of which the snapshot at the head is used as it is.
     """
 
@@ -60,7 +60,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Standing:
+class OpenJournal:
     """An open journal. `made`: the snapshots that stand, by store."""
 
     begun: Begun
@@ -68,7 +68,7 @@ class Standing:
     is_cleared: bool = False
 
 
-def standing(storage: Storage, paths: Iterable[str] | None = None) -> Standing | None:
+def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJournal | None:
     """The switchover that is half done; None when there is none. A listing, unless `paths` are one in which the journals
     are, and a request for each file of an open one.
 
@@ -86,7 +86,7 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> Standing |
     for name, path in parts.items():
         if name in by_name:
             made[by_name[name]] = _parse_made(storage.read(path), path)
-    return Standing(begun, made, "cleared" in parts)
+    return OpenJournal(begun, made, "cleared" in parts)
 
 
 def require_none(storage: Storage) -> None:

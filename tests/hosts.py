@@ -15,7 +15,7 @@ from statestore.format import logs
 from statestore.format.names import EMPTY, StorePath, VersionId, commits
 from statestore.format.structure import Structure
 from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress, StoreLimits, keep_house
+from statestore.store import StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 STORE = StorePath(0, 3)
 
@@ -66,17 +66,17 @@ class Host:
             store.put(column(list(changes)), column(list(changes.values())))
             return store.commit()
 
-    def keep_house(self, version: VersionId) -> bool:
+    def advance_local_copy(self, version: VersionId) -> bool:
         """What a task does in the background after a batch."""
-        return keep_house(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
+        return advance_local_copy(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
 
     def batch(self, base: VersionId, changes: Changes) -> VersionId:
         """One batch as a task has it: with housekeeping when the store asks for it."""
         with self.load(base) as store:
             store.put(column(list(changes)), column(list(changes.values())))
             version = store.commit()
-        if store.wants_housekeeping:
-            self.keep_house(base)
+        if store.needs_compaction:
+            self.advance_local_copy(base)
         return version
 
     def copy(self) -> Database:

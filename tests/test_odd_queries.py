@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from statestore import catalog
 from statestore.cli import main
 from statestore.errors import UnknownFormatVersion
-from statestore.maintenance.audit import What, gather, judge
+from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
 from tests.fixtures.unpacked import unpacked
 
@@ -80,10 +80,10 @@ def test_each_verb_says_plainly_that_there_is_no_state(written: Written, tmp_pat
     told = [
         said(root, "audit", "--deep", "--scratch", scratch),
         said(root, "inspect"),
-        said(root, "snapshot", "--at-head", "--i-stopped-it", "--mode", "full", "--scratch", scratch),
+        said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch),
         said(root, "gc"),
         said(root, "gc", "--apply", "--mode", "full", "--retain", "1", "--grace", "0s"),
-        said(root, "gc", "--orphans", "--apply", "--i-stopped-it", "--mode", "full"),
+        said(root, "gc", "--orphans", "--apply", "--confirm-stopped", "--mode", "full"),
     ]
     assert [plainly in one for one in told] == [True] * len(told), told
     assert not any("HDFS" in one for one in told)
@@ -113,7 +113,7 @@ def test_an_ordinary_stateful_query_gets_its_snapshots_and_is_cleaned_up(
     inspected = json.loads(said(root, "inspect", "--output", "json"))
     assert (len(inspected["stores"]), inspected["stateless"]) == (STORES[form], None)
     rows = said(root, "dump", "--output", "jsonl")
-    said(root, "snapshot", "--at-head", "--i-stopped-it", "--mode", "full", "--scratch", scratch)
+    said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
     said(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     said(root, "audit", "--deep", "--retain", "1", "--scratch", scratch)
     assert said(root, "dump", "--output", "jsonl") == rows
@@ -124,7 +124,7 @@ def test_a_live_query_of_structure_v1_whose_settled_version_retention_deleted_ha
 ) -> None:
     """Whoever keeps two versions has a snapshot at the head or one below it, and nothing two below the head."""
     root, scratch = written("v1-available-now"), str(tmp_path / "scratch")
-    said(root, "snapshot", "--at-head", "--i-stopped-it", "--mode", "full", "--scratch", scratch)
+    said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
     said(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     assert not (root / "state/0/0/1.changelog").exists()
     told = json.loads(said(root, "snapshot", "--mode", "full", "--output", "json", "--scratch", scratch))
@@ -147,7 +147,7 @@ def test_a_gap_in_the_logs_of_a_query_with_state_is_still_an_error(written: Writ
     for log in ("commits", "offsets"):
         (root / log / "1").unlink()
         (root / log / ".1.crc").unlink()
-    assert What.COMMIT_MISSING in {one.what for one in judge(gather(open_storage(str(root)))).findings}
+    assert FindingKind.COMMIT_MISSING in {one.what for one in judge(gather(open_storage(str(root)))).findings}
 
 
 def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: Written) -> None:
@@ -156,7 +156,7 @@ def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: 
     (root / "commits" / str(newest)).write_bytes(b"v1\n{")
     (root / "offsets" / str(newest)).write_bytes(b"v1\n{")
     found = {one.what for one in judge(gather(open_storage(str(root)))).findings}
-    assert found == {What.COMMIT_UNREADABLE, What.OFFSETS_UNREADABLE}
+    assert found == {FindingKind.COMMIT_UNREADABLE, FindingKind.OFFSETS_UNREADABLE}
 
 
 def test_files_of_another_state_store_are_no_query_without_state(written: Written) -> None:

@@ -10,7 +10,7 @@ from statestore.format import logs, names, operators
 from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
-from statestore.maintenance.audit import What, gather, judge
+from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import Storage, StorageSpec
 from tests.checkpoints import NO_ROWS, ROOT_ID
 
@@ -54,7 +54,7 @@ def test_what_takes_all_rows_together_has_one_partition(
     commit(storage, 0, ids)
     assert partitions(storage) == 1
     found = judge(gather(storage))
-    assert {finding.what for finding in found.findings} == {What.NO_BASE}
+    assert {finding.what for finding in found.findings} == {FindingKind.NO_BASE}
     assert [store.store for store in found.stores] == [StorePath(0, 0)]
 
 
@@ -76,7 +76,7 @@ def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage:
     of_stores = [log.of_store(StorePath(0, partition)) for partition in range(3)]
     assert [next(n for n in sorted(one) if log.is_first(one, n)) for one in of_stores] == [1, 1, 3]
     assert sorted(log.of_store(StorePath(0, 2))) == [3, 4]
-    assert not any(finding.what is What.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
+    assert not any(finding.what is FindingKind.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
 
 
 def test_a_partition_that_is_gone_is_told_when_no_commit_names_it_any_more(storage: Storage) -> None:
@@ -87,7 +87,7 @@ def test_a_partition_that_is_gone_is_told_when_no_commit_names_it_any_more(stora
         commit(storage, batch, pinned, pinned)
 
     def undescribed() -> list[StorePath | None]:
-        return [one.store for one in judge(gather(storage)).findings if one.what is What.STORE_UNDESCRIBED]
+        return [one.store for one in judge(gather(storage)).findings if one.what is FindingKind.STORE_UNDESCRIBED]
 
     assert undescribed() == []
     storage.delete([names.commits(0), names.offsets(0)])
@@ -101,7 +101,7 @@ def test_a_commit_that_nothing_else_bears_out_is_refused_by_name(storage: Storag
     commit(storage, 1, named)
     with pytest.raises(CorruptFile, match=rf"commits/1: names {named} partitions of operator 0, .* describes 2"):
         catalog.heads(storage)
-    [finding] = [f for f in judge(gather(storage)).findings if f.what is What.COMMIT_AT_ODDS]
+    [finding] = [f for f in judge(gather(storage)).findings if f.what is FindingKind.COMMIT_AT_ODDS]
     assert finding.file == "commits/1"
 
 

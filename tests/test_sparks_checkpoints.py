@@ -116,9 +116,9 @@ def test_a_snapshot_of_sparks_is_read_in_full_before_what_replaces_it_is_deleted
     whole = bad.read_bytes()
     bad.write_bytes(whole[:5] + bytes([whole[5] ^ 0x20]) + whole[6:])
     steps = collected(storage)
-    assert retention.Outcome.DAMAGED in {step.outcome for step in steps}
+    assert retention.DeletionOutcome.DAMAGED in {step.outcome for step in steps}
     assert sum(step.files for step in steps) == 0
     bad.write_bytes(whole)
     steps = collected(storage)
-    assert {step.outcome for step in steps} == {retention.Outcome.READ, retention.Outcome.DONE}
+    assert {step.outcome for step in steps} == {retention.DeletionOutcome.READ, retention.DeletionOutcome.DONE}
     assert written.differing(dumped(written.checkpoint)) == []

@@ -15,7 +15,7 @@ from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVers
 from statestore.format import names
 from statestore.maintenance import repair, retention, undo
 from statestore.maintenance import snapshot as snapshots
-from statestore.maintenance.audit import Audit, Severity, What, gather, judge
+from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
 from tests.fixtures.unpacked import unpacked
@@ -47,7 +47,7 @@ def audited(root: Path, scratch: Path | None = None) -> Audit:
     return judge(gather(open_storage(str(root)), scratch=scratch))
 
 
-def kinds(audit: Audit) -> list[What]:
+def kinds(audit: Audit) -> list[FindingKind]:
     return [finding.what for finding in audit.findings]
 
 
@@ -107,7 +107,7 @@ def test_a_batch_without_offsets_is_none_to_restart_from(written: Written) -> No
     for path in (root / "offsets" / "2", root / "offsets" / ".2.crc"):
         path.unlink()
     audit = audited(root)
-    assert (kinds(audit), audit.restart.batch) == ([What.OFFSETS_MISSING], 1)
+    assert (kinds(audit), audit.restart.batch) == ([FindingKind.OFFSETS_MISSING], 1)
     assert (
         audit.restart.explained == "the newest batch that every store loads, and that has its offsets, is 1 (version 2)"
     )
@@ -119,7 +119,7 @@ def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None
     commit.write_bytes(commit.read_bytes().replace(b"v2\n", b"v7\n"))
     audit = audited(root)
     [found] = audit.findings
-    assert (found.what, audit.restart.batch) == (What.COMMIT_UNREADABLE, None)
+    assert (found.what, audit.restart.batch) == (FindingKind.COMMIT_UNREADABLE, None)
     assert found.action == "use a Statekeeper that knows this format, and leave the file as it is"
     assert "cannot start" not in found.meaning
 
@@ -130,7 +130,7 @@ def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -
     shutil.copy(root / "offsets" / "2", root / "offsets" / "2000000000")
     left = snapshots.plan(snapshots.gather(open_storage(str(root))), snapshots.SnapshotPolicy()).leave
     assert {action.reason for action in left} == {snapshots.WhyNot.NOT_LOADABLE}
-    [gap] = [finding for finding in audited(root).findings if finding.what is What.COMMIT_MISSING]
+    [gap] = [finding for finding in audited(root).findings if finding.what is FindingKind.COMMIT_MISSING]
     assert (gap.file, gap.problem) == ("commits/3", "is missing, and so are those up to batch 1999999999")
 
 
@@ -138,7 +138,9 @@ def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
     root = written("v1-two-operators-zstd")
     shutil.rmtree(root / "state" / "0")
     audit = audited(root)
-    assert [(f.what, f.file) for f in audit.findings] == [(What.DESCRIPTION_MISSING, "state/0/_metadata/metadata")]
+    assert [(f.what, f.file) for f in audit.findings] == [
+        (FindingKind.DESCRIPTION_MISSING, "state/0/_metadata/metadata")
+    ]
     assert audit.restart.batch is None
 
 
@@ -148,7 +150,7 @@ def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(wri
     shutil.rmtree(root / "state" / "0" / "1")
     audit = audited(root)
     [found] = audit.findings
-    assert (found.what, found.file, audit.restart.batch) == (What.NO_BASE, "state/0/1", None)
+    assert (found.what, found.file, audit.restart.batch) == (FindingKind.NO_BASE, "state/0/1", None)
     assert "not one file" in found.problem
 
 
@@ -163,7 +165,7 @@ def test_the_stores_of_a_join_are_known_by_their_folders_where_no_commit_names_t
     root = written("v1-join-2")
     shutil.rmtree(root / "state" / "0" / "_metadata")
     audit = audited(root)
-    assert (kinds(audit), len(audit.stores)) == ([What.DESCRIPTION_MISSING], 8)
+    assert (kinds(audit), len(audit.stores)) == ([FindingKind.DESCRIPTION_MISSING], 8)
 
 
 def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
@@ -175,7 +177,7 @@ def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
         for name, body in files.items():
             archive.writestr(name, body.replace(b"v1\n", b"v9\n") if name == "metadata" else body)
     [found] = audited(root).findings
-    assert (found.what, found.action) == (What.STORE_UNKNOWN_FORMAT, "use a Statekeeper that knows this format")
+    assert (found.what, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "use a Statekeeper that knows this format")
     assert found.file == str(path.relative_to(root))
 
 
@@ -213,7 +215,7 @@ def test_a_query_that_was_taken_back_to_its_beginning_is_told_and_repaired_and_t
     before = {entry.path for entry in storage.list(names.STATE)}
     found = audited(root).findings
     assert {(f.what, f.severity, f.file) for f in found} == {
-        (What.DEAD_TIME_LINE, Severity.ERROR, f"state/0/{partition}/1.zip") for partition in (0, 1)
+        (FindingKind.ROLLED_BACK_FILES, Severity.ERROR, f"state/0/{partition}/1.zip") for partition in (0, 1)
     }
     run = RandomIds().fresh()
     done = list(repair.execute(storage, repair.plan(repair.gather(storage), None), run=run))

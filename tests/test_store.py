@@ -205,7 +205,7 @@ def test_two_hosts_that_take_turns_hold_what_a_dict_holds(
     history = History()
     for changes, which, fails, keeps_house in steps:
         if keeps_house:
-            hosts[which].keep_house(history.head)
+            hosts[which].advance_local_copy(history.head)
         with hosts[which].load(history.head) as store:
             assert dict(store.scan()) == history.states[-1]
             store.put(column(list(changes)), column(list(changes.values())))
@@ -246,12 +246,12 @@ def test_more_changes_than_memory_may_hold_are_seen_and_committed(host: Host, mo
 def test_a_warm_load_makes_no_request(host: Host) -> None:
     history = History()
     history.grow(host, 3)
-    assert host.keep_house(history.versions[1])
+    assert host.advance_local_copy(history.versions[1])
     with host.load(history.head) as store:
         metrics = store.load_metrics
         assert (metrics.base, metrics.replayed_changelogs, metrics.replayed_keys) == (BaseKind.LOCAL, 2, 5)
         assert (metrics.requests, metrics.fetched_bytes, metrics.fetched_files) == (0, 0, 0)
-    assert host.keep_house(history.head)
+    assert host.advance_local_copy(history.head)
     with host.load(history.head) as store:
         metrics = store.load_metrics
         assert (metrics.base, metrics.replayed_changelogs, metrics.requests) == (BaseKind.LOCAL, 0, 0)
@@ -262,9 +262,9 @@ def test_a_copy_on_another_branch_or_further_on_is_not_moved(host: Host) -> None
     history = History()
     history.grow(host, 3)
     twin = host.commit(history.versions[2], {b"twin": b"1"})
-    assert host.keep_house(history.head)
-    assert not host.keep_house(twin)
-    assert not host.keep_house(history.versions[1])
+    assert host.advance_local_copy(history.head)
+    assert not host.advance_local_copy(twin)
+    assert not host.advance_local_copy(history.versions[1])
     assert host.read(history.head) == history.states[-1]
     if host.structure is Structure.V2:
         assert host.read(twin) == {**history.states[2], b"twin": b"1"}
@@ -334,7 +334,7 @@ def test_a_copy_on_another_branch_is_built_anew_and_not_caught_up(host: Host) ->
     base = host.commit(EMPTY, {b"a": b"1"})
     dead = host.commit(base, {b"dead": b"x"})
     assert host.read(dead) == {b"a": b"1", b"dead": b"x"}
-    assert host.keep_house(dead)
+    assert host.advance_local_copy(dead)
     on_dead_branch = current(host)
     assert host.holds() == dead
     head = host.commit(base, {b"b": b"2"})
@@ -347,7 +347,7 @@ def test_a_copy_on_another_branch_is_built_anew_and_not_caught_up(host: Host) ->
 def test_a_zombie_that_loads_an_older_version_harms_neither_itself_nor_its_successor(host: Host) -> None:
     history = History()
     history.grow(host, 4)
-    assert host.keep_house(history.head)
+    assert host.advance_local_copy(history.head)
     successor = host.load(history.head)
     zombie = host.load(history.versions[2])
     assert host.holds() == history.versions[2], "the zombie was to build its version in the copy's place"
@@ -366,14 +366,14 @@ def test_a_zombie_that_loads_an_older_version_harms_neither_itself_nor_its_succe
 def test_an_open_version_is_read_to_its_end_while_others_replace_the_copy(host: Host) -> None:
     history = History()
     history.grow(host, 6)
-    assert host.keep_house(history.head)
+    assert host.advance_local_copy(history.head)
     reader = host.load(history.versions[6])
     rows = reader.scan()
     first = next(rows)
     served = {current(host)}
     for number in (2, 5, 1, 4):
         assert host.read(history.versions[number]) == history.states[number]
-        assert host.keep_house(history.versions[number])
+        assert host.advance_local_copy(history.versions[number])
         served.add(current(host))
     assert len(served) >= 3, "the copy was to be replaced, and moved forward in between"
     assert dict([first, *rows]) == history.states[6]
@@ -422,7 +422,7 @@ def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, ba
     """`back` 1: the copy is to be caught up; else it holds just the wanted version."""
     history = History()
     history.grow(host, 3)
-    assert host.keep_house(history.versions[3 - back])
+    assert host.advance_local_copy(history.versions[3 - back])
     DAMAGES[damage](current(host))
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
@@ -437,7 +437,7 @@ def test_damage_that_only_a_read_shows_fails_one_task_and_not_the_next(host: Hos
     history = History()
     history.commit(host, {b"key %05d" % number: b"%d" % number * 40 for number in range(2000)})
     host.read(history.head)
-    assert host.keep_house(history.head)
+    assert host.advance_local_copy(history.head)
     table = max(current(host).glob("*.sst"), key=lambda table: table.stat().st_size)
     body = bytearray(table.read_bytes())
     body[100] ^= 0xFF
@@ -478,7 +478,7 @@ def lock_held_by_another_process(folder: Path) -> Iterator[None]:
 def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: Host) -> None:
     history = History()
     history.grow(host, 4)
-    assert host.keep_house(history.head)
+    assert host.advance_local_copy(history.head)
     served = current(host)
     with lock_held_by_another_process(host.folder):
         # An older version than the copy holds: what is a little behind is served without the lock.
@@ -499,7 +499,7 @@ def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
     history = History()
     history.grow(host, 2)
     with lock_held_by_another_process(host.folder):
-        assert not host.keep_house(history.head)
+        assert not host.advance_local_copy(history.head)
         history.grow(host, 3)
         with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
             assert not store.load_metrics.used_private_copy
@@ -512,7 +512,7 @@ def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
 def test_a_cached_changelog_that_is_damaged_is_fetched_again(host: Host) -> None:
     history = History()
     history.grow(host, 3)
-    assert host.keep_house(history.versions[1])
+    assert host.advance_local_copy(history.versions[1])
     for version, damaged in zip(history.versions[2:], (b"garbage", b""), strict=True):
         (host.folder / "changelogs" / cached_changelog(version)).write_bytes(damaged)
     with host.load(history.head) as store:

@@ -111,7 +111,7 @@ def test_a_host_that_saw_the_attempt_that_lost_loads_the_one_that_was_confirmed(
     base = attempt(hosts[0], EMPTY, b"1")
     lost = attempt(hosts[0], base, b"lost")
     assert hosts[0].read(lost) == {b"counter": b"lost"}
-    assert hosts[0].keep_house(lost)
+    assert hosts[0].advance_local_copy(lost)
     assert hosts[0].holds().is_same(lost)
     won = attempt(hosts[1], base, b"won")
     head = attempt(hosts[1], won, b"3")
@@ -132,7 +132,7 @@ def test_a_host_that_made_both_attempts_at_a_version_takes_the_confirmed_one_and
 
 def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_which_it_was(hosts: list[Host]) -> None:
     base = attempt(hosts[0], EMPTY, b"1")
-    assert hosts[0].keep_house(base)
+    assert hosts[0].advance_local_copy(base)
     for value in (b"lost", b"won"):
         middle = attempt(hosts[0], base, value)
     head = attempt(hosts[1], middle, b"3")

@@ -153,9 +153,21 @@ output_option = click.option(
 mode_option = click.option(
     "--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint."
 )
+
+
+class _RenamedOption(click.Option):
+    """An option whose second name is its former one: it works for one more release, and the help does not show it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (self.opts[0], record[1])
+
+
 stopped_option = click.option(
+    "--confirm-stopped",
     "--i-stopped-it",
     "stopped",
+    cls=_RenamedOption,
     is_flag=True,
     help="The query is stopped: its application is gone, and nothing will start it.",
 )

@@ -36,7 +36,7 @@ from statestore.maintenance import passes, records
 from statestore.maintenance.audit.judge_store import ranges
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention
-from statestore.maintenance.retention import Deleted, Outcome, Rule
+from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
 
 
 @click.command()
@@ -115,7 +115,7 @@ def gc(
                 done.append(step)
                 progress.advance(bar, step.files)
 
-            passes.retention.carry_out(root.storage, prepared, by, told=told, scratch=scratch, workers=workers)
+            passes.retention.execute(root.storage, prepared, by, told=told, scratch=scratch, workers=workers)
     except StatekeeperError as error:
         if isinstance(error, RootHeld) or error in prepared.refusals:
             raise
@@ -127,7 +127,7 @@ def gc(
     _show(output, prepared, done, verbose)
     if failure is not None:
         sys.exit(PARTLY_DONE if done else failure.exit_code)
-    changed = any(step.outcome in (Outcome.CHANGED, Outcome.DAMAGED) for step in done)
+    changed = any(step.outcome in (DeletionOutcome.CHANGED, DeletionOutcome.DAMAGED) for step in done)
     sys.exit(FINDINGS if planned.findings or prepared.before.breaks or changed else 0)
 
 
@@ -249,7 +249,7 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
         files_gone, bytes_gone = sum(step.files for step in done), sum(step.size_bytes for step in done)
         console.print(f"deleted {files_gone:,} of {deletions:,} files, {bytes_gone:,} bytes")
         for step in done:
-            if step.outcome in (Outcome.CHANGED, Outcome.DAMAGED):
+            if step.outcome in (DeletionOutcome.CHANGED, DeletionOutcome.DAMAGED):
                 console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
     elif deletions and prepared.refusals:
         for refusal in prepared.refusals:

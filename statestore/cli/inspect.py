@@ -18,7 +18,7 @@ from statestore.lineage import BaseKind
 from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
-from statestore.maintenance.snapshot import Gathered, StoreFacts
+from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 
 
 @click.command()
@@ -54,7 +54,7 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     )
 
 
-def _facts_object(gathered: Gathered, found: Sequence[Advice]) -> dict[str, Any]:
+def _facts_object(gathered: SnapshotFacts, found: Sequence[Advice]) -> dict[str, Any]:
     """What `inspect` found."""
     batch = gathered.batch
     return {
@@ -68,7 +68,7 @@ def _facts_object(gathered: Gathered, found: Sequence[Advice]) -> dict[str, Any]
     }
 
 
-def _fact_object(gathered: Gathered, fact: StoreFacts) -> dict[str, Any]:
+def _fact_object(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> dict[str, Any]:
     load = fact.load
     return {
         "store": str(fact.store),
@@ -84,7 +84,7 @@ def _fact_object(gathered: Gathered, fact: StoreFacts) -> dict[str, Any]:
     }
 
 
-def _print_facts(console: Console, gathered: Gathered, found: Sequence[Advice]) -> None:
+def _print_facts(console: Console, gathered: SnapshotFacts, found: Sequence[Advice]) -> None:
     """The stores with the longest tails, and what is wrong with which."""
     if gathered.stateless is not None:
         console.print(tables.plain(f"{tables.when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)

@@ -42,7 +42,7 @@ def lease(root: Opened, break_it: bool, output: Output) -> None:
     output.show(body, lambda console: _print(console, found, broken, now))
 
 
-def _print(console: Console, found: leases.Standing | None, broken: leases.Lease | None, now: float) -> None:
+def _print(console: Console, found: leases.LeaseState | None, broken: leases.Lease | None, now: float) -> None:
     if broken is not None:
         console.print(tables.plain(f"broken: {broken.holder}, {broken.verb}, since {_time(broken.since_seconds)}"))
     elif found is None or found.lease.released:

@@ -31,8 +31,10 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 
 @click.command()
 @root_argument
-@click.option("--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is put aside first.")
-@click.option("--undo", metavar="RUN", help="Put back what that run has put aside, all or nothing.")
+@click.option(
+    "--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is quarantined first."
+)
+@click.option("--undo", metavar="RUN", help="Put back what that run has quarantined, all or nothing.")
 @click.option("--deep", is_flag=True, help="Read every snapshot in full, as audit --deep, to find the damaged ones.")
 @click.option(
     "--location",
@@ -57,7 +59,8 @@ def repair(
     """Show what keeps Spark from starting, or would lead it astray; with --apply, take it out of the way.
 
     Snapshots that Spark 4.0 wrote in structure V2 get the header that later ones read. Files of batches that were taken
-    back, by deleting the newest commits, are put aside. So are sidecars (.crc) that fit no snapshot, and damaged snapshots
+    back, by deleting the newest commits, are quarantined. So are sidecars (.crc) that fit no snapshot, and
+    damaged snapshots
     with their sidecars where the head loads without them: known from the reads of gc, or found by --deep. After a
     checkpoint was moved or copied, the metadata of operators with column families names the new place of their schemas. A
     query that died at the lineage ceiling, or whose snapshot is gone, needs neither: statekeeper snapshot ROOT --at-head.
@@ -72,8 +75,8 @@ def repair(
     prepared = passes.repair.prepare(storage, policies, spark, location, deep=reads)
     done: list[RepairAction] = []
     if apply:
-        way_back = f"to take it back: statekeeper repair ROOT --undo {run} --i-stopped-it"
-        prepared = passes.repair.carry_out(
+        way_back = f"to take it back: statekeeper repair ROOT --undo {run} --confirm-stopped"
+        prepared = passes.repair.execute(
             storage,
             prepared,
             by,
@@ -100,7 +103,7 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
     if planned.actions:
         table = tables.table(f"{len(planned.actions):,} files are in the way", "what", "file", "why")
         for action in planned.actions[: tables.ROWS]:
-            what = "put aside"
+            what = "quarantined"
             if isinstance(action, Rewrite):
                 what = f"header {action.header}"
             elif isinstance(action, Relocate):
@@ -114,6 +117,6 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
     if done:
         console.print(f"{len(done):,} files done")
     elif planned.actions:
-        console.print("--apply --i-stopped-it does it")
+        console.print("--apply --confirm-stopped does it")
     elif not planned.asks:
         console.print("nothing is in the way")

@@ -129,7 +129,7 @@ def _take(
         progress.advance(bar)
 
     with progress:
-        passes.snapshot.carry_out(root.storage, prepared, by, ended=ended, **how)
+        passes.snapshot.execute(root.storage, prepared, by, ended=ended, **how)
 
 
 def _show(

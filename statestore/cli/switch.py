@@ -30,7 +30,7 @@ from statestore.cli.common import (
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
-from statestore.maintenance.switchover import Phase, Progress, SwitchPlan
+from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
 
 
 @click.command()
@@ -83,14 +83,14 @@ def switch(
         task = bar.add_task("stores", total=None)
 
         def told(progress: Progress) -> None:
-            if progress.phase is Phase.SNAPSHOTS:
+            if progress.phase is SwitchPhase.SNAPSHOTS:
                 bar.update(task, completed=progress.done, total=progress.of)
                 if progress.store is not None:
                     say_skipped(progress.store, progress.skipped_snapshots)
             elif progress.done == progress.of:
                 _tell(progress)
 
-        prepared = passes.switch.carry_out(
+        prepared = passes.switch.execute(
             storage,
             prepared,
             by,
@@ -134,7 +134,7 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
     lines = [
         f"reads {planned.read_bytes:,} bytes, writes about {planned.write_bytes:,}; replays take some "
         f"{planned.seconds:,.0f} s; up to {planned.local_bytes:,} bytes of local disk",
-        f"{len(planned.first) + len(planned.last):,} files are put aside; {planned.stays_files:,} files of the old "
+        f"{len(planned.first) + len(planned.last):,} files are quarantined; {planned.stays_files:,} files of the old "
         f"structure, {planned.stays_bytes:,} bytes, stay for the way back",
         f"afterwards it is started with {planned.start_with}",
     ]
@@ -145,4 +145,4 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
     for refusal in planned.refusals:
         console.print(Text.assemble(("not now: ", "red"), refusal), soft_wrap=True)
     if not planned.refusals:
-        console.print("--apply --i-stopped-it does it")
+        console.print("--apply --confirm-stopped does it")

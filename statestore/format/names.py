@@ -48,7 +48,7 @@ DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
 RETAINED = f"{CONTROL}/retained.json"
 VERIFIED = f"{CONTROL}/verified.json"
-ASIDE = f"{CONTROL}/aside"
+QUARANTINE = f"{CONTROL}/aside"
 SWITCHOVERS = f"{CONTROL}/switchover"
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
@@ -77,7 +77,7 @@ _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
-_ASIDE = re.compile(rf"{ASIDE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
+_ASIDE = re.compile(rf"{QUARANTINE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
 _SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)\.json")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
@@ -366,17 +366,17 @@ def parse_lease(name: str) -> int | None:
     return int(match["epoch"]) if match else None
 
 
-def aside(run: str, path: str) -> str:
+def quarantine(run: str, path: str) -> str:
     """Where a repair keeps what was at a path."""
-    return f"{ASIDE}/{run}/{path}"
+    return f"{QUARANTINE}/{run}/{path}"
 
 
-def aside_standing(run: str) -> str:
+def quarantine_position(run: str) -> str:
     """Where a repair keeps where the query stood."""
-    return f"{ASIDE}/{run}.json"
+    return f"{QUARANTINE}/{run}.json"
 
 
-def parse_aside(path: str) -> tuple[str, str] | None:
+def parse_quarantined(path: str) -> tuple[str, str] | None:
     """The run that put a file aside and the path that it had, "" for where the query stood; None for another path."""
     match = _ASIDE.fullmatch(path)
     return (match["run"], match["path"] or "") if match else None

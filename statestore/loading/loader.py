@@ -91,7 +91,7 @@ class Loader:
         """
         return self._rebuilt(self._attempt(target, ()), path, marked=False)
 
-    def keep_house(self, target: VersionId) -> bool:
+    def advance_local_copy(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version, and merge its tables when many have gathered.
 
         Off the batch's path: what `load` holds in memory is written down here, several versions in one go. Returns

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from statestore import catalog
 from statestore.chain import look_at_snapshot
-from statestore.maintenance.snapshot import Gathered
+from statestore.maintenance.snapshot import SnapshotFacts
 from statestore.storage import Storage
 
 _STATE = "spark.sql.streaming.stateStore."
@@ -31,7 +31,7 @@ class Advice:
     confs: dict[str, str]
 
 
-def advice(storage: Storage, gathered: Gathered) -> list[Advice]:
+def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     """For a checkpoint of Spark's; none for our own. A listing, and one request at most. Raises `StorageError`."""
     if gathered.is_own or not gathered.stores:
         return []

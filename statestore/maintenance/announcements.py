@@ -3,7 +3,7 @@
     _statekeeper/deleting/<run>.jsonl    {"delete": "<path>"}, one a line
 
 *The losing schedule*: a table that no zip names is planned for deletion; a snapshot that names it is published; it is
-deleted, maybe much later, by a run that slept meanwhile. So an announced table is **doomed** for as long as its
+deleted, maybe much later, by a run that slept meanwhile. So an announced table is **pending_delete** for as long as its
 announcement stands: no new snapshot names it (it is sent again under another name), and no retention run rests on a
 snapshot that does. An announcement stands until its run is through, and that of a dead run for `STANDS_SECONDS`: by then
 the run is long dead (it deletes nothing more than `DELETES_FOR_SECONDS` after it began to). How old one is, the store's
@@ -39,7 +39,7 @@ def standing(storage: Storage) -> list[Entry]:
     return storage.list(names.DELETING)
 
 
-def doomed(storage: Storage) -> frozenset[str]:
+def pending_delete(storage: Storage) -> frozenset[str]:
     """All announced paths. One listing, and one request for each announcement.
 
     Raises `CorruptFile` for one that cannot be read: what it protects is not known then. `StorageError`.

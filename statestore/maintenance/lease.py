@@ -51,7 +51,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LeaseState:
     """The newest lease of a root, and when the store last saw it written (seconds since the epoch)."""
 
     lease: Lease
@@ -101,7 +101,7 @@ class HeldLease:
             self._storage.create(names.lease(free.epoch), free.encoded())
 
 
-def standing(storage: Storage) -> Standing | None:
+def standing(storage: Storage) -> LeaseState | None:
     """The newest lease; None when nobody ever held one. Raises `CorruptFile`, `StorageError`."""
     newest = _newest(storage)
     if newest is None:
@@ -126,7 +126,7 @@ def standing(storage: Storage) -> Standing | None:
         raise CorruptFile(
             "is not what a lease holds", path=entry.path, hint="break it: statekeeper lease --break"
         ) from error
-    return Standing(lease, entry.modified_at_seconds)
+    return LeaseState(lease, entry.modified_at_seconds)
 
 
 def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> HeldLease:

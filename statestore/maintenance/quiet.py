@@ -23,7 +23,7 @@ def require_stopped(storage: Storage, *, said: bool, clock: Clock, seconds: floa
         raise RefusedAsUnsafe(
             "this is safe only while the query is stopped, and an idle one looks the same",
             path=storage.url,
-            hint="stop the query, see that its application is gone, and add --i-stopped-it",
+            hint="stop the query, see that its application is gone, and add --confirm-stopped",
         )
     before = _files(storage)
     clock.sleep(seconds)

@@ -1,8 +1,8 @@
 """Rescues of checkpoints from which Spark does not start, or would start wrongly: planned, applied, and taken back.
 
-    gather(storage)  ->  Gathered  ->  plan(gathered, spark)  ->  RepairPlan  ->  execute(storage, plan, run)
+    gather(storage)  ->  RepairFacts  ->  plan(gathered, spark)  ->  RepairPlan  ->  execute(storage, plan, run)
 
-What is changed or taken away is put aside first (`aside`), under the path that it had; `undo` puts it back. Two
+What is changed or taken away is quarantined first (`aside`), under the path that it had; `undo` puts it back. Two
 rescues need nothing of the kind: a query that died at the lineage ceiling, and one whose presumed snapshot is gone, go on
 from a snapshot at their head.
 
@@ -26,18 +26,18 @@ from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
-from statestore.maintenance import aside, moved, time_line
-from statestore.maintenance.aside import Standing
+from statestore.maintenance import moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
+from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Storage, at_once, read_or_none
 from statestore.storage.urls import Locality, as_spark_writes_it
 
 
-class Why(Enum):
+class RepairReason(Enum):
     """Why a file is in the way."""
 
     HEADER = "the header of its metadata is not the one that this Spark reads"
-    DEAD_TIME_LINE = "of batches that were taken back: the query would come upon it when it gets there again"
+    ROLLED_BACK_FILES = "of batches that were taken back: the query would come upon it when it gets there again"
     UNCOMMITTED = "of a batch that was begun and not committed: in structure V1 a start takes a snapshot by its number"
     STRAY_SIDECAR = "a sidecar without its snapshot: Spark refuses every snapshot that is written under that name"
     REFUSED = "it does not fit the snapshot beside it, which is whole and which Spark refuses for that"
@@ -52,15 +52,15 @@ class Rewrite:
 
     path: str
     header: str
-    why: Why = Why.HEADER
+    why: RepairReason = RepairReason.HEADER
 
 
 @dataclass(frozen=True)
-class PutAside:
+class Quarantine:
     """Take a file out of Spark's way."""
 
     path: str
-    why: Why
+    why: RepairReason
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,20 @@ class Relocate:
 
     path: str
     location: str
-    why: Why = Why.MOVED
+    why: RepairReason = RepairReason.MOVED
 
 
-RepairAction = Rewrite | PutAside | Relocate
+RepairAction = Rewrite | Quarantine | Relocate
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RepairFacts:
     """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
     batch that the offset log knows, -1 for none. `heads`: None before the first commit. `bad`: snapshots that Spark refuses
     or that are damaged. `url`: of the root; `metadata`: of operators with column families, by path."""
 
     heads: Heads | None
-    standing: Standing
+    standing: QueryPosition
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
     begun: int = -1
@@ -98,10 +98,10 @@ class RepairPlan:
 
     actions: tuple[RepairAction, ...]
     asks: str | None = None
-    standing: Standing | None = None
+    standing: QueryPosition | None = None
 
 
-def gather(storage: Storage, *, deep: DeepRead | None = None) -> Gathered:
+def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     """The facts. Listings of `state/` and of the logs, the newest commit and offsets, one request a snapshot of structure
     V2 and a metadata file of an operator with column families, and those of `bad_snapshots`; `deep`: see there. Raises
     `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` also for a state store that is not RocksDB, `StorageError`.
@@ -136,7 +136,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> Gathered:
     begun = max((batch for batch in batches if batch is not None), default=-1)
     bad = BadSnapshots() if heads is None else bad_snapshots(storage, heads, files, deep=deep)
     metadata = _metadata(storage, [entry.path for entry in listed])
-    return Gathered(heads, Standing.of(storage, heads), files, headers, begun, bad, storage.url, metadata)
+    return RepairFacts(heads, QueryPosition.of(storage, heads), files, headers, begun, bad, storage.url, metadata)
 
 
 def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetadata]:
@@ -150,7 +150,7 @@ def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetad
     return found
 
 
-def plan(gathered: Gathered, spark: Spark | None, location: str | None = None) -> RepairPlan:
+def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None) -> RepairPlan:
     """What is in the way of the Spark that is going to go on; `spark` None when nobody has said which one. `location`: the
     checkpoint's URL in Spark's words, None to conclude it from the former one. Pure."""
     newest = gathered.standing.batch
@@ -179,7 +179,7 @@ def plan(gathered: Gathered, spark: Spark | None, location: str | None = None) -
     return RepairPlan(actions, said, gathered.standing if actions else None)
 
 
-def _relocated(gathered: Gathered, location: str | None) -> tuple[list[Relocate], str | None]:
+def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Relocate], str | None]:
     """The metadata that names schemas elsewhere, and what a person has to say before it can be told where they are."""
     found: list[Relocate] = []
     asks: str | None = None
@@ -209,20 +209,20 @@ def _schema_uri(location: str, path: str, store: str, file: str) -> str:
     return f"{location}/{names.family_schemas(place[0], store, file)}"
 
 
-def _bad(gathered: Gathered) -> Iterator[PutAside]:
+def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
     """Snapshots that are damaged, with their sidecars, and sidecars that spoil a snapshot."""
     sidecars = {entry.path for files in gathered.files.values() for entry in files.others}
     for path in gathered.bad.damaged:
-        yield PutAside(path, Why.DAMAGED)
+        yield Quarantine(path, RepairReason.DAMAGED)
         if names.sidecar(path) in sidecars:
-            yield PutAside(names.sidecar(path), Why.DAMAGED)
+            yield Quarantine(names.sidecar(path), RepairReason.DAMAGED)
     for path in gathered.bad.refused:
-        yield PutAside(names.sidecar(path), Why.REFUSED)
+        yield Quarantine(names.sidecar(path), RepairReason.REFUSED)
     for path in gathered.bad.strays:
-        yield PutAside(path, Why.STRAY_SIDECAR)
+        yield Quarantine(path, RepairReason.STRAY_SIDECAR)
 
 
-def _in_the_way(gathered: Gathered) -> Iterator[PutAside]:
+def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
     """Changelogs and snapshots that a start may come upon."""
     newest = time_line.newest_known(committed=[gathered.standing.batch], begun=[gathered.begun])
     for store, files in gathered.files.items():
@@ -232,47 +232,49 @@ def _in_the_way(gathered: Gathered) -> Iterator[PutAside]:
             continue
         dead = time_line.given_up(files, newest)
         sidecars = {entry.path for entry in files.others}
-        found = [(store.changelog(version), Why.DEAD_TIME_LINE) for version in dead.changelogs]
-        found += [(store.snapshot(version), Why.DEAD_TIME_LINE) for version in dead.snapshots]
+        found = [(store.changelog(version), RepairReason.ROLLED_BACK_FILES) for version in dead.changelogs]
+        found += [(store.snapshot(version), RepairReason.ROLLED_BACK_FILES) for version in dead.snapshots]
         if head.id is None:
             uncommitted = [
                 v for v in files.snapshots if head.version < v.version <= newest and (gathered.heads or v.id is None)
             ]
-            found += [(store.snapshot(version), Why.UNCOMMITTED) for version in uncommitted]
+            found += [(store.snapshot(version), RepairReason.UNCOMMITTED) for version in uncommitted]
         if head.id is None and head.digest is None:  # our own jobs take no notice of it
             zips = [entry.path for entry in (*files.snapshots.values(), *files.others)]
             found += [
-                (path, Why.NO_NUMBER) for path in zips if names.stops_loads(path.removeprefix(f"{store.folder}/"))
+                (path, RepairReason.NO_NUMBER)
+                for path in zips
+                if names.stops_loads(path.removeprefix(f"{store.folder}/"))
             ]
         for path, why in dict(reversed(found)).items():
-            yield PutAside(path, why)
+            yield Quarantine(path, why)
             if names.sidecar(path) in sidecars:
-                yield PutAside(names.sidecar(path), why)
+                yield Quarantine(names.sidecar(path), why)
 
 
 def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[RepairAction]:
     """Do what the plan says, and tell after each file what was done.
 
-    *Guarantee*: each file is put aside before it is touched, so that a crash at any request loses nothing: what is left is
-    in the next plan, and `undo` takes back what was done. Raises `CorruptFile`, `ObjectMissing`, `StorageError`.
+    *Guarantee*: each file is quarantined before it is touched, so that a crash at any request loses nothing: what is
+    left is in the next plan, and `undo` takes back what was done. Raises `CorruptFile`, `ObjectMissing`, `StorageError`.
     """
     if planned.standing is not None:
-        aside.begin(storage, run, planned.standing)
+        quarantine.begin(storage, run, planned.standing)
     for action in planned.actions:
         body = storage.read(action.path)
-        storage.create(names.aside(run, action.path), body, like=action.path)
+        storage.create(names.quarantine(run, action.path), body, like=action.path)
         if isinstance(action, Rewrite):
             snapshot = read_snapshot(body, action.path)
             metadata = replace(snapshot.metadata, header=action.header)
             # A checksum beside it would be that of the old bytes; without one Spark reads the file unchecked.
             sidecar = f"{action.path}{names.SIDECAR}"
             if (checksum := read_or_none(storage, sidecar)) is not None:
-                storage.create(names.aside(run, sidecar), checksum, like=sidecar)
-                aside.require_deleted(storage, sidecar, checksum)
+                storage.create(names.quarantine(run, sidecar), checksum, like=sidecar)
+                quarantine.require_deleted(storage, sidecar, checksum)
             storage.replace(action.path, encode_snapshot(replace(snapshot, metadata=metadata)))
         elif isinstance(action, Relocate):
             uri_of = partial(_schema_uri, action.location, action.path)
             storage.replace(action.path, with_schema_uris(body, action.path, uri_of))
         else:
-            aside.require_deleted(storage, action.path, body)
+            quarantine.require_deleted(storage, action.path, body)
         yield action

@@ -19,14 +19,14 @@ from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
 from statestore.maintenance.repair import RepairAction, RepairPlan
-from statestore.maintenance.retention import Deleted, Gathered, RetentionPlan
+from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
-from statestore.maintenance.switchover import Begun, Machine, Progress, Standing, SwitchPlan, Told
+from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
 from statestore.redaction import redacted
 from statestore.storage import Storage
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
-"""Told what became of each store, of one at a time."""
+"""ProgressCallback what became of each store, of one at a time."""
 
 
 @contextmanager
@@ -137,14 +137,14 @@ def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: 
 def switch(
     storage: Storage,
     planned: SwitchPlan,
-    told: Told,
+    told: ProgressCallback,
     *,
     run: str,
     holder: str,
     machine: Machine,
     policy: AuditPolicy | None = None,
 ) -> Begun:
-    """Carry a switchover out. Raises as `switchover.carry_out`, and `RootHeld`."""
+    """Carry a switchover out. Raises as `switchover.execute`, and `RootHeld`."""
     with (
         lease.held(storage, "switch", run=run, holder=holder, clock=machine.clock) as held,
         recorded(storage, "switch", run, [records.of_switch_plan(planned)], machine.clock) as done,
@@ -155,13 +155,15 @@ def switch(
             held.beat()
             told(progress)
 
-        return switchover.carry_out(
+        return switchover.execute(
             storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
         )
 
 
-def abort_switch(storage: Storage, standing: Standing, told: Told, *, run: str, holder: str, clock: Clock) -> None:
-    """Take a switchover back that is half done. Raises as `switchover.take_back`, and `RootHeld`."""
+def abort_switch(
+    storage: Storage, standing: OpenJournal, told: ProgressCallback, *, run: str, holder: str, clock: Clock
+) -> None:
+    """Take a switchover back that is half done. Raises as `switchover.roll_back`, and `RootHeld`."""
     with (
         lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
         recorded(storage, "switch", run, [{"abort": standing.begun.number}], clock) as done,
@@ -174,13 +176,13 @@ def abort_switch(storage: Storage, standing: Standing, told: Told, *, run: str, 
                 path=names.switchover(standing.begun.number, "ended"),
                 hint="one that has ended is led back by --to",
             )
-        switchover.take_back(storage, now, told, still_held=held.require)
+        switchover.roll_back(storage, now, told, still_held=held.require)
         done.append({"aborted": standing.begun.number})
 
 
 def delete(
     storage: Storage,
-    gathered: Gathered,
+    gathered: RetentionFacts,
     planned: RetentionPlan,
     *,
     holder: str,

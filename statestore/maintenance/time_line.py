@@ -3,7 +3,7 @@
     versions up to `newest`     the logs know of the batch that makes, or is making, them
     later versions              given up: somebody took a query back by deleting its newest commits and offsets
 
-One definition, for the audit that tells, the repair that puts aside and the retention that deletes. Pure.
+One definition, for the audit that tells, the repair that moves to quarantine and the retention that deletes. Pure.
 """
 
 from __future__ import annotations

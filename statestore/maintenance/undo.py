@@ -1,9 +1,9 @@
-"""Taking a repair back: what it has put aside goes where it was, all of it or nothing.
+"""Taking a repair back: what it has quarantined goes where it was, all of it or nothing.
 
-    gather(storage, run)  ->  Gathered  ->  plan(gathered)  ->  list of PutBack  ->  execute(storage, run, plan)
+    gather(storage, run)  ->  UndoFacts  ->  plan(gathered)  ->  list of PutBack  ->  execute(storage, run, plan)
 
 Only while the query stands where it stood then. The losing schedule otherwise, in structure V1: a snapshot of batches that
-were taken back is put aside; the query goes on past their numbers; the snapshot is put back, and a restart takes it for
+were taken back is quarantined; the query goes on past their numbers; the snapshot is put back, and a restart takes it for
 its own. And only whole: a snapshot whose tables are gone is no way back.
 
 It is for a query that is stopped: who calls has to make sure of that.
@@ -21,15 +21,15 @@ from statestore.format import names
 from statestore.format.names import StoreFileKind
 from statestore.format.operators import with_schema_uris
 from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import aside
-from statestore.maintenance.aside import Standing
+from statestore.maintenance import quarantine
+from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
-_WHICH_RUN = f"a repair tells its run when it ends, and {names.ASIDE}/ has a folder of that name"
+_WHICH_RUN = f"a repair tells its run when it ends, and {names.QUARANTINE}/ has a folder of that name"
 
 
 class There(Enum):
-    """What stands now where a file was that a repair has put aside."""
+    """What stands now where a file was that a repair has quarantined."""
 
     NOTHING = "nothing"
     SAME = "the same bytes"
@@ -39,7 +39,7 @@ class There(Enum):
 
 @dataclass(frozen=True)
 class Kept:
-    """A file that was put aside. `lacks`: a table that it names and that is not there in its size, for a snapshot."""
+    """A file that was quarantined. `lacks`: a table that it names and that is not there in its size, for a snapshot."""
 
     path: str
     there: There
@@ -47,13 +47,13 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class UndoFacts:
     """The facts. `stood`: where the query stood at the repair; `stands`: where it does now."""
 
     run: str
     url: str
-    stood: Standing | None
-    stands: Standing
+    stood: QueryPosition | None
+    stands: QueryPosition
     kept: tuple[Kept, ...]
 
 
@@ -65,8 +65,8 @@ class PutBack:
     replaces: bool
 
 
-def gather(storage: Storage, run: str) -> Gathered:
-    """The facts. Listings of `state/`, of the commit log and of what was put aside; for each file of it two requests.
+def gather(storage: Storage, run: str) -> UndoFacts:
+    """The facts. Listings of `state/`, of the commit log and of what was quarantined; for each file of it two requests.
 
     Raises `RefusedAsUnsafe` for what is no run's id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
     `StorageError`.
@@ -74,7 +74,7 @@ def gather(storage: Storage, run: str) -> Gathered:
     if not names.is_checkpoint_id(run):
         raise RefusedAsUnsafe(f"{run!r} is no run's id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
-    stands = Standing.of(storage, heads)
+    stands = QueryPosition.of(storage, heads)
     files = catalog.files(storage)
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
     found: dict[str, Kept] = {}
@@ -84,20 +84,20 @@ def gather(storage: Storage, run: str) -> Gathered:
         body = storage.read(entry.path)
         found[path] = Kept(path, _there(storage, path, body), _lacks(path, body, tables))
 
-    at_once(look, storage.list(names.aside(run, "").rstrip("/")))
-    return Gathered(
-        run, storage.url, aside.standing(storage, run), stands, tuple(found[path] for path in sorted(found))
+    at_once(look, storage.list(names.quarantine(run, "").rstrip("/")))
+    return UndoFacts(
+        run, storage.url, quarantine.standing(storage, run), stands, tuple(found[path] for path in sorted(found))
     )
 
 
-def plan(gathered: Gathered) -> tuple[PutBack, ...]:
+def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     """What goes back where. Pure. Raises `RefusedAsUnsafe` when something speaks against any of it, with the file."""
     if not gathered.kept and gathered.stood is None:
-        raise RefusedAsUnsafe(f"nothing is put aside by run {gathered.run}", path=gathered.url, hint=_WHICH_RUN)
+        raise RefusedAsUnsafe(f"nothing is quarantined by run {gathered.run}", path=gathered.url, hint=_WHICH_RUN)
     if gathered.stood is None:
         raise RefusedAsUnsafe(
             "where the query stood at the repair is not known",
-            path=names.aside_standing(gathered.run),
+            path=names.quarantine_position(gathered.run),
             hint="a switchover put it aside, and `statekeeper switch` tells the way back; or it was old, and retention is "
             "taking it",
         )
@@ -106,15 +106,15 @@ def plan(gathered: Gathered) -> tuple[PutBack, ...]:
         now = f"the newest batch is {gathered.stands.batch}" if gathered.stands.batch >= 0 else "no batch is committed"
         raise RefusedAsUnsafe(
             f"the repair was made {then}, and now {now}, or its commit is another one: what "
-            "was put aside is not of this time line",
+            "was quarantined is not of this time line",
             path=names.commits(max(gathered.stood.batch, gathered.stands.batch)),
             hint=f"if commits were restored since, take those from batch {gathered.stood.batch + 1} on away, run this, and "
-            "put them back; if the query has gone on, leave what was put aside where it is",
+            "put them back; if the query has gone on, leave what was quarantined where it is",
         )
     for one in gathered.kept:
         if one.there is There.OTHER:
             raise RefusedAsUnsafe(
-                "was written again since it was put aside: what was put aside stays there",
+                "was written again since it was quarantined: what was quarantined stays there",
                 path=one.path,
                 hint="the query has gone on; to go back all the same, delete the file and run this again",
             )
@@ -122,7 +122,8 @@ def plan(gathered: Gathered) -> tuple[PutBack, ...]:
             raise RefusedAsUnsafe(
                 f"cannot be put back whole: its table {one.lacks} is gone",
                 path=one.path,
-                hint=f"restore the table from a backup, or delete {names.aside(gathered.run, one.path)} to do without it",
+                hint=f"restore the table from a backup, or delete {names.quarantine(gathered.run, one.path)} "
+                "to do without it",
             )
     return tuple(PutBack(one.path, one.there is There.REWRITTEN) for one in gathered.kept)
 
@@ -130,11 +131,12 @@ def plan(gathered: Gathered) -> tuple[PutBack, ...]:
 def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[str]:
     """Put them back, and tell after each file which it was.
 
-    *Guarantee*: what was put aside goes only after it stands where it was, so that a crash at any request loses nothing and
+    *Guarantee*: what was quarantined goes only after it stands where it was, so that a crash at any request loses
+    nothing and
     running it again finishes it. Raises `RefusedAsUnsafe` when something was written there meanwhile, `StorageError`.
     """
     for action in planned:
-        kept = names.aside(run, action.path)
+        kept = names.quarantine(run, action.path)
         body = storage.read(kept)
         if action.replaces:
             storage.replace(action.path, body, like=kept)
@@ -142,11 +144,11 @@ def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[
             _create(storage, action.path, body, like=kept)
         storage.delete([kept])
         yield action.path
-    storage.delete([names.aside_standing(run)])
+    storage.delete([names.quarantine_position(run)])
 
 
 def _original(run: str, entry: Entry) -> str:
-    return entry.path.removeprefix(names.aside(run, ""))
+    return entry.path.removeprefix(names.quarantine(run, ""))
 
 
 def _there(storage: Storage, path: str, before: bytes) -> There:

@@ -54,7 +54,7 @@ def test_it_switches_a_query_that_a_person_says_is_stopped_and_shows_the_conf_to
     refused = launched(definitions, instance, to="V1", do="APPLY")
     assert not refused.success
     assert files(storage) == before
-    result = launched(definitions, instance, to="V1", do="APPLY", i_stopped_it=True)
+    result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert result.success
     done = shown(result, "checkpoint_format")
     assert done["phase"] == "switched"
@@ -81,11 +81,11 @@ def test_a_half_done_one_is_red_until_a_launch_finishes_or_aborts_it(
 
     with monkeypatch.context() as patched:
         patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
-        result = launched(definitions, instance, to="V1", do="APPLY", i_stopped_it=True)
+        result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert not result.success
     assert not checks(result)["nothing_left_half_switched"].passed
     assert switchover.standing(storage) is not None
-    result = launched(definitions, instance, do="ABORT", i_stopped_it=True)
+    result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success
     assert checks(result)["nothing_left_half_switched"].passed
     assert shown(result, "checkpoint_format")["phase"] == "aborted"

@@ -28,7 +28,7 @@ def test_the_definitions_load(definitions: dg.Definitions) -> None:
 
 def test_each_sensor_and_schedule_is_on_without_a_click(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
-    assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "tell_of_failures"}
+    assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "notify_on_failure"}
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
     assert {one.name for one in repository.schedule_defs} == {"nightly_sweep", "hourly_fleet_health", "weekly_prune"}
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
@@ -41,7 +41,7 @@ CHECKS = [
     "far_from_lineage_ceiling",
     "retention_floor_is_kept",
     "nothing_left_half_switched",
-    "every_query_is_in_order",
+    "all_queries_healthy",
 ]
 
 

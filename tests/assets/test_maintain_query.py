@@ -15,7 +15,7 @@ from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance import health, lease
-from statestore.maintenance.audit import Finding, Severity, What
+from statestore.maintenance.audit import Finding, FindingKind, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
 from statestore.storage import open_storage
@@ -255,10 +255,10 @@ def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     (row,) = [record.data for record in figures["health"].records]
     assert (row["version"], row["errors"], row["stores"], row["bytes"]) == (9, 0, 2, whole.bytes)
     assert (row["orphan_files"], row["clean_audit_age_seconds"], row["requests"]) == (0, 0, whole.requests)
-    assert checks(green)["every_query_is_in_order"].passed
+    assert checks(green)["all_queries_healthy"].passed
     broken = flights.stores[0].changelog(flights.versions[9][0])
     flights.storage.delete([broken])
-    red = checks(job.execute_in_process(instance=instance))["every_query_is_in_order"]
+    red = checks(job.execute_in_process(instance=instance))["all_queries_healthy"]
     assert not red.passed
     assert broken in (red.description or "")
 
@@ -291,7 +291,7 @@ def test_the_age_of_a_clean_audit_outlives_a_query_that_cannot_be_looked_at_and_
 
 
 def _health(*, clean: bool) -> Health:
-    worst = None if clean else Finding(Severity.ERROR, What.CHANGELOG_MISSING, None, "a file", "p", "m", "a")
+    worst = None if clean else Finding(Severity.ERROR, FindingKind.CHANGELOG_MISSING, None, "a file", "p", "m", "a")
     return Health(1, 1, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, None, int(not clean), 0, worst, 0)
 
 

@@ -17,7 +17,7 @@ from dagster import DagsterRunStatus
 from assets import due, sensors
 from assets.due import Asked, Cursor
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
-from assets.sensors import changelog_tail, dead_runs, tell_of_failures
+from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from resources import Fleet, Notifier, Worker
 from resources.worker import HOLDER_TAG, HOST_TAG
 from statestore.clock import SystemClock
@@ -223,13 +223,13 @@ def test_a_failed_run_is_told_with_its_query_and_what_went_wrong(
         partition_key="flights", instance=instance, raise_on_error=False
     )
     context = dg.build_run_status_sensor_context(
-        sensor_name="tell_of_failures",
+        sensor_name="notify_on_failure",
         dagster_instance=instance,
         dagster_run=result.dagster_run,
         dagster_event=result.get_run_failure_event(),
         resources={"notifier": Notifier(webhook=url)},
     ).for_run_failure()
-    assert tell_of_failures(context) is None
+    assert notify_on_failure(context) is None
     (message,) = told
     assert message["text"].startswith("maintain_query of flights failed")
     assert "lineage_is_gapless" in message["text"]

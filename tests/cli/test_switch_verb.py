@@ -36,12 +36,12 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_c
     assert "2 stores" in shown.output
     assert statekeeper(root, "--to", "v2", "--apply").exit_code == 13
     assert contents(checkpoint.storage) == before
-    done = statekeeper(root, "--to", "v2", "--apply", "--i-stopped-it", "--output", "json")
+    done = statekeeper(root, "--to", "v2", "--apply", "--confirm-stopped", "--output", "json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["switched"] is True
     assert structure_of(checkpoint.storage) is Structure.V2
     assert "nothing is to be done" in statekeeper(root, "--to", "v2").output
-    assert statekeeper(root, "--abort", "--i-stopped-it").exit_code == 13
+    assert statekeeper(root, "--abort", "--confirm-stopped").exit_code == 13
     assert is_right(checkpoint, checkpoint.storage, tmp_path)
 
 
@@ -53,7 +53,7 @@ def test_where_a_mode_is_configured_that_forbids_it_nothing_is_switched(
     configured = tmp_path / "statekeeper.toml"
     configured.write_text(f'[roots.query]\nurl = "{root}"\nmode = "snapshots"\n')
     done = CliRunner().invoke(
-        main, ["--config", str(configured), "switch", "query", "--to", "v2", "--apply", "--i-stopped-it"]
+        main, ["--config", str(configured), "switch", "query", "--to", "v2", "--apply", "--confirm-stopped"]
     )
     assert done.exit_code == 13
     assert "mode snapshots is configured" in done.output

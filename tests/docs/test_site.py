@@ -25,7 +25,7 @@ from statestore.cli import main
 from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.maintenance import config
-from statestore.maintenance.audit import What
+from statestore.maintenance.audit import FindingKind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -117,8 +117,8 @@ def test_the_page_of_a_check_says_of_which_asset_it_is_and_whether_it_blocks(
         assert "## What to do" in page
 
 
-@pytest.mark.parametrize("what", What, ids=lambda what: what.code)
-def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: What) -> None:
+@pytest.mark.parametrize("what", FindingKind, ids=lambda what: what.code)
+def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: FindingKind) -> None:
     row = f"| `{what.code}` | {what.value} |"
     pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
     assert pages == [_contradicted(what)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from unittest import mock
 
 from statestore.chain import Chain
@@ -12,20 +13,23 @@ from statestore.format.names import VersionId
 from statestore.maintenance import announcements
 from statestore.maintenance.retention import (
     Deleted,
-    Outcome,
+    DeletionOutcome,
     RetentionPolicy,
     Rule,
     StoreVerdicts,
-    delete,
     facts,
-    judge,
-    look,
 )
-from statestore.maintenance.retention.delete import MayDelete
+from statestore.maintenance.retention.execute import MayDelete
+from statestore.maintenance.retention.plan import Judge
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.maintenance.verification import Reads
 from statestore.storage import Entry, Storage
 from tests.faults.weather import Weather
+
+# The packages export functions of the same names.
+gathering, planning, deleting = (
+    import_module(f"statestore.maintenance.retention.{module}") for module in ("gather", "plan", "execute")
+)
 
 
 @dataclass(frozen=True)
@@ -37,15 +41,15 @@ class Protection:
     weather: Callable[[Weather], Weather] = lambda weather: weather
 
 
-WrongRule = Callable[[judge.Judge, Rule, Chain, VersionId], Rule | None]
+WrongRule = Callable[[Judge, Rule, Chain, VersionId], Rule | None]
 
 
 def _version_rule(instead: WrongRule) -> AbstractContextManager[object]:
     """Another rule for changelogs and snapshots, where `instead` gives one."""
-    right = judge.Judge.version_rule
+    right = Judge.version_rule
 
     def rule(
-        judging: judge.Judge,
+        judging: Judge,
         chain: Chain,
         base: VersionId | None,
         version: VersionId,
@@ -57,14 +61,14 @@ def _version_rule(instead: WrongRule) -> AbstractContextManager[object]:
         other = instead(judging, given, chain, version)
         return given if other is None or judging.is_young(entry) else other
 
-    return mock.patch.object(judge.Judge, "version_rule", rule)
+    return mock.patch.object(Judge, "version_rule", rule)
 
 
-def _running_is_dead(_judging: judge.Judge, given: Rule, _chain: Chain, _version: VersionId) -> Rule | None:
+def _running_is_dead(_judging: Judge, given: Rule, _chain: Chain, _version: VersionId) -> Rule | None:
     return Rule.DEAD_BRANCH if given is Rule.RUNNING else None
 
 
-def _only_the_log_counts(judging: judge.Judge, given: Rule, chain: Chain, version: VersionId) -> Rule | None:
+def _only_the_log_counts(judging: Judge, given: Rule, chain: Chain, version: VersionId) -> Rule | None:
     log = judging.gathered.log
     assert log is not None
     in_log = version.version in log.of_store(chain.store)
@@ -72,17 +76,17 @@ def _only_the_log_counts(judging: judge.Judge, given: Rule, chain: Chain, versio
 
 
 def _without_a_second_look(
-    storage: Storage, planned: StoreVerdicts, _reads: Reads, _kept_aside: frozenset[str], may_delete: MayDelete
+    storage: Storage, planned: StoreVerdicts, _reads: Reads, _kept_by_quarantine: frozenset[str], may_delete: MayDelete
 ) -> Iterator[Deleted]:
-    for part in delete._delete(storage, planned.deletions, may_delete):
-        yield Deleted(planned.store, Outcome.DONE, len(part), 0)
+    for part in deleting._delete(storage, planned.deletions, may_delete):
+        yield Deleted(planned.store, DeletionOutcome.DONE, len(part), 0)
 
 
 def _trusts_what_was_planned() -> AbstractContextManager[object]:
     """Either of the two finds a base that was damaged after the plan was made."""
     patched = ExitStack()
-    patched.enter_context(mock.patch.object(judge, "reads_before", return_value=None))
-    patched.enter_context(mock.patch.object(delete, "_execute_store", _without_a_second_look))
+    patched.enter_context(mock.patch.object(planning, "reads_before", return_value=None))
+    patched.enter_context(mock.patch.object(deleting, "_execute_store", _without_a_second_look))
     return patched
 
 
@@ -92,7 +96,7 @@ def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
 
 def _floor_rises() -> AbstractContextManager[object]:
     patched = ExitStack()
-    for module in (look, facts):
+    for module in (gathering, facts):
         patched.enter_context(mock.patch.object(module, "common_floor", _wanted_whatever_loads))
     return patched
 
@@ -109,7 +113,7 @@ def _many_snapshots(weather: Weather) -> Weather:
 PROTECTIONS = {
     "announcements": Protection(
         "nobody heeds what is announced for deletion",
-        lambda: mock.patch.object(announcements, "doomed", return_value=frozenset()),
+        lambda: mock.patch.object(announcements, "pending_delete", return_value=frozenset()),
         lambda weather: replace(
             _many_snapshots(weather),
             stores=1,

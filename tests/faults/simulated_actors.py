@@ -241,7 +241,7 @@ class Maintainer:
         world.counts.what["retention runs"] += 1
         world.counts.what["retention runs over what is due"] += gathered.since is not None
         world.counts.what["files spared"] += sum(len(step.spared) for step in steps)
-        world.counts.what["stores left alone"] += sum(s.outcome is retention.Outcome.CHANGED for s in steps)
+        world.counts.what["stores left alone"] += sum(s.outcome is retention.DeletionOutcome.CHANGED for s in steps)
 
 
 def maintain_as_spark(world: World, actor: Actor) -> None:

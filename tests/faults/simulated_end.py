@@ -11,7 +11,7 @@ from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import lease, retention, snapshot
 from statestore.maintenance.announcements import STANDS_SECONDS
-from statestore.maintenance.retention import Outcome, RetentionPlan
+from statestore.maintenance.retention import DeletionOutcome, RetentionPlan
 from tests.faults.promises import Lost, Untidy
 from tests.faults.simulated_actors import require_right
 from tests.faults.simulated_world import World
@@ -93,7 +93,7 @@ def _collect(world: World) -> None:
     world.promises.make(planned, floor, is_alone=True)
     with lease.held(world.root, "gc", run=run, holder="the last", clock=clock) as held:
         done = list(retention.execute(world.root, planned, run=run, lease=held, clock=clock, workers=1))
-    if any(step.outcome not in (Outcome.READ, Outcome.DONE) for step in done):
+    if any(step.outcome not in (DeletionOutcome.READ, DeletionOutcome.DONE) for step in done):
         raise Untidy(f"a store was left alone though nothing happened: {done}")
 
 

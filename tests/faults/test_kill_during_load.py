@@ -40,7 +40,7 @@ def victim(root: Path, folder: Path, say: Connection) -> None:
         say.send("committed")
         # The copy moves on with each batch, its tables are merged every eight, and now and then an older version is
         # built in its place.
-        host.keep_house(head)
+        host.advance_local_copy(head)
         if head.version % 11 == 0:
             host.read(earlier(log, head.version - 3))
 

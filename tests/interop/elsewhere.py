@@ -18,7 +18,7 @@ from tests.interop.test_rescues import held
 from tests.interop.test_switchover_of_sparks import switched
 from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
 
-AT_HEAD = ("--at-head", "--i-stopped-it", "--mode", "snapshots")
+AT_HEAD = ("--at-head", "--confirm-stopped", "--mode", "snapshots")
 VERBS = [
     ("inspect",),
     ("audit", "--deep"),
@@ -29,7 +29,7 @@ VERBS = [
     ("repair",),
     ("snapshot", *AT_HEAD),
     ("gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
-    ("gc", "--orphans", "--i-stopped-it", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
+    ("gc", "--orphans", "--confirm-stopped", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
 ]
 """What is said to the checkpoint, one after the other, with a batch of Spark's after each."""
 
@@ -112,12 +112,12 @@ def goes_on_after_a_repair_when_it_was_taken_back(query: ElsewhereQuery, folder:
     query.forget(*(f"{log}/{batch}" for log in ("commits", "offsets", "sources/0") for batch in (2, 3)))
     assert "was taken back" in CliRunner().invoke(main, ["audit", query.urls[-1]]).output
     before = _of_versions(query)
-    repaired = statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    repaired = statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     assert {"state/0/0/4.zip", "state/0/1/4.zip"} <= before - _of_versions(query), "Spark would load them later"
     run = repaired.partition("--undo ")[2].split()[0]
-    statekeeper("repair", query.urls[-1], "--undo", run, "--i-stopped-it")
+    statekeeper("repair", query.urls[-1], "--undo", run, "--confirm-stopped")
     assert _of_versions(query) == before
-    statekeeper("repair", query.urls[-1], "--apply", "--i-stopped-it")
+    statekeeper("repair", query.urls[-1], "--apply", "--confirm-stopped")
     query.run(1)
     is_right_after(query, 5)
     clean(query)

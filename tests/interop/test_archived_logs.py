@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import audit
-from statestore.maintenance.audit import What
+from statestore.maintenance.audit import FindingKind
 from statestore.storage import open_storage
 from tests.interop.dumped import dumped
 from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
@@ -92,7 +92,7 @@ def test_it_is_audited_dumped_snapshotted_and_cleaned_and_spark_goes_on(query: N
     storage = open_storage(str(query.checkpoint))
     assert audit.judge(audit.gather(storage, scratch=tmp_path)).findings == ()
     assert dumped(query.checkpoint, "--version", 3)
-    at_head = ["--at-head", "--i-stopped-it", "--mode", "snapshots", "--scratch", str(tmp_path)]
+    at_head = ["--at-head", "--confirm-stopped", "--mode", "snapshots", "--scratch", str(tmp_path)]
     statekeeper("snapshot", str(query.checkpoint), *at_head)
     path = StorePath(0, 0).snapshot(VersionId(5))
     ours = read_snapshot(storage.read(path), path)
@@ -102,7 +102,7 @@ def test_it_is_audited_dumped_snapshotted_and_cleaned_and_spark_goes_on(query: N
     statekeeper(*cleaning)
     logs = sorted(query.checkpoint.glob("state/0/*/logs/*.log"))
     assert len(logs) == 2, "a Spark that is at work may name them again"
-    statekeeper(*cleaning, "--i-stopped-it", "--orphans")
+    statekeeper(*cleaning, "--confirm-stopped", "--orphans")
     assert sorted(query.checkpoint.glob("state/0/*/logs/*.log")) == []
     assert audit.judge(audit.gather(storage, scratch=tmp_path)).findings == ()
     query.run(1)
@@ -120,7 +120,7 @@ def test_a_snapshot_whose_archived_log_is_gone_loads_in_spark_no_more_and_the_au
     log.unlink()
     found = audit.judge(audit.gather(open_storage(str(query.checkpoint))))
     assert [(one.what, one.file) for one in found.findings] == [
-        (What.TABLE_MISSING, f"state/0/0/logs/{log.name}"),
+        (FindingKind.TABLE_MISSING, f"state/0/0/logs/{log.name}"),
     ]
     with pytest.raises(Exception, match="does not exist"):
         state(query)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from statestore.format.names import StorePath
-from statestore.maintenance.audit import What, gather, judge
+from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
 from tests.pipelines.streams import Stream
 
@@ -61,5 +61,5 @@ def test_sparks_own_checkpoint_is_clean_until_a_file_goes(spark: SparkSession, t
     )
     storage.delete([gone, f"{gone.removesuffix('.changelog')}.zip"])
     audit = judge(gather(storage))
-    assert [(finding.what, finding.file) for finding in audit.findings] == [(What.CHANGELOG_MISSING, gone)]
+    assert [(finding.what, finding.file) for finding in audit.findings] == [(FindingKind.CHANGELOG_MISSING, gone)]
     assert audit.restart.batch == 2

@@ -89,7 +89,7 @@ def test_what_spark_deletes_by_a_range_is_gone_from_our_snapshot_and_from_the_du
                 "snapshot",
                 str(root),
                 "--at-head",
-                "--i-stopped-it",
+                "--confirm-stopped",
                 "--mode",
                 "snapshots",
                 "--scratch",

@@ -158,7 +158,7 @@ def test_a_changed_value_makes_a_dump_differ_from_what_spark_wrote(
         capture(database, path)
 
     monkeypatch.setattr(Database, "capture", spoilt)
-    arguments = ["snapshot", str(copy), "--at-head", "--i-stopped-it", "--mode", "snapshots"]
+    arguments = ["snapshot", str(copy), "--at-head", "--confirm-stopped", "--mode", "snapshots"]
     taken = CliRunner().invoke(main, [*arguments, "--scratch", str(tmp_path)])
     assert taken.exit_code == 0, taken.output
     for changelog in copy.glob("state/**/*.changelog"):

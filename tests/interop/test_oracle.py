@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.maintenance.audit import What, gather, judge
+from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.oracle import CLEAN, FINDING, Oracle, asked, table
@@ -39,15 +39,15 @@ def test_spark_starts_from_a_moved_checkpoint_once_it_is_repaired(spark: SparkSe
     shutil.move(former, place)
     query.checkpoint = place
     [found] = judge(gather(open_storage(query.root))).findings
-    assert found.what is What.DESCRIPTION_MOVED
+    assert found.what is FindingKind.DESCRIPTION_MOVED
     with pytest.raises(Exception, match=re.escape(str(former))):
         state(query)
-    told = statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    told = statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     [run] = re.findall(r"--undo ([0-9a-f-]{36})", told)
-    statekeeper("repair", query.root, "--undo", run, "--i-stopped-it")
+    statekeeper("repair", query.root, "--undo", run, "--confirm-stopped")
     with pytest.raises(Exception, match=re.escape(str(former))):
         query.run(1)
-    statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     assert state(query) == before
     query.run(0)
     assert judge(gather(open_storage(query.root), scratch=tmp_path / "scratch")).findings == ()

@@ -69,7 +69,7 @@ def test_a_checkpoint_that_spark_has_repartitioned_is_maintained_right_afterward
     statekeeper("gc", root, "--retain", "100", *free)
     assert audit.judge(audit.gather(storage)).findings == ()
     query.run(1)
-    statekeeper("snapshot", root, "--at-head", "--i-stopped-it", "--scratch", str(tmp_path), "--mode", "snapshots")
+    statekeeper("snapshot", root, "--at-head", "--confirm-stopped", "--scratch", str(tmp_path), "--mode", "snapshots")
     clean(storage, tmp_path)
     statekeeper("gc", root, "--retain", "1", *free)
     clean(storage, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statestore.format import names
-from statestore.maintenance.audit import What
+from statestore.maintenance.audit import FindingKind
 from statestore.storage import Storage, open_storage
 from tests.interop import twins
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
@@ -38,7 +38,7 @@ def collected(query: NativeQuery, scratch: Path, *for_spark: str) -> None:
     logs = {entry.path for folder in (names.OFFSETS, names.COMMITS) for entry in storage.list(folder, hidden=True)}
     shown = {path for path in logs if "/." not in path}
     assert logs - shown == {names.hidden_checksum(path) for path in shown}, "Hadoop's checksums go with their logs"
-    twins.clean(storage, scratch, but=frozenset({What.SNAPSHOT_OF_SPARK_4_0}) if for_spark else frozenset())
+    twins.clean(storage, scratch, but=frozenset({FindingKind.SNAPSHOT_OF_SPARK_4_0}) if for_spark else frozenset())
 
 
 def ended_well(_: Storage) -> None:
@@ -95,7 +95,7 @@ def test_every_spark_starts_from_the_logs_that_retention_leaves(tmp_path: Path, 
         def oracle(query: NativeQuery) -> twins.State:
             assert isinstance(query, RemoteQuery)
             if (minor, structure) == ("4.0", "2"):
-                twins.statekeeper("repair", query.root, "--for-spark", reader, "--apply", "--i-stopped-it")
+                twins.statekeeper("repair", query.root, "--for-spark", reader, "--apply", "--confirm-stopped")
             return remote.state(query, spark=sparks.get(reader, structure))
 
         # Nothing in a checkpoint of structure V2 tells 4.0 from 4.1.

@@ -65,7 +65,7 @@ def test_snapshots_of_spark_4_0_which_later_ones_refuse_are_read_after_a_repair(
     storage.delete(changelogs(storage))
     with pytest.raises(StreamingQueryException, match="AUTO_SNAPSHOT_REPAIR_FAILED"):
         query.run(1)
-    statekeeper("repair", root, "--for-spark", "4.2", "--apply", "--i-stopped-it")
+    statekeeper("repair", root, "--for-spark", "4.2", "--apply", "--confirm-stopped")
     query.run(1)
     assert held(query) == expected(4), "the batch that failed was run as well"
 

@@ -117,17 +117,17 @@ def test_spark_of_another_user_goes_on_after_root_maintained_its_checkpoint_and_
     before = set(query.root.rglob("*.zip"))
     scratch = ("--scratch", str(tmp_path))
     with umask(0o077):
-        statekeeper("snapshot", str(query.root), "--at-head", "--i-stopped-it", "--mode", "full", *scratch)
+        statekeeper("snapshot", str(query.root), "--at-head", "--confirm-stopped", "--mode", "full", *scratch)
         statekeeper("gc", str(query.root), "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     assert set(query.root.rglob("*.zip")) > before
     query.run(1)
     first = structure_of(open_storage(str(query.root)))
     with umask(0o077):
-        statekeeper("switch", str(query.root), "--to", first.other.value, "--apply", "--i-stopped-it", *scratch)
+        statekeeper("switch", str(query.root), "--to", first.other.value, "--apply", "--confirm-stopped", *scratch)
     query.confs[FORMAT] = "1" if first.other is Structure.V1 else "2"
     query.run(2)
     with umask(0o077):
-        statekeeper("switch", str(query.root), "--to", first.value, "--apply", "--i-stopped-it", *scratch)
+        statekeeper("switch", str(query.root), "--to", first.value, "--apply", "--confirm-stopped", *scratch)
     query.confs[FORMAT] = "1" if first is Structure.V1 else "2"
     zips = set(query.root.rglob("*.zip"))
     # Every version a snapshot: into the folder of tables that root made.

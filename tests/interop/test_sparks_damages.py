@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from statestore.cli import main
 from statestore.format import logs, names
 from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance.audit import Audit, Finding, Severity, What, gather, judge
+from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
 from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.twins import statekeeper
@@ -126,7 +126,7 @@ def test_spark_refuses_a_good_file_for_its_sidecar_and_reads_it_without_one(
     rewritten(sidecar, lambda body: json.dumps({**json.loads(body), "value": 7}).encode())
     finding = v2.the_finding(tmp_path / "scratch")
     assert (finding.what, finding.severity, finding.file.rpartition("/")[2]) == (
-        What.SIDECAR_AT_ODDS,
+        FindingKind.SIDECAR_AT_ODDS,
         Severity.ERROR,
         sidecar.name,
     )
@@ -144,7 +144,7 @@ def test_spark_refuses_a_table_for_hadoops_hidden_checksum_and_reads_it_without_
     for path in (hidden, v2.store / f".{zipped.name}.crc", v2.store / f".{v2.file('5_*.changelog').name}.crc"):
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
     finding = v2.the_finding(tmp_path / "scratch")
-    assert (finding.what, finding.severity) == (What.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR)
+    assert (finding.what, finding.severity) == (FindingKind.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR)
     assert finding.file.endswith(hidden.name)
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
     hidden.unlink()
@@ -156,11 +156,11 @@ def test_a_name_keeps_spark_from_loading_structure_v1(v1: Made, v2: Made, name: 
     for made in (v1, v2):
         shutil.copy(made.file("2*.zip"), made.store / name)
     finding = v1.the_finding()
-    assert (finding.what, finding.file) == (What.NAME_STOPS_LOADS, f"state/0/0/{name}")
+    assert (finding.what, finding.file) == (FindingKind.NAME_STOPS_LOADS, f"state/0/0/{name}")
     v1.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
     (v1.store / name).unlink()
     v1.assert_spark_reads_it()
-    assert [one.what for one in v2.audited().findings] == ([] if SOME_ID in name else [What.NAME_STOPS_CLEANUP])
+    assert [one.what for one in v2.audited().findings] == ([] if SOME_ID in name else [FindingKind.NAME_STOPS_CLEANUP])
     v2.assert_spark_reads_it()
 
 
@@ -173,7 +173,7 @@ def test_spark_goes_on_after_the_other_structure_was_tried_as_the_audit_says(v1:
         v1.query.confs[FORMAT] = "1"
     finding = v1.the_finding()
     assert (finding.what, finding.severity, finding.file) == (
-        What.FORMAT_FLIPPED,
+        FindingKind.FORMAT_FLIPPED,
         Severity.WARNING,
         "state/0/0/6.changelog",
     )
@@ -195,28 +195,32 @@ def test_spark_takes_a_snapshot_of_what_was_given_up_for_its_own_and_the_audit_s
     shutil.copy(v1.file("2.zip"), v1.store / "4.zip")
     taken_back(v1)
     finding = next(one for one in v1.audited().findings if one.store is not None and one.store.partition == 0)
-    assert (finding.what, finding.severity, finding.file) == (What.DEAD_TIME_LINE, Severity.ERROR, "state/0/0/4.zip")
+    assert (finding.what, finding.severity, finding.file) == (
+        FindingKind.ROLLED_BACK_FILES,
+        Severity.ERROR,
+        "state/0/0/4.zip",
+    )
     v1.query.run(0)
     assert state(v1.query) != v1.state, "the same batches again, and another state: it was loaded"
     v1.query.restored("made")
     taken_back(v1)
     root = str(v1.query.checkpoint)
     before = v1.files()
-    told = statekeeper("repair", root, "--apply", "--i-stopped-it")
+    told = statekeeper("repair", root, "--apply", "--confirm-stopped")
     [run] = re.findall(r"--undo ([0-9a-f-]{36})", told)
     assert v1.audited().findings == ()
-    statekeeper("repair", root, "--undo", run, "--i-stopped-it")
+    statekeeper("repair", root, "--undo", run, "--confirm-stopped")
     assert v1.files() == before
-    [run] = re.findall(r"--undo ([0-9a-f-]{36})", statekeeper("repair", root, "--apply", "--i-stopped-it"))
+    [run] = re.findall(r"--undo ([0-9a-f-]{36})", statekeeper("repair", root, "--apply", "--confirm-stopped"))
     v1.query.run(0)
     v1.assert_spark_reads_it()
-    statekeeper("repair", root, "--undo", run, "--i-stopped-it", exit_code=13)
+    statekeeper("repair", root, "--undo", run, "--confirm-stopped", exit_code=13)
     v1.assert_spark_reads_it()
 
 
 def test_spark_stops_over_the_hidden_checksum_of_a_log_that_was_deleted(v2: Made) -> None:
     taken_back(v2, hidden=False)
-    found = [one for one in v2.audited().findings if one.what is What.LOG_IN_THE_WAY]
+    found = [one for one in v2.audited().findings if one.what is FindingKind.LOG_IN_THE_WAY]
     assert [one.file for one in found] == [f"{log}/.{n}.crc" for log in ("commits", "offsets") for n in (2, 3, 4)]
     assert all(one.severity is Severity.ERROR for one in found)
     with pytest.raises(Exception, match="Multiple streaming queries are concurrently using"):
@@ -247,7 +251,7 @@ def test_a_table_that_two_snapshots_share_is_gone(v2: Made) -> None:
     [shared] = held[0] & held[1]
     (v2.store / "SSTs" / shared).unlink()
     finding = v2.the_finding()
-    assert (finding.what, finding.severity) == (What.TABLE_MISSING, Severity.ERROR)
+    assert (finding.what, finding.severity) == (FindingKind.TABLE_MISSING, Severity.ERROR)
     assert older.name in finding.problem
     assert newer.name in finding.problem
     assert finding.meaning.startswith("versions 1 to 5 (batches 0 to 4) cannot be loaded any more")
@@ -261,14 +265,14 @@ def test_a_table_that_is_not_the_one_that_the_manifest_means(v1: Made, tmp_path:
     last = snapshot.metadata.tables[-1]
     path = v1.store / "SSTs" / last.dfs_name
     rewritten(path, lambda body: body + b"longer")
-    assert v1.the_finding().what is What.TABLE_WRONG_SIZE
+    assert v1.the_finding().what is FindingKind.TABLE_WRONG_SIZE
     tables = (*snapshot.metadata.tables[:-1], replace(last, size_bytes=path.stat().st_size))
     body = encode_snapshot(replace(snapshot, metadata=replace(snapshot.metadata, tables=tables)))
     rewritten(zipped, lambda _: body)
     assert v1.audited().findings == ()
     finding = v1.the_finding(tmp_path / "scratch")
     assert (finding.what, finding.severity, finding.file) == (
-        What.TABLE_WRONG_SIZE,
+        FindingKind.TABLE_WRONG_SIZE,
         Severity.ERROR,
         f"state/0/0/SSTs/{last.dfs_name}",
     )
@@ -282,7 +286,7 @@ def test_spark_4_2_refuses_a_snapshot_of_spark_4_0(v2: Made) -> None:
     rewritten(zipped, lambda _: body)
     v2.file("2_*.zip.crc").unlink()
     finding = v2.the_finding()
-    assert (finding.what, finding.file) == (What.SNAPSHOT_OF_SPARK_4_0, f"state/0/0/{zipped.name}")
+    assert (finding.what, finding.file) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, f"state/0/0/{zipped.name}")
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 
@@ -304,7 +308,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
     folder = tmp_path_factory.mktemp("repair")
     query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     scratch = str(folder / "scratch")
-    at_head = ["--at-head", "--i-stopped-it", "--mode", "snapshots", "--scratch", scratch]
+    at_head = ["--at-head", "--confirm-stopped", "--mode", "snapshots", "--scratch", scratch]
 
     def snapshot() -> None:
         done = CliRunner().invoke(main, ["snapshot", str(query.checkpoint), *at_head])
@@ -321,7 +325,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
                 path.unlink()
     storage = open_storage(str(query.checkpoint))
     audit = judge(gather(storage))
-    assert [(one.what, one.severity) for one in audit.findings] == [(What.SNAPSHOT_MISSING, Severity.ERROR)] * 2
+    assert [(one.what, one.severity) for one in audit.findings] == [(FindingKind.SNAPSHOT_MISSING, Severity.ERROR)] * 2
     assert "autoSnapshotRepair.maxChangeFileReplay" in audit.findings[0].meaning
     assert audit.restart.batch == 4
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
@@ -342,7 +346,11 @@ def test_spark_cannot_read_column_families_without_a_snapshot_that_names_them(
     assert judge(gather(storage)).findings == ()
     storage.delete([names.StorePath(0, 0).folder + "/1.zip"])
     finding = next(one for one in judge(gather(storage)).findings)
-    assert (finding.what, finding.severity, finding.file) == (What.FAMILIES_LOST, Severity.ERROR, "state/0/0/1.zip")
+    assert (finding.what, finding.severity, finding.file) == (
+        FindingKind.FAMILIES_LOST,
+        Severity.ERROR,
+        "state/0/0/1.zip",
+    )
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
         state(query)
 
@@ -360,14 +368,18 @@ CLEANS_UP = {
     ("name", "what", "left"),
     [
         (None, None, {7, 8}),
-        ("foo.crc", What.FOREIGN_FILE, {7, 8}),
-        ("foo.zip", What.NAME_STOPS_CLEANUP, set(range(1, 9))),
-        ("24_x_y.zip", What.NAME_STOPS_CLEANUP, set(range(1, 9))),
-        (f"24_{SOME_ID}.zip", What.DEAD_TIME_LINE, {8, 24}),
+        ("foo.crc", FindingKind.FOREIGN_FILE, {7, 8}),
+        ("foo.zip", FindingKind.NAME_STOPS_CLEANUP, set(range(1, 9))),
+        ("24_x_y.zip", FindingKind.NAME_STOPS_CLEANUP, set(range(1, 9))),
+        (f"24_{SOME_ID}.zip", FindingKind.ROLLED_BACK_FILES, {8, 24}),
     ],
 )
 def test_sparks_cleanup_fails_over_a_name_and_deletes_too_much_over_a_number(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str | None, what: What | None, left: set[int]
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str | None,
+    what: FindingKind | None,
+    left: set[int],
 ) -> None:
     folder = tmp_path_factory.mktemp("cleanup")
     query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2", **CLEANS_UP})

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from statestore import catalog
 from statestore.format import names
 from statestore.maintenance import audit
-from statestore.maintenance.audit import Severity, What
+from statestore.maintenance.audit import FindingKind, Severity
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
 from tests.interop.twins import statekeeper, take_snapshots
@@ -54,8 +54,8 @@ def test_spark_goes_on_after_a_stray_sidecar_was_in_the_way_of_a_snapshot(
     statekeeper("snapshot", query.root, "--all", "--mode", "snapshots", "--scratch", str(tmp_path), exit_code=3)
     assert not any(path.with_suffix("").exists() for path in sidecars_at_the_head(query))
     found = audit.judge(audit.gather(open_storage(query.root))).findings
-    assert {(one.what, one.severity) for one in found} == {(What.SIDECAR_STRAY, Severity.WARNING)}
-    statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    assert {(one.what, one.severity) for one in found} == {(FindingKind.SIDECAR_STRAY, Severity.WARNING)}
+    statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     take_snapshots(query, tmp_path)
     assert state(query) == middle
 
@@ -64,7 +64,7 @@ def test_spark_goes_on_after_a_stray_sidecar_was_in_the_way_of_a_snapshot(
     with pytest.raises(Exception, match=r"CANNOT_LOAD_STATE_STORE|AUTO_SNAPSHOT_REPAIR_FAILED|CANNOT_READ"):
         state(query)
     statekeeper("gc", query.root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply", exit_code=13)
-    statekeeper("repair", query.root, "--apply", "--i-stopped-it")
+    statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     statekeeper("gc", query.root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     query.run(1)
     assert (state(query), query.outputs) == (end, outputs)

@@ -143,7 +143,7 @@ def test_spark_starts_on_nothing_that_is_half_switched_and_goes_on_after_it_was_
             query.run(1)
         lease.break_lease(storage, run=RandomIds().fresh(), holder="a test", clock=SystemClock())
         direction = ["--to", structure.other.value] if way_out == "--apply" else []
-        statekeeper("switch", str(query.checkpoint), way_out, *direction, "--i-stopped-it")
+        statekeeper("switch", str(query.checkpoint), way_out, *direction, "--confirm-stopped")
         query.confs |= (structure.other if way_out == "--apply" else structure).conf
         query.run(1)
         assert query.outputs == outputs, "the batch that was refused was run as well"
@@ -151,7 +151,7 @@ def test_spark_starts_on_nothing_that_is_half_switched_and_goes_on_after_it_was_
 
 
 class DiesAfter(FaultyStorage):
-    """The process dies when it has written a certain file, or put one aside."""
+    """The process dies when it has written a certain file, or put one quarantine."""
 
     def __init__(self, inner: Storage, what: str) -> None:
         super().__init__(inner)
@@ -159,7 +159,7 @@ class DiesAfter(FaultyStorage):
 
     def _fault_of(self, request: Request) -> Fault | None:
         if self._what == "aside":
-            is_it = request.kind is Kind.REPLACE and request.path.startswith(names.ASIDE)
+            is_it = request.kind is Kind.REPLACE and request.path.startswith(names.QUARANTINE)
         else:
             is_it = request.kind is Kind.REPLACE and request.path == self._what
         return Fault.AFTER if is_it else None
@@ -168,4 +168,4 @@ class DiesAfter(FaultyStorage):
 def snapshots_of(query: NativeQuery, folder: Path) -> None:
     """One of each store at its head."""
     root = str(query.checkpoint)
-    statekeeper("snapshot", root, "--at-head", "--i-stopped-it", "--mode", "snapshots", "--scratch", str(folder))
+    statekeeper("snapshot", root, "--at-head", "--confirm-stopped", "--mode", "snapshots", "--scratch", str(folder))

@@ -21,7 +21,7 @@ from statestore.engine.rocks import Database
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance import audit
-from statestore.maintenance.audit.findings import What
+from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import Storage, open_storage
 from tests.interop.dumped import dumped, expected, shown
 from tests.interop.native import NativeQuery
@@ -29,7 +29,7 @@ from tests.interop.native import NativeQuery
 State = Mapping[str, Counter[str]]
 """What Spark's reader shows: view -> the rows of it."""
 
-AT_HEAD = ("--at-head", "--i-stopped-it")
+AT_HEAD = ("--at-head", "--confirm-stopped")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def changelogs(storage: Storage) -> list[str]:
     return [entry.path for entry in storage.list("state") if entry.path.endswith(".changelog")]
 
 
-def clean(storage: Storage, scratch: Path, *, but: frozenset[What] = frozenset()) -> None:
+def clean(storage: Storage, scratch: Path, *, but: frozenset[FindingKind] = frozenset()) -> None:
     """The audit finds nothing, or nothing but what is named."""
     found = audit.judge(audit.gather(storage, scratch=scratch))
     assert [finding for finding in found.findings if finding.what not in but] == []
@@ -92,7 +92,7 @@ def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
 def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> None:
     """By the command; the conf is the caller's business."""
     root = query.root
-    statekeeper("switch", root, "--to", to.value, "--apply", "--i-stopped-it", "--scratch", str(scratch), *options)
+    statekeeper("switch", root, "--to", to.value, "--apply", "--confirm-stopped", "--scratch", str(scratch), *options)
 
 
 def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:

@@ -56,7 +56,7 @@ def test_up_to_each_limit_the_copy_is_read_over_and_beyond_it_the_copy_moves(
     history = grown(host, *map(numbered, range(10, 16)))
     with host.load(history.versions[2]) as store:
         assert store.load_metrics.replayed_changelogs <= 2
-    assert host.keep_house(history.versions[2])
+    assert host.advance_local_copy(history.versions[2])
     if value is None:
         in_three = [piece for v in history.versions[3:6] for piece in plain_pieces(host, v)]
         value = sum(in_three)
@@ -87,7 +87,7 @@ def test_a_small_file_that_unpacks_to_much_is_not_held_in_memory(host: Host) -> 
         with host.load(head) as store:
             assert bool(store._loaded.ahead) == is_served_from_memory
             assert store.get(column([b"0000", b"small"])).to_pylist() == [state[b"0000"], b"1"]
-            assert store.wants_housekeeping == is_served_from_memory, "five megabytes are enough to be written down"
+            assert store.needs_compaction == is_served_from_memory, "five megabytes are enough to be written down"
         assert host.holds() == (before if is_served_from_memory else head)
 
 
@@ -111,14 +111,14 @@ def test_a_copy_that_another_process_moves_between_opening_and_reading_is_looked
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = grown(host, *map(numbered, range(4)))
-    assert host.keep_house(history.versions[1])
+    assert host.advance_local_copy(history.versions[1])
     honest = Changelogs.small
     moved: list[bool] = []
 
     def late(self: Changelogs, *arguments: object, **limits: int) -> object:
         if not moved:
             moved.append(True)
-            assert Host(host.storage, host.folder).keep_house(history.head)
+            assert Host(host.storage, host.folder).advance_local_copy(history.head)
         return honest(self, *arguments, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Changelogs, "small", late)
@@ -175,7 +175,7 @@ def test_a_copy_that_cannot_be_merged_is_named_served_no_longer_and_built_anew(h
     for batch in range(TABLES_TO_MERGE):
         history.commit(host, numbered(batch))
         assert host.read(history.head) == history.states[-1]
-        assert host.keep_house(history.head)
+        assert host.advance_local_copy(history.head)
     with host.copy() as database:
         spoiled = database.path
     history.commit(host, numbered(TABLES_TO_MERGE))
@@ -183,7 +183,7 @@ def test_a_copy_that_cannot_be_merged_is_named_served_no_longer_and_built_anew(h
     for path in sorted(spoiled.glob("*.sst"))[:-1]:
         flip_a_data_block(path)
     with pytest.raises(LocalStateDamaged, match="orruption"):
-        host.keep_house(history.head)
+        host.advance_local_copy(history.head)
     assert not (host.folder / "current").exists()
     assert list((host.folder / "changelogs").glob("*.changelog")) == []
     assert host.read(history.head) == history.states[-1]

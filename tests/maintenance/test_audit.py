@@ -20,7 +20,7 @@ from statestore.format.java_io import utf
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance import passes
-from statestore.maintenance.audit import Audit, AuditPolicy, Facts, Finding, Severity, What, gather, judge
+from statestore.maintenance.audit import Audit, AuditPolicy, Facts, Finding, FindingKind, Severity, gather, judge
 from statestore.maintenance.audit.facts import StoreFacts
 from statestore.maintenance.config import Policies
 from statestore.maintenance.retention import Amount, RetentionPolicy
@@ -189,7 +189,7 @@ def test_what_retention_leaves_is_no_finding(checkpoint: Checkpoint, tmp_path: P
 def test_what_an_interrupted_retention_leaves_is_no_finding_when_it_is_old_enough(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete([changelog(checkpoint, 1)])
     assert audited(checkpoint.storage, retained_versions=4).findings == ()
-    assert the_only_finding(audited(checkpoint.storage, retained_versions=5)).what is What.CHANGELOG_MISSING
+    assert the_only_finding(audited(checkpoint.storage, retained_versions=5)).what is FindingKind.CHANGELOG_MISSING
 
 
 def test_dead_branches_running_attempts_and_unnamed_tables_are_counted_or_passed_over(
@@ -255,7 +255,7 @@ def test_a_bad_changelog_is_named_with_the_versions_that_are_lost(
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
     assert (finding.severity, finding.file, finding.store) == (Severity.ERROR, path, StorePath(0, 0))
-    assert finding.what is (What.CHANGELOG_MISSING if how == "missing" else What.CHANGELOG_UNREADABLE)
+    assert finding.what is (FindingKind.CHANGELOG_MISSING if how == "missing" else FindingKind.CHANGELOG_UNREADABLE)
     assert [v.version for v in audit.stores[0].lost] == {2: [2], 5: [5, 6], 6: [6]}[version]
     assert audit.restart.batch == restart
     assert ("version 3 and later load" in finding.meaning) == (version == 2)
@@ -312,7 +312,7 @@ def test_a_bad_changelog_that_a_snapshot_stands_for_loses_nothing(checkpoint: Ch
     harm(checkpoint, changelog(checkpoint, 3), "flipped")
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.severity, finding.what) == (Severity.WARNING, What.CHANGELOG_UNREADABLE)
+    assert (finding.severity, finding.what) == (Severity.WARNING, FindingKind.CHANGELOG_UNREADABLE)
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
@@ -335,7 +335,7 @@ def test_a_bad_zip_is_a_warning_until_something_hangs_on_it(
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert (finding.file, finding.store) == (path, StorePath(0, 0))
-    assert finding.what is (What.SNAPSHOT_MISSING if how == "missing" else What.SNAPSHOT_UNREADABLE)
+    assert finding.what is (FindingKind.SNAPSHOT_MISSING if how == "missing" else FindingKind.SNAPSHOT_UNREADABLE)
     assert finding.severity is (Severity.ERROR if is_needed else Severity.WARNING)
     assert audit.restart.batch == (None if is_needed else 5)
     assert_restart_is_right(checkpoint, audit, tmp_path)
@@ -343,10 +343,10 @@ def test_a_bad_zip_is_a_warning_until_something_hangs_on_it(
 
 
 TABLE_HARMS = {
-    "missing": What.TABLE_MISSING,
-    "truncated": What.TABLE_WRONG_SIZE,
-    "empty": What.TABLE_WRONG_SIZE,
-    "flipped": What.TABLE_UNREADABLE,
+    "missing": FindingKind.TABLE_MISSING,
+    "truncated": FindingKind.TABLE_WRONG_SIZE,
+    "empty": FindingKind.TABLE_WRONG_SIZE,
+    "flipped": FindingKind.TABLE_UNREADABLE,
 }
 
 
@@ -391,7 +391,7 @@ def test_a_table_that_two_snapshots_share_is_one_finding_that_names_both(
     drop_old_changelogs(checkpoint)
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (What.TABLE_MISSING, shared, Severity.ERROR)
+    assert (finding.what, finding.file, finding.severity) == (FindingKind.TABLE_MISSING, shared, Severity.ERROR)
     for version in (3, 6):
         assert names.snapshot(checkpoint.versions[version][0]) in finding.problem
     assert_restart_is_right(checkpoint, audit, tmp_path)
@@ -406,7 +406,7 @@ def test_one_object_missing_at_restore_leaves_the_older_snapshot_and_a_replay(
     checkpoint.storage.delete(only_new)
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity) == (What.TABLE_MISSING, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.TABLE_MISSING, Severity.WARNING)
     assert (audit.stores[0].base, audit.stores[0].tail) == (checkpoint.versions[3][0], 3)
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
@@ -417,7 +417,7 @@ def test_a_snapshot_that_holds_another_number_of_keys_than_it_says_is_found_by_a
     """SPARK-43404, SPARK-51717: the tables under a zip are not those that it was made of."""
     path = snapshot(checkpoint, 3)
     held = read_snapshot(checkpoint.storage.read(path), path)
-    for said, found in ((held.metadata.key_count + 1, What.SNAPSHOT_AT_ODDS), (-1, None)):
+    for said, found in ((held.metadata.key_count + 1, FindingKind.SNAPSHOT_AT_ODDS), (-1, None)):
         checkpoint.storage.replace(
             path, encode_snapshot(replace(held, metadata=replace(held.metadata, key_count=said)))
         )
@@ -443,7 +443,7 @@ def test_a_commit_that_names_an_unknown_id_is_told_by_the_lineage_and_nothing_el
     checkpoint.storage.replace(names.commits(3), with_id(checkpoint, 3, SOME_ID))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file) == (What.COMMIT_UNKNOWN_ID, names.commits(3))
+    assert (finding.what, finding.file) == (FindingKind.COMMIT_UNKNOWN_ID, names.commits(3))
     assert SOME_ID in finding.problem
     assert str(checkpoint.versions[4][0].id) in finding.problem
     assert audit.restart.batch == 5
@@ -457,19 +457,19 @@ def test_where_no_lineage_reaches_an_unknown_id_is_a_missing_file_beside_those_t
     checkpoint.storage.replace(names.commits(batch), with_id(checkpoint, batch, SOME_ID))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert finding.what is What.CHANGELOG_MISSING
+    assert finding.what is FindingKind.CHANGELOG_MISSING
     assert finding.file == checkpoint.stores[0].changelog(VersionId(batch + 1, SOME_ID))
     assert names.changelog(checkpoint.versions[batch + 1][0]) in finding.problem
     assert audit.restart.batch == restart
     checkpoint.assert_right(tmp_path / "fresh", restart)
 
 
-COMMIT_HARMS: dict[str, tuple[bytes | None, What]] = {
-    "missing": (None, What.COMMIT_MISSING),
-    "truncated": (b'v2\n{"nextBatchWatermarkMs":0,"stateUni', What.COMMIT_UNREADABLE),
-    "empty": (b"", What.COMMIT_UNREADABLE),
-    "garbage": (b"\xff\xfe\0\0", What.COMMIT_UNREADABLE),
-    "of a later format": (b"v9\n{}", What.COMMIT_UNREADABLE),
+COMMIT_HARMS: dict[str, tuple[bytes | None, FindingKind]] = {
+    "missing": (None, FindingKind.COMMIT_MISSING),
+    "truncated": (b'v2\n{"nextBatchWatermarkMs":0,"stateUni', FindingKind.COMMIT_UNREADABLE),
+    "empty": (b"", FindingKind.COMMIT_UNREADABLE),
+    "garbage": (b"\xff\xfe\0\0", FindingKind.COMMIT_UNREADABLE),
+    "of a later format": (b"v9\n{}", FindingKind.COMMIT_UNREADABLE),
 }
 
 
@@ -517,7 +517,7 @@ def test_a_commit_that_lacks_a_partition_is_no_batch_to_go_back_to(checkpoint: C
     checkpoint.storage.replace(names.commits(5), logs.encode_commit(logs.CommitLog(0, {0: ids})))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file) == (What.COMMIT_AT_ODDS, "commits/5")
+    assert (finding.what, finding.file) == (FindingKind.COMMIT_AT_ODDS, "commits/5")
     assert "names 1 partitions, the metadata describes 2 of operator 0" in finding.problem
     assert audit.restart.batch == 4
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -536,7 +536,7 @@ def test_a_lineage_at_odds_with_the_commit_log_is_named(checkpoint: Checkpoint, 
     for scratch in (None, tmp_path / "scratch"):
         audit = audited(checkpoint.storage, scratch)
         finding = the_only_finding(audit)
-        assert (finding.what, finding.file) == (What.LINEAGE_AT_ODDS, path)
+        assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
         assert str(other.id) in finding.problem
         assert audit.restart.batch == 4
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -549,7 +549,7 @@ def test_a_lineage_at_odds_below_the_head_is_found_by_a_deep_audit(checkpoint: C
     checkpoint.storage.replace(path, body.getvalue())
     assert audited(checkpoint.storage).findings == ()
     finding = the_only_finding(audited(checkpoint.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (What.LINEAGE_AT_ODDS, path)
+    assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
 
 
 @pytest.mark.parametrize(
@@ -563,7 +563,7 @@ def test_a_lineage_that_leads_nowhere_is_named(
     ChangelogWriter(body, Header(lineage)).finish()
     checkpoint.storage.replace(changelog(checkpoint, 6), body.getvalue())
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (What.LINEAGE_AT_ODDS, changelog(checkpoint, 6))
+    assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, changelog(checkpoint, 6))
     assert problem in finding.problem
 
 
@@ -574,7 +574,7 @@ def test_a_lineage_that_leads_nowhere_is_named(
 def test_a_committed_batch_without_offsets_is_named(checkpoint: Checkpoint, batch: int, severity: Severity) -> None:
     checkpoint.storage.delete([names.offsets(batch)])
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file, finding.severity) == (What.OFFSETS_MISSING, f"offsets/{batch}", severity)
+    assert (finding.what, finding.file, finding.severity) == (FindingKind.OFFSETS_MISSING, f"offsets/{batch}", severity)
 
 
 @pytest.mark.parametrize(("batch", "severity"), [(5, Severity.ERROR), (2, Severity.WARNING)])
@@ -583,7 +583,11 @@ def test_offsets_that_cannot_be_read_are_named(
 ) -> None:
     checkpoint.storage.replace(names.offsets(batch), b"v1\n{")
     finding = the_only_finding(audited(checkpoint.storage, tmp_path))
-    assert (finding.what, finding.file, finding.severity) == (What.OFFSETS_UNREADABLE, f"offsets/{batch}", severity)
+    assert (finding.what, finding.file, finding.severity) == (
+        FindingKind.OFFSETS_UNREADABLE,
+        f"offsets/{batch}",
+        severity,
+    )
 
 
 def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> None:
@@ -592,7 +596,7 @@ def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> N
     assert audited(checkpoint.storage).findings == ()
     checkpoint.storage.create(names.offsets(7), body)
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (What.OFFSETS_AHEAD, "offsets/7")
+    assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/7")
     assert "the newest commit is of batch 5" in finding.problem
 
 
@@ -607,14 +611,18 @@ def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_pur
         assert audited(checkpoint.storage).findings == (), "Hadoop keeps them on local disks only"
         return
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.severity, finding.file) == (What.LOG_IN_THE_WAY, Severity.ERROR, "offsets/.6.crc")
+    assert (finding.what, finding.severity, finding.file) == (
+        FindingKind.LOG_IN_THE_WAY,
+        Severity.ERROR,
+        "offsets/.6.crc",
+    )
     assert finding.problem == "was left when offsets/6 was deleted"
 
 
 def test_a_commit_log_that_is_gone_is_told_by_the_offsets(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in range(6))
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (What.OFFSETS_AHEAD, "offsets/5")
+    assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/5")
 
 
 # -- what describes the checkpoint -------------------------------------------------------------------------------------
@@ -635,7 +643,7 @@ def test_a_description_that_cannot_be_read_is_named_and_the_stores_are_audited(
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert (finding.what, finding.file, finding.severity) == (
-        What.DESCRIPTION_UNREADABLE,
+        FindingKind.DESCRIPTION_UNREADABLE,
         path,
         DESCRIPTIONS[path],
     )
@@ -649,8 +657,8 @@ def test_a_missing_operator_metadata_is_named_and_its_stores_are_audited(
     harm(checkpoint, changelog(checkpoint, 5), "missing")
     audit = audited(checkpoint.storage)
     assert [(finding.what, finding.file) for finding in audit.findings] == [
-        (What.DESCRIPTION_MISSING, names.operator_metadata(0)),
-        (What.CHANGELOG_MISSING, changelog(checkpoint, 5)),
+        (FindingKind.DESCRIPTION_MISSING, names.operator_metadata(0)),
+        (FindingKind.CHANGELOG_MISSING, changelog(checkpoint, 5)),
     ]
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
@@ -659,13 +667,13 @@ def test_a_missing_binding_is_told_by_what_else_the_job_wrote(checkpoint: Checkp
     checkpoint.storage.create(names.pending(5, SOME_ID), b"{}")
     checkpoint.storage.delete([names.BINDING])
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (What.DESCRIPTION_MISSING, names.BINDING)
+    assert (finding.what, finding.file) == (FindingKind.DESCRIPTION_MISSING, names.BINDING)
 
 
 def test_two_operators_with_one_id_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.operator_metadata(1), checkpoint.storage.read(names.operator_metadata(0)))
     audit = audited(checkpoint.storage)
-    [finding] = [finding for finding in audit.findings if finding.what is What.TWO_OPERATORS]
+    [finding] = [finding for finding in audit.findings if finding.what is FindingKind.TWO_OPERATORS]
     assert finding.file == names.operator_metadata(1)
     assert names.operator_metadata(0) in finding.problem
     assert [store.store for store in audit.stores] == checkpoint.stores
@@ -677,7 +685,7 @@ def test_an_operator_whose_metadata_claims_a_billion_partitions_is_not_believed(
     checkpoint.storage.replace(names.operator_metadata(0), body)
     audit = audited(checkpoint.storage)
     assert {(finding.what, finding.file) for finding in audit.findings} == {
-        (What.DESCRIPTION_UNREADABLE, names.operator_metadata(0))
+        (FindingKind.DESCRIPTION_UNREADABLE, names.operator_metadata(0))
     }
     assert len(audit.stores) == 2
 
@@ -687,15 +695,15 @@ def test_descriptions_that_disagree_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.replace(names.state_schema(0), operators.encode_schema("{}", "{}"))
     found = [(finding.what, finding.file) for finding in audited(checkpoint.storage).findings]
     assert found == [
-        (What.DESCRIPTION_AT_ODDS, names.QUERY_METADATA),
-        (What.DESCRIPTION_AT_ODDS, names.state_schema(0)),
+        (FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA),
+        (FindingKind.DESCRIPTION_AT_ODDS, names.state_schema(0)),
     ]
 
 
 def test_a_later_schema_that_names_an_unknown_store_is_said_of_the_binding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.later_schema(4), json.dumps({"nobody's": "{}"}).encode())
     finding = the_only_finding(audited(checkpoint.storage))
-    assert finding.what is What.DESCRIPTION_UNREADABLE
+    assert finding.what is FindingKind.DESCRIPTION_UNREADABLE
     assert "names a store that the binding does not have" in finding.problem
 
 
@@ -707,7 +715,7 @@ def test_a_foreign_name_is_named(checkpoint: Checkpoint, path: str) -> None:
     checkpoint.storage.create(path, b"x")
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (What.FOREIGN_FILE, path, Severity.WARNING)
+    assert (finding.what, finding.file, finding.severity) == (FindingKind.FOREIGN_FILE, path, Severity.WARNING)
     assert audit.restart.batch == 5
 
 
@@ -719,7 +727,7 @@ def test_sidecars_of_sparks_are_no_foreign_names(checkpoint: Checkpoint) -> None
 def test_files_of_a_store_that_nothing_describes_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(StorePath(0, 7).changelog(VersionId(1, SOME_ID)), b"x")
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.store) == (What.STORE_UNDESCRIBED, StorePath(0, 7))
+    assert (finding.what, finding.store) == (FindingKind.STORE_UNDESCRIBED, StorePath(0, 7))
 
 
 # -- the ceiling, formats, storage -------------------------------------------------------------------------------------
@@ -738,7 +746,7 @@ def test_the_distance_to_the_ceiling_is_said_before_a_query_stops(
     facts = with_lineage(gather(storage), versions)
     audit = judge(facts)
     assert [(finding.severity, finding.what) for finding in audit.findings] == (
-        [] if severity is None else [(severity, What.NEAR_CEILING)]
+        [] if severity is None else [(severity, FindingKind.NEAR_CEILING)]
     )
     left = audit.stores[0].commits_left
     assert left is not None
@@ -760,7 +768,7 @@ def test_a_store_of_an_unknown_format_does_not_keep_the_others_from_being_audite
         if partition == 0:
             audit = audited(checkpoint.storage)
             finding = the_only_finding(audit)
-            assert (finding.what, finding.file) == (What.STORE_UNKNOWN_FORMAT, path)
+            assert (finding.what, finding.file) == (FindingKind.STORE_UNKNOWN_FORMAT, path)
             assert [store.store for store in audit.stores] == [checkpoint.stores[1]]
             assert audit.restart.batch is None
             assert "cannot be said" in audit.restart.explained
@@ -795,7 +803,7 @@ class FailsBelow:
 def test_a_store_that_cannot_be_read_does_not_stop_the_rest(checkpoint: Checkpoint) -> None:
     audit = audited(FailsBelow(checkpoint.storage, "state/0/0/"))  # type: ignore[arg-type]
     finding = the_only_finding(audit)
-    assert (finding.what, finding.store) == (What.STORE_NOT_AUDITED, StorePath(0, 0))
+    assert (finding.what, finding.store) == (FindingKind.STORE_NOT_AUDITED, StorePath(0, 0))
     assert "timed out" in finding.problem
     assert [store.store for store in audit.stores] == [checkpoint.stores[1]]
 
@@ -827,15 +835,15 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
     assert audit.restart.batch == 2
     storage.delete([names.operator_metadata(0)])
     assert [finding.what for finding in audited(storage).findings] == [
-        What.DESCRIPTION_MISSING,
-        What.CHANGELOG_MISSING,
+        FindingKind.DESCRIPTION_MISSING,
+        FindingKind.CHANGELOG_MISSING,
     ]
     # Spark 3.5 describes no operator, and its queries keep the confs that they began with.
     old = {name: value for name, value in logs.STATE_CONF.items() if name != logs.ENCODING}
     for number in range(5):
         storage.replace(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, 0, old, ())))
     audit = audited(storage)
-    assert the_only_finding(audit).what is What.CHANGELOG_MISSING
+    assert the_only_finding(audit).what is FindingKind.CHANGELOG_MISSING
     assert [one.store for one in audit.stores] == [store]
 
 

@@ -29,7 +29,7 @@ from statestore.format.logs import CODEC, PROVIDER, STATE_CONF, CommitLog, Offse
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
 from statestore.maintenance import repair, retention
-from statestore.maintenance.audit import Audit, AuditPolicy, Finding, Severity, What, gather, judge
+from statestore.maintenance.audit import Audit, AuditPolicy, Finding, FindingKind, Severity, gather, judge
 from statestore.maintenance.repair import Why
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
@@ -157,7 +157,7 @@ def test_a_sidecar_that_does_not_fit_a_good_file_is_named_with_the_versions_that
     v2.storage.replace(names.sidecar(path), make(json.loads(v2.storage.read(names.sidecar(path)))))
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
     assert (finding.what, finding.severity, finding.file) == (
-        What.SIDECAR_AT_ODDS,
+        FindingKind.SIDECAR_AT_ODDS,
         Severity.ERROR,
         names.sidecar(path),
     )
@@ -166,11 +166,13 @@ def test_a_sidecar_that_does_not_fit_a_good_file_is_named_with_the_versions_that
     assert f"cannot load {versions} from it" in finding.meaning
     assert "a restart from the head, batch 5 (version 6), is possible" in finding.meaning
     name = names.sidecar(path).rpartition("/")[2]
-    mended = f"delete {name}" if kind == "changelog" else "statekeeper repair ROOT --apply --i-stopped-it quarantines"
+    mended = (
+        f"delete {name}" if kind == "changelog" else "statekeeper repair ROOT --apply --confirm-stopped quarantines"
+    )
     assert finding.action.startswith(f"the file itself is whole: {mended}")
     shallow = audited(v2.storage)
     seen = how == "empty" or kind == "zip"
-    assert [one.what for one in shallow.findings] == ([What.SIDECAR_AT_ODDS] if seen else [])
+    assert [one.what for one in shallow.findings] == ([FindingKind.SIDECAR_AT_ODDS] if seen else [])
     v2.storage.delete([names.sidecar(path)])
     assert audited(v2.storage, tmp_path / "scratch").findings == ()
 
@@ -179,7 +181,7 @@ def test_a_sidecar_of_a_changelog_that_no_load_reads_is_a_warning(v2: Checkpoint
     path = path_of(v2, "changelog", 3)
     v2.storage.replace(names.sidecar(path), b"garbage")
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (What.SIDECAR_AT_ODDS, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
     assert finding.meaning.endswith("every version loads without it")
 
 
@@ -195,7 +197,7 @@ def test_a_bad_file_is_the_finding_and_its_sidecar_none(v2: Checkpoint, tmp_path
     path = path_of(v2, "changelog", 6)
     v2.storage.replace(path, v2.storage.read(path)[:-9])
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (What.CHANGELOG_UNREADABLE, path)
+    assert (finding.what, finding.file) == (FindingKind.CHANGELOG_UNREADABLE, path)
 
 
 def test_where_the_codec_keeps_no_checksums_only_the_sidecar_tells_a_wrong_value(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_where_the_codec_keeps_no_checksums_only_the_sidecar_tells_a_wrong_value
     assert any("the codec zstd carry no checksums" in text for text in audit.unproven)
     storage.replace(STORE.changelog(version), wrong)
     finding = the_only_finding(audited(storage, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (What.SIDECAR_AT_ODDS, Severity.ERROR)
+    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.ERROR)
     assert finding.action.startswith("restore the file and its sidecar from a backup")
     storage.delete([names.sidecar(STORE.changelog(version))])
     assert audited(storage, tmp_path / "scratch").findings == (), "said in `unproven`"
@@ -225,7 +227,7 @@ def test_in_v1_only_spark_4_1_compares_a_changelog_with_its_sidecar_and_nobody_a
     v1.create(names.sidecar(STORE.changelog(VersionId(6))), b"garbage")
     v1.create(names.sidecar(STORE.snapshot(VersionId(3))), b"garbage")
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (What.SIDECAR_AT_ODDS, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
     assert finding.meaning.startswith("Spark 4.1 (later ones do not look at it in structure V1) refuses 6.changelog")
 
 
@@ -261,7 +263,7 @@ def test_a_hidden_checksum_is_a_finding_where_spark_reads_through_hadoops_file_s
         else {names.hidden_checksum(path) for path in tables}
     )
     assert {(one.what, one.severity, one.file) for one in found} == {
-        (What.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR, path) for path in checked
+        (FindingKind.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR, path) for path in checked
     }
     assert all("ChecksumException" in one.meaning and "versions 3 to 6" in one.meaning for one in found)
     shutil.rmtree(tmp_path / "scratch")
@@ -275,22 +277,22 @@ def test_a_hidden_checksum_is_a_finding_where_spark_reads_through_hadoops_file_s
 @pytest.mark.parametrize(
     ("name", "in_v1", "in_v2"),
     [
-        ("foo.zip", What.NAME_STOPS_LOADS, What.NAME_STOPS_CLEANUP),
-        (".6.zip", What.NAME_STOPS_LOADS, What.NAME_STOPS_CLEANUP),
-        ("24_x.zip", What.NAME_STOPS_LOADS, What.FOREIGN_FILE),
-        ("007.zip", What.NAME_STOPS_LOADS, What.FOREIGN_FILE),
-        (f"2_{SOME_ID}.zip", What.NAME_STOPS_LOADS, None),
+        ("foo.zip", FindingKind.NAME_STOPS_LOADS, FindingKind.NAME_STOPS_CLEANUP),
+        (".6.zip", FindingKind.NAME_STOPS_LOADS, FindingKind.NAME_STOPS_CLEANUP),
+        ("24_x.zip", FindingKind.NAME_STOPS_LOADS, FindingKind.FOREIGN_FILE),
+        ("007.zip", FindingKind.NAME_STOPS_LOADS, FindingKind.FOREIGN_FILE),
+        (f"2_{SOME_ID}.zip", FindingKind.NAME_STOPS_LOADS, None),
         ("2.zip", None, None),
-        ("foo.changelog", What.NAME_STOPS_CLEANUP, What.NAME_STOPS_CLEANUP),
-        ("foo.crc", What.FOREIGN_FILE, What.FOREIGN_FILE),
-        ("foo.zip.bak", What.FOREIGN_FILE, What.FOREIGN_FILE),
+        ("foo.changelog", FindingKind.NAME_STOPS_CLEANUP, FindingKind.NAME_STOPS_CLEANUP),
+        ("foo.crc", FindingKind.FOREIGN_FILE, FindingKind.FOREIGN_FILE),
+        ("foo.zip.bak", FindingKind.FOREIGN_FILE, FindingKind.FOREIGN_FILE),
         (f".6_{SOME_ID}.changelog.{SOME_ID}.tmp", None, None),
         (".6.changelog.crc", None, None),
         ("SSTs/.foo.zip", None, None),
     ],
 )
 def test_a_name_is_judged_by_what_spark_does_over_it(
-    v1: Storage, v2: Checkpoint, name: str, in_v1: What | None, in_v2: What | None
+    v1: Storage, v2: Checkpoint, name: str, in_v1: FindingKind | None, in_v2: FindingKind | None
 ) -> None:
     path = f"{STORE.folder}/{name}"
     metadata = read_snapshot(v1.read(STORE.snapshot(VersionId(3))), "3.zip").metadata
@@ -300,15 +302,15 @@ def test_a_name_is_judged_by_what_spark_does_over_it(
         found = audited(storage).findings
         assert [(one.what, one.file) for one in found] == ([] if expected is None else [(expected, path)])
         for one in found:
-            assert (one.severity is Severity.ERROR) == (expected is What.NAME_STOPS_LOADS)
-            assert ("outside of the checkpoint" in one.action) == (expected is not What.FOREIGN_FILE)
+            assert (one.severity is Severity.ERROR) == (expected is FindingKind.NAME_STOPS_LOADS)
+            assert ("outside of the checkpoint" in one.action) == (expected is not FindingKind.FOREIGN_FILE)
         storage.delete([path])
 
 
 # -- time lines that were given up -------------------------------------------------------------------------------------
 
 
-def take_back(storage: Storage, to: int) -> None:
+def roll_back(storage: Storage, to: int) -> None:
     """Go back to a batch as people do it: by hand, and only in the logs."""
     storage.delete(path(batch) for batch in range(to + 1, 6) for path in (names.commits, names.offsets))
 
@@ -318,21 +320,25 @@ def test_a_query_that_was_taken_back_in_v1_would_load_a_snapshot_of_what_was_giv
 ) -> None:
     publish_snapshot(v1, STORE, VersionId(5), {b"given": b"up"}, tmp_path)
     assert audited(v1).findings == ()
-    take_back(v1, 2)
+    roll_back(v1, 2)
     audit = audited(v1)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity, finding.file) == (What.DEAD_TIME_LINE, Severity.ERROR, "state/0/0/5.zip")
+    assert (finding.what, finding.severity, finding.file) == (
+        FindingKind.ROLLED_BACK_FILES,
+        Severity.ERROR,
+        "state/0/0/5.zip",
+    )
     assert "past version 5, a restart takes 5.zip for its own: wrong state" in finding.meaning
-    assert "statekeeper repair ROOT --apply --i-stopped-it" in finding.action
+    assert "statekeeper repair ROOT --apply --confirm-stopped" in finding.action
     v1.delete(f"state/0/0/{name}" for name in ("5.zip", "4.changelog", "5.changelog", "6.changelog"))
     assert audited(v1).findings == ()
 
 
 def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoint, tmp_path: Path) -> None:
-    take_back(v2.storage, 3)
+    roll_back(v2.storage, 3)
     found = audited(v2.storage).findings
     assert [(one.what, one.severity, one.store) for one in found] == [
-        (What.DEAD_TIME_LINE, Severity.WARNING, store) for store in v2.stores
+        (FindingKind.ROLLED_BACK_FILES, Severity.WARNING, store) for store in v2.stores
     ]
     assert all("no load takes them" in one.meaning and "clean-up" not in one.meaning for one in found)
     publish_snapshot(v2.storage, STORE, VersionId(9, SOME_ID), {b"given": b"up"}, tmp_path)
@@ -356,9 +362,9 @@ def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
     for storage in (v1, v2.storage):
         for batch in (3, 4, 5):
             storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
-        told = [finding for finding in audited(storage).findings if finding.what is What.DEAD_TIME_LINE]
+        told = [finding for finding in audited(storage).findings if finding.what is FindingKind.ROLLED_BACK_FILES]
         plan = repair.plan(repair.gather(storage), None)
-        assert {action.why for action in plan.actions} == {Why.DEAD_TIME_LINE}
+        assert {action.why for action in plan.actions} == {Why.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
         assert all("is of versions up to 6" in finding.problem for finding in told)
@@ -367,21 +373,21 @@ def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
         assert {place[1].version.version for place in places if place} == set(range(first, 7))
         list(repair.execute(storage, plan, run=SOME_ID))
-        assert not [finding for finding in audited(storage).findings if finding.what is What.DEAD_TIME_LINE]
+        assert not [finding for finding in audited(storage).findings if finding.what is FindingKind.ROLLED_BACK_FILES]
         assert repair.plan(repair.gather(storage), None).actions == ()
 
 
 def test_offsets_that_are_further_than_the_commits_are_the_only_finding_as_long_as_they_lie_there(v1: Storage) -> None:
     v1.delete(names.commits(batch) for batch in (3, 4, 5))
-    assert the_only_finding(audited(v1)).what is What.OFFSETS_AHEAD
+    assert the_only_finding(audited(v1)).what is FindingKind.OFFSETS_AHEAD
     v1.delete(names.offsets(batch) for batch in (3, 4, 5))
-    assert the_only_finding(audited(v1)).what is What.DEAD_TIME_LINE
+    assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
 
 
 def test_the_version_that_a_running_batch_makes_is_of_no_dead_time_line(v1: Storage, v2: Checkpoint) -> None:
     v1.create(STORE.changelog(VersionId(7)), b"x")
     v1.create(STORE.snapshot(VersionId(7)), b"x")
-    assert the_only_finding(audited(v1)).what is What.DEAD_TIME_LINE
+    assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
     v1.create(names.offsets(6), v1.read(names.offsets(5)))
     assert audited(v1).findings == ()
 
@@ -423,16 +429,16 @@ def test_a_switchover_is_no_finding_and_one_without_its_snapshot_is_one(v1: Stor
     assert audited(v1).findings == audited(v1, tmp_path / "scratch").findings == ()
     v1.delete([STORE.snapshot(first)])
     found = {one.what: one for one in audited(v1).findings}
-    assert found[What.COMMITS_MIXED].file == names.commits(6)
-    assert "is of structure V2, commits/5 of V1" in found[What.COMMITS_MIXED].problem
-    assert found[What.COMMITS_MIXED].severity is Severity.ERROR
+    assert found[FindingKind.COMMITS_MIXED].file == names.commits(6)
+    assert "is of structure V2, commits/5 of V1" in found[FindingKind.COMMITS_MIXED].problem
+    assert found[FindingKind.COMMITS_MIXED].severity is Severity.ERROR
 
 
 def test_commits_that_change_their_structure_to_and_fro_are_named(v1: Storage, tmp_path: Path) -> None:
     switched(v1, tmp_path)
     commit(v1, 8, None)
     v1.create(STORE.changelog(VersionId(9)), changelog(9))
-    found = [one for one in audited(v1).findings if one.what is What.COMMITS_MIXED]
+    found = [one for one in audited(v1).findings if one.what is FindingKind.COMMITS_MIXED]
     assert [one.file for one in found] == [names.commits(8)]
     assert "is of structure V1, commits/7 of V2" in found[0].problem
 
@@ -444,7 +450,7 @@ def test_a_query_that_was_started_with_the_other_structure_is_told_how_to_go_on(
     assert audited(v1).findings == ()
     add_sidecar(v1, STORE.changelog(VersionId(7)))
     finding = the_only_finding(audited(v1))
-    assert (finding.what, finding.severity) == (What.FORMAT_FLIPPED, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.FORMAT_FLIPPED, Severity.WARNING)
     assert finding.file == STORE.changelog(VersionId(7))
     assert "checkpointFormatVersion=1: it goes on from batch 5" in finding.action
     add_sidecar(v1, STORE.changelog(VersionId(6)))
@@ -464,7 +470,7 @@ def remade(storage: Storage, path: str, **changes: Any) -> None:
 def test_snapshots_of_spark_4_0_in_v2_are_named_since_later_releases_refuse_them(v2: Checkpoint) -> None:
     remade(v2.storage, path_of(v2, "zip", 3), header="v2")
     finding = the_only_finding(audited(v2.storage))
-    assert (finding.what, finding.severity) == (What.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
     assert "Expected v1, but found v2" in finding.meaning
     assert "versions 3 to 6" in finding.meaning
     assert "statekeeper repair ROOT --for-spark 4.2" in finding.action
@@ -488,7 +494,7 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
     for scratch in (None, tmp_path / "scratch"):
         audit = audited(storage, scratch)
         finding = the_only_finding(audit)
-        assert (finding.what, finding.severity) == (What.FAMILIES_LOST, Severity.ERROR)
+        assert (finding.what, finding.severity) == (FindingKind.FAMILIES_LOST, Severity.ERROR)
         assert finding.file == STORE.snapshot(versions[0])
         assert finding.meaning.startswith("versions 1 to 3 (batches 0 to 2) cannot be loaded any more")
         assert audit.restart.batch is None
@@ -505,13 +511,13 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_make_up_for_is_an_error_th
         commit(storage, number - 1, [str(version.id)])
     publish_snapshot(storage, STORE, versions[1], {b"key": b"value"}, tmp_path)
     finding = the_only_finding(audited(storage))
-    assert (finding.what, finding.severity) == (What.SNAPSHOT_MISSING, Severity.WARNING)
+    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.WARNING)
     assert finding.file == STORE.snapshot(versions[4])
     assert "later ones repair it by a longer replay" in finding.meaning
     storage.delete([STORE.changelog(versions[0])])
     audit = audited(storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity) == (What.SNAPSHOT_MISSING, Severity.ERROR)
+    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
     assert "goes back to the changelog of version 1, and that of version 1 is not there" in finding.meaning
     assert "statekeeper snapshot --at-head" in finding.action
     assert audit.restart.batch == 7
@@ -534,7 +540,7 @@ def test_a_table_that_another_one_of_its_size_replaced_is_told_by_its_unique_id(
     v1.replace(one, v1.read(other))
     assert audited(v1).findings == ()
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (What.TABLE_REPLACED, one), finding
+    assert (finding.what, finding.file) == (FindingKind.TABLE_REPLACED, one), finding
     assert "Mismatch in unique ID" in finding.problem
     assert "3.zip" in finding.problem
 
@@ -547,11 +553,11 @@ def test_a_table_of_another_size_than_the_manifest_says_is_told_though_the_snaps
     [table] = read_snapshot(v1.read(path), path).metadata.tables
     body = v1.read(STORE.table_file(table.dfs_name)) + b"longer"
     v1.replace(STORE.table_file(table.dfs_name), body)
-    assert the_only_finding(audited(v1)).what is What.TABLE_WRONG_SIZE
+    assert the_only_finding(audited(v1)).what is FindingKind.TABLE_WRONG_SIZE
     remade(v1, path, tables=(replace(table, size_bytes=len(body)),))
     assert audited(v1).findings == ()
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert finding.what is What.TABLE_WRONG_SIZE
+    assert finding.what is FindingKind.TABLE_WRONG_SIZE
     assert "file size mismatch" in finding.problem
 
 
@@ -583,7 +589,7 @@ def test_a_first_key_whose_length_reads_like_a_header_is_read_as_a_key_unless_sp
     writer.finish()
     v1.replace(STORE.changelog(VersionId(6)), body.getvalue())
     found = audited(v1, tmp_path / "scratch").findings
-    assert [one.what for one in found] == ([] if is_read else [What.CHANGELOG_UNREADABLE])
+    assert [one.what for one in found] == ([] if is_read else [FindingKind.CHANGELOG_UNREADABLE])
 
 
 def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Checkpoint, tmp_path: Path) -> None:
@@ -593,14 +599,14 @@ def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Check
     lineage = (VersionId(3, SOME_ID), v2.versions[4][0])
     storage.replace(STORE.changelog(five), changelog(5, lineage))
     storage.delete([names.commits(3)])
-    assert {one.what for one in audited(storage).findings} == {What.COMMIT_MISSING}
+    assert {one.what for one in audited(storage).findings} == {FindingKind.COMMIT_MISSING}
     publish_snapshot(storage, STORE, five, {b"key": b"value"}, tmp_path)
     six = v2.versions[6][0]
     storage.replace(STORE.changelog(six), changelog(6, (five,)))
     found = {one.what: one for one in audited(storage).findings}
-    assert found.keys() == {What.COMMIT_MISSING, What.LINEAGE_AT_ODDS}
-    assert found[What.LINEAGE_AT_ODDS].file == STORE.changelog(five)
-    assert SOME_ID in found[What.LINEAGE_AT_ODDS].problem
+    assert found.keys() == {FindingKind.COMMIT_MISSING, FindingKind.LINEAGE_AT_ODDS}
+    assert found[FindingKind.LINEAGE_AT_ODDS].file == STORE.changelog(five)
+    assert SOME_ID in found[FindingKind.LINEAGE_AT_ODDS].problem
 
 
 def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage) -> None:
@@ -664,7 +670,9 @@ def test_a_number_of_partitions_that_is_none_is_refused_and_no_loop_of_billions(
 
 def test_a_checkpoint_of_spark_3_5_which_describes_no_operator_is_clean(v1: Storage, tmp_path: Path) -> None:
     v1.delete([names.operator_metadata(0)])
-    assert [finding.what for finding in audited(v1).findings] == [What.DESCRIPTION_MISSING], "4.0 and later describe"
+    assert [finding.what for finding in audited(v1).findings] == [FindingKind.DESCRIPTION_MISSING], (
+        "4.0 and later describe"
+    )
     old = {name: value for name, value in STATE_CONF.items() if name != logs.ENCODING}
     for batch in range(6):
         v1.replace(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, old, ())))

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from statestore.cli import main
-from statestore.maintenance.audit import Audit, Severity, What, gather, judge
+from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
 from statestore.storage.urls import Locality, as_spark_writes_it, locality
 from tests.fixtures.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
-DESCRIPTIONS = {What.DESCRIPTION_MISSING, What.DESCRIPTION_UNREADABLE}
+DESCRIPTIONS = {FindingKind.DESCRIPTION_MISSING, FindingKind.DESCRIPTION_UNREADABLE}
 
 Written = Callable[[str], Path]
 
@@ -31,7 +31,7 @@ def audited(root: Path, scratch: Path | None = None) -> Audit:
     return judge(gather(open_storage(str(root)), scratch=scratch))
 
 
-def kinds(audit: Audit) -> set[What]:
+def kinds(audit: Audit) -> set[FindingKind]:
     return {finding.what for finding in audit.findings}
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_type_in_a_schema_is_seen_by_the_rows(written: Written, tmp_path
     path.with_name(".schema.crc").unlink()
     assert audited(root).findings == ()
     audit = audited(root, tmp_path / "scratch")
-    assert kinds(audit) == {What.CHANGELOG_UNREADABLE}
+    assert kinds(audit) == {FindingKind.CHANGELOG_UNREADABLE}
     assert "has rows that are not of the schema in state/0/0/_metadata/schema" in audit.findings[0].problem
 
 
@@ -125,7 +125,7 @@ def test_a_log_that_was_changed_behind_hadoops_back_is_a_finding(written: Writte
     assert audited(root).findings == ()
     [finding] = audited(root, tmp_path / "scratch").findings
     assert (finding.what, finding.severity, finding.file) == (
-        What.DESCRIPTION_CHANGED,
+        FindingKind.DESCRIPTION_CHANGED,
         Severity.WARNING,
         "commits/2",
     )
@@ -137,7 +137,7 @@ def test_an_id_of_a_query_that_java_cannot_read_is_a_finding(written: Written) -
     root = written("v1-aggregation")
     path = root / "metadata"
     path.write_bytes(path.read_bytes().replace(b'"id":"', b'"id":"x', 1))
-    assert kinds(audited(root)) == {What.DESCRIPTION_UNREADABLE}
+    assert kinds(audited(root)) == {FindingKind.DESCRIPTION_UNREADABLE}
 
 
 MOVED = ["v2-transformWithState", "v1-join-4-checksums-and-commas", "v2-join-3", "v2-repartitioned"]
@@ -149,19 +149,19 @@ def test_a_moved_checkpoint_is_reported_repaired_and_taken_back(written: Written
     shutil.move(written(form), root)
     before = {path: path.read_bytes() for path in root.glob("state/*/_metadata/v2/[0-9]*")}
     found = audited(root).findings
-    assert {(one.what, one.severity) for one in found} == {(What.DESCRIPTION_MOVED, Severity.ERROR)}
+    assert {(one.what, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
     assert audited(root).breaks == (), "nothing is lost: retention deletes as before"
-    assert "statekeeper repair ROOT --apply --i-stopped-it" in found[0].action
+    assert "statekeeper repair ROOT --apply --confirm-stopped" in found[0].action
     assert "from which the" in said(root, "repair", exit_code=3)
     assert {path: path.read_bytes() for path in before} == before
-    run = re.findall(r"--undo ([0-9a-f-]{36})", said(root, "repair", "--apply", "--i-stopped-it"))[0]
+    run = re.findall(r"--undo ([0-9a-f-]{36})", said(root, "repair", "--apply", "--confirm-stopped"))[0]
     assert audited(root, tmp_path / "scratch").findings == ()
     for path in before:
         text = path.read_text()
         assert f'"file:{root}/state/0/_stateSchema/' in text
         assert "operatorPropertiesJson" in text
     assert "nothing is in the way" in said(root, "repair")
-    said(root, "repair", "--undo", run, "--i-stopped-it")
+    said(root, "repair", "--undo", run, "--confirm-stopped")
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -170,9 +170,9 @@ def test_a_person_says_how_spark_names_the_place(written: Written) -> None:
     metadata = root / "state/0/_metadata/v2/0"
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
     [found] = audited(root).findings
-    assert (found.what, found.severity) == (What.DESCRIPTION_MOVED, Severity.WARNING)
+    assert (found.what, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
     assert "--location says how Spark names this checkpoint" in said(root, "repair", exit_code=3)
-    said(root, "repair", "--location", f"file:{root}", "--apply", "--i-stopped-it")
+    said(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
     assert "nothing is in the way" in said(root, "repair")
 

@@ -99,21 +99,19 @@ class World:
 
 def snapshot_by_python(world: World, *, stopped: bool) -> None:
     prepared = passes.snapshot.prepare(world.storage, world.policies, clock=BY.clock)
-    passes.snapshot.carry_out(world.storage, prepared, BY, scratch=world.folder / "scratch")
+    passes.snapshot.execute(world.storage, prepared, BY, scratch=world.folder / "scratch")
 
 
 def retention_by_python(world: World, *, stopped: bool) -> None:
     prepared = passes.retention.prepare(world.storage, world.policies, clock=BY.clock)
-    passes.retention.carry_out(world.storage, prepared, BY)
+    passes.retention.execute(world.storage, prepared, BY)
 
 
 def switch_by_python(world: World, *, stopped: bool) -> None:
     scratch = world.folder / "scratch"
     prepared = passes.switch.prepare(world.storage, world.policies, Structure.V1, None, scratch=scratch)
     run = BY.ids.fresh()
-    done = passes.switch.carry_out(
-        world.storage, prepared, BY, lambda _: None, run=run, stopped=stopped, scratch=scratch
-    )
+    done = passes.switch.execute(world.storage, prepared, BY, lambda _: None, run=run, stopped=stopped, scratch=scratch)
     for refusal in done.plan.refusals:
         raise RefusedAsUnsafe(refusal)
 
@@ -125,7 +123,7 @@ def abort_by_python(world: World, *, stopped: bool) -> None:
 
 def repair_by_python(world: World, *, stopped: bool) -> None:
     prepared = passes.repair.prepare(world.storage, world.policies, None)
-    passes.repair.carry_out(world.storage, prepared, BY, run=BY.ids.fresh(), stopped=stopped)
+    passes.repair.execute(world.storage, prepared, BY, run=BY.ids.fresh(), stopped=stopped)
 
 
 def undo_by_python(world: World, *, stopped: bool) -> None:
@@ -135,13 +133,13 @@ def undo_by_python(world: World, *, stopped: bool) -> None:
 
 def repaired(world: World) -> str:
     """The run of the repair in this checkpoint."""
-    parsed = (names.parse_aside(entry.path) for entry in world.storage.list(names.ASIDE))
+    parsed = (names.parse_quarantined(entry.path) for entry in world.storage.list(names.QUARANTINE))
     (run,) = {place[0] for place in parsed if place and place[1]}
     return run
 
 
 def confirmed(stopped: bool) -> list[str]:
-    return ["--i-stopped-it"] if stopped else []
+    return ["--confirm-stopped"] if stopped else []
 
 
 Attempt = Callable[..., None]
@@ -157,12 +155,12 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
         "switch", "flights", "--to", "v1", "--apply", *confirmed(stopped)
     ),
     ("switch", "Dagster"): lambda world, stopped: world.launch(
-        "switch_checkpoint", "checkpoint_format", to="V1", do="APPLY", i_stopped_it=stopped
+        "switch_checkpoint", "checkpoint_format", to="V1", do="APPLY", confirm_stopped=stopped
     ),
     ("abort", "Python"): abort_by_python,
     ("abort", "CLI"): lambda world, stopped: world.command("switch", "flights", "--abort", *confirmed(stopped)),
     ("abort", "Dagster"): lambda world, stopped: world.launch(
-        "switch_checkpoint", "checkpoint_format", do="ABORT", i_stopped_it=stopped
+        "switch_checkpoint", "checkpoint_format", do="ABORT", confirm_stopped=stopped
     ),
     ("repair", "Python"): repair_by_python,
     ("repair", "CLI"): lambda world, stopped: world.command("repair", "flights", "--apply", *confirmed(stopped)),
@@ -270,7 +268,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / verb / log).unlink()
     storage = open_storage(str(folder / "undo"))
     prepared = passes.repair.prepare(storage, Policies(), None)
-    passes.repair.carry_out(
+    passes.repair.execute(
         storage, prepared, Maintainer("a test", _Hasty(), RandomIds()), run=BY.ids.fresh(), stopped=True
     )
     return folder

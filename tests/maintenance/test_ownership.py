@@ -74,7 +74,7 @@ def test_snapshots_and_garbage_collection(root: Path) -> None:
 def test_a_switch_and_the_way_back(root: Path) -> None:
     first = structure_of(open_storage(str(root)))
     for to in (first.other, first):
-        done = run("switch", root, "--to", to.value, "--apply", "--i-stopped-it")
+        done = run("switch", root, "--to", to.value, "--apply", "--confirm-stopped")
         assert done.exit_code == 0, done.output
         assert is_the_querys(root)
         assert structure_of(open_storage(str(root))) is to
@@ -82,7 +82,7 @@ def test_a_switch_and_the_way_back(root: Path) -> None:
 
 def test_a_switch_that_is_taken_back(root: Path, tmp_path: Path) -> None:
     storage = open_storage(str(root))
-    # Its own mode stays with a file that is put aside and put back.
+    # Its own mode stays with a file that is quarantined and put back.
     changelog = next(root.glob("state/0/0/1*.changelog"))
     other = structure_of(storage).other
     die_at(storage, other, tmp_path, lambda request: request.path == names.commits(5), Fault.AFTER)
@@ -101,13 +101,18 @@ def test_a_repair_and_its_undoing_leave_each_file_its_own_mode(root: Path) -> No
     for path in in_the_way:
         path.chmod(0o604)
     before = owned(root)
-    done = run("repair", root, "--apply", "--i-stopped-it")
+    done = run("repair", root, "--apply", "--confirm-stopped")
     assert done.exit_code == 0, done.output
     assert not any(path.exists() for path in in_the_way), done.output
-    aside = list((root / names.ASIDE).rglob("*.changelog"))
-    assert {owned(root)[str(path.relative_to(root))] for path in aside} == {(SPARK, GROUP, 0o604)}
+    quarantined = list((root / names.QUARANTINE).rglob("*.changelog"))
+    assert {owned(root)[str(path.relative_to(root))] for path in quarantined} == {(SPARK, GROUP, 0o604)}
     undone = run(
-        "repair", root, "--undo", aside[0].relative_to(root / names.ASIDE).parts[0], "--apply", "--i-stopped-it"
+        "repair",
+        root,
+        "--undo",
+        quarantined[0].relative_to(root / names.QUARANTINE).parts[0],
+        "--apply",
+        "--confirm-stopped",
     )
     assert undone.exit_code == 0, undone.output
     assert {path: about for path, about in owned(root).items() if path in before} == before
@@ -121,7 +126,7 @@ def test_a_repair_and_its_undoing_leave_each_file_its_own_mode(root: Path) -> No
     [
         ("snapshot", "--all", "--mode", "full"),
         ("gc", "--retain", "1", "--grace", "0s", "--apply", "--mode", "full"),
-        ("switch", "--to", "other", "--apply", "--i-stopped-it"),
+        ("switch", "--to", "other", "--apply", "--confirm-stopped"),
     ],
     ids=lambda verb: verb[0],
 )

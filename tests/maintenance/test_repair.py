@@ -20,7 +20,7 @@ from statestore.format.names import VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance import audit, lease, quiet, repair, retention, runs, snapshot, undo
 from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.repair import PutAside, RepairPlan, Spark, Why
+from statestore.maintenance.repair import Quarantine, RepairPlan, Spark, Why
 from statestore.maintenance.retention import Rule
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -70,7 +70,7 @@ def sidecar_of(body: bytes) -> bytes:
 
 def contents(storage: Storage) -> Contents:
     """Of every file but those about the runs themselves."""
-    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.ASIDE}/", names.RETAINED)
+    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.QUARANTINE}/", names.RETAINED)
     return {e.path: storage.read(e.path) for e in storage.list("") if not e.path.startswith(of_runs)}
 
 
@@ -86,12 +86,12 @@ def apply(storage: Storage, plan: RepairPlan, *, clock: SystemClock | SleeplessC
     return run
 
 
-def take_back(storage: Storage, run: str) -> list[str]:
+def roll_back(storage: Storage, run: str) -> list[str]:
     return list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=SystemClock()))
 
 
 def put_back(storage: Storage, run: str) -> list[str]:
-    """As `take_back`, and no record of it."""
+    """As `roll_back`, and no record of it."""
     return list(undo.execute(storage, run, undo.plan(undo.gather(storage, run))))
 
 
@@ -124,9 +124,9 @@ def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back
     assert planned(storage) == RepairPlan(())
     del checkpoint.versions[5:], checkpoint.states[5:]
     checkpoint.assert_right(tmp_path / "host")
-    assert set(take_back(storage, run)) == expected
+    assert set(roll_back(storage, run)) == expected
     assert contents(storage) == before
-    assert not storage.list(names.ASIDE)
+    assert not storage.list(names.QUARANTINE)
 
 
 def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load_would_take_it(
@@ -142,9 +142,9 @@ def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load
         storage.create(store.snapshot(VersionId(number)), b"a zip")
     plan = planned(storage)
     assert plan.actions == (
-        PutAside(store.snapshot(VersionId(4)), Why.UNCOMMITTED),
-        PutAside(store.changelog(VersionId(5)), Why.DEAD_TIME_LINE),
-        PutAside(store.snapshot(VersionId(5)), Why.DEAD_TIME_LINE),
+        Quarantine(store.snapshot(VersionId(4)), Why.UNCOMMITTED),
+        Quarantine(store.changelog(VersionId(5)), Why.ROLLED_BACK_FILES),
+        Quarantine(store.snapshot(VersionId(5)), Why.ROLLED_BACK_FILES),
     )
 
 
@@ -169,7 +169,7 @@ def test_in_structure_v1_a_zip_without_a_number_goes_as_no_version_is_loaded_bes
     }
     run = apply(storage, plan)
     assert audit.judge(audit.gather(storage)).findings == ()
-    assert set(take_back(storage, run)) == {with_id, foreign}
+    assert set(roll_back(storage, run)) == {with_id, foreign}
     assert contents(storage) == before
 
 
@@ -203,7 +203,7 @@ def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
         assert (new.files, replace(new.metadata, header="v2")) == (old.files, old.metadata)
     assert storage.stat(f"{zips[0]}.crc") is None
     checkpoint.assert_right(tmp_path / "host")
-    take_back(storage, run)
+    roll_back(storage, run)
     assert contents(storage) == before
 
 
@@ -223,15 +223,15 @@ def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: 
     run = apply(storage, planned(storage))
     path = checkpoint.stores[0].changelog(checkpoint.versions[8][0])
     storage.create(path, b"of the new time line")
-    with pytest.raises(RefusedAsUnsafe, match="was written again since it was put aside"):
-        take_back(storage, run)
+    with pytest.raises(RefusedAsUnsafe, match="was written again since it was quarantined"):
+        roll_back(storage, run)
     assert storage.read(path) == b"of the new time line"
-    assert storage.stat(names.aside(run, path)) is not None
+    assert storage.stat(names.quarantine(run, path)) is not None
 
 
 def test_a_run_that_nobody_knows_cannot_be_taken_back(checkpoint: Checkpoint) -> None:
-    with pytest.raises(RefusedAsUnsafe, match="nothing is put aside by run"):
-        take_back(checkpoint.storage, RandomIds().fresh())
+    with pytest.raises(RefusedAsUnsafe, match="nothing is quarantined by run"):
+        roll_back(checkpoint.storage, RandomIds().fresh())
 
 
 def aggressively_collected(storage: Storage, *, days: float = 0, stopped: bool = True) -> retention.RetentionPlan:
@@ -258,12 +258,12 @@ def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_
         storage.create(path, b"of an upload that died")
     plan = aggressively_collected(storage)
     assert {v.path for v in plan.verdicts if v.rule is Rule.UNNAMED} == set(lonely), "it takes what nobody names"
-    kept = {v.path for v in plan.verdicts if v.rule is Rule.ASIDE}
-    assert kept & tables, "these are named by what was put aside alone"
-    assert kept - tables == {entry.path for entry in storage.list(names.ASIDE)}
+    kept = {v.path for v in plan.verdicts if v.rule is Rule.QUARANTINE}
+    assert kept & tables, "these are named by what was quarantined alone"
+    assert kept - tables == {entry.path for entry in storage.list(names.QUARANTINE)}
     told = audit.judge(audit.gather(storage), AuditPolicy(retained_versions=1))
     assert {store.orphan_files for store in told.stores} == {0}, "nor does the audit call it an orphan"
-    take_back(storage, run)
+    roll_back(storage, run)
     now = contents(storage)
     now.pop(names.VERIFIED)
     assert now == {path: body for path, body in before.items() if path in now}
@@ -286,24 +286,24 @@ def test_what_was_put_aside_after_retention_was_planned_keeps_its_tables(checkpo
         storage.create(path, before[path])
     run = apply(storage, planned(storage))
     list(runs.delete(storage, gathered, plan, holder="a test", clock=SystemClock(), ids=RandomIds()))
-    assert zips <= set(take_back(storage, run))
+    assert zips <= set(roll_back(storage, run))
 
 
 def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tables(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     run = apply(storage, planned(storage))
-    aside_then = {entry.path for entry in storage.list(names.ASIDE)}
+    aside_then = {entry.path for entry in storage.list(names.QUARANTINE)}
     assert not {v.path for v in aggressively_collected(storage, days=29).deletions} & aside_then
     plan = aggressively_collected(storage, days=31)
-    assert {v.path for v in plan.verdicts if v.rule is Rule.OLD_ASIDE} == aside_then
-    assert next(v.path for v in plan.deletions if v.rule is Rule.OLD_ASIDE) == names.aside_standing(run)
-    assert storage.list(names.ASIDE) == []
-    assert any(v.path.endswith(".sst") and v.rule is Rule.ASIDE for v in plan.verdicts)
+    assert {v.path for v in plan.verdicts if v.rule is Rule.OLD_QUARANTINE} == aside_then
+    assert next(v.path for v in plan.deletions if v.rule is Rule.OLD_QUARANTINE) == names.quarantine_position(run)
+    assert storage.list(names.QUARANTINE) == []
+    assert any(v.path.endswith(".sst") and v.rule is Rule.QUARANTINE for v in plan.verdicts)
     plan = aggressively_collected(storage, days=31)
     assert any(v.path.endswith(".sst") and v.rule is Rule.UNNAMED for v in plan.verdicts)
-    with pytest.raises(RefusedAsUnsafe, match="nothing is put aside by run"):
-        take_back(storage, run)
+    with pytest.raises(RefusedAsUnsafe, match="nothing is quarantined by run"):
+        roll_back(storage, run)
 
 
 def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(checkpoint: Checkpoint) -> None:
@@ -311,9 +311,9 @@ def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(chec
     rewind(storage, 3)
     run = apply(storage, planned(storage))
     before = contents(storage)
-    storage.delete([names.aside_standing(run)])
+    storage.delete([names.quarantine_position(run)])
     with pytest.raises(RefusedAsUnsafe, match="where the query stood at the repair is not known"):
-        take_back(storage, run)
+        roll_back(storage, run)
     assert contents(storage) == before
 
 
@@ -326,8 +326,8 @@ def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goe
     run = apply(storage, planned(storage))
     plan = aggressively_collected(storage)
     assert not [v for v in plan.deletions if v.path.startswith(f"{store.folder}/SSTs/")]
-    assert f"which tables {names.aside(run, path)} names is not known: none goes" in plan.findings[-1]
-    take_back(storage, run)
+    assert f"which tables {names.quarantine(run, path)} names is not known: none goes" in plan.findings[-1]
+    roll_back(storage, run)
     assert storage.read(path) == b"no zip"
 
 
@@ -341,7 +341,7 @@ def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(ch
     storage.delete([store.table_file(table)])
     before = contents(storage)
     with pytest.raises(RefusedAsUnsafe, match=rf"{path}: cannot be put back whole: its table .*{table} is gone"):
-        take_back(storage, run)
+        roll_back(storage, run)
     assert contents(storage) == before
 
 
@@ -353,14 +353,14 @@ def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Check
     before = contents(storage)
     storage.create(names.commits(4), commits[4])
     with pytest.raises(RefusedAsUnsafe, match=r"made after batch 3, and now the newest batch is 4"):
-        take_back(storage, run)
+        roll_back(storage, run)
     storage.delete([names.commits(4)])
     storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))
     with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3, or its commit is another one"):
-        take_back(storage, run)
+        roll_back(storage, run)
     storage.replace(names.commits(3), commits[3])
     assert contents(storage) == before
-    assert take_back(storage, run)
+    assert roll_back(storage, run)
 
 
 def test_whatever_request_of_taking_a_repair_back_fails_running_it_again_finishes_it(
@@ -380,10 +380,10 @@ def test_whatever_request_of_taking_a_repair_back_fails_running_it_again_finishe
         with suppress(SimulatedCrash, StorageError):
             put_back(faulty, run)
         assert len(faulty.trace) > request.number, f"{request} was not reached"
-        if storage.list(names.ASIDE):
+        if storage.list(names.QUARANTINE):
             put_back(storage, run)
         assert contents(storage) == before, (request, fault)
-        assert not storage.list(names.ASIDE)
+        assert not storage.list(names.QUARANTINE)
     record_property("crash_matrix_cases", len(cases))
     assert len(cases) >= 20
 
@@ -420,10 +420,10 @@ def test_whatever_request_of_a_repair_fails_running_it_again_ends_well_and_all_o
         clock = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
         apply(storage, planned(storage, Spark.V4_2), clock=clock)
         assert contents(storage) == expected, (request, fault)
-        for run in sorted({names.parse_aside(e.path)[0] for e in storage.list(names.ASIDE)}):
+        for run in sorted({names.parse_quarantined(e.path)[0] for e in storage.list(names.QUARANTINE)}):
             put_back(storage, run)
         assert contents(storage) == before, (request, fault)
-        assert not storage.list(names.ASIDE)
+        assert not storage.list(names.QUARANTINE)
     record_property("crash_matrix_cases", len(cases))
     assert len(cases) >= 40
 
@@ -449,14 +449,14 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_b
     assert "--for-spark says which goes on" in asked.output
     assert statekeeper(root, "--for-spark", "4.2", "--apply").exit_code == 13
     assert contents(storage) == before
-    done = statekeeper(root, "--for-spark", "4.2", "--apply", "--i-stopped-it", "--output", "json")
+    done = statekeeper(root, "--for-spark", "4.2", "--apply", "--confirm-stopped", "--output", "json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["done"] == len(told["actions"]) > 0
     assert {action["reason"] for action in told["actions"]} == {"header", "dead_time_line"}
     assert statekeeper(root, "--for-spark", "4.2").output == "nothing is in the way\n"
-    assert statekeeper(root, "--undo", "../../state", "--i-stopped-it").exit_code == 13
-    assert statekeeper(root, "--undo", told["run"], "--i-stopped-it").exit_code == 0
+    assert statekeeper(root, "--undo", "../../state", "--confirm-stopped").exit_code == 13
+    assert statekeeper(root, "--undo", told["run"], "--confirm-stopped").exit_code == 0
     assert contents(storage) == before
 
 
@@ -468,7 +468,7 @@ def test_where_a_mode_is_configured_that_forbids_it_nothing_is_repaired(
     before = {entry.path for entry in storage.list("")}
     configuration = tmp_path / "statekeeper.toml"
     configuration.write_text('[roots.orders]\nurl = "root"\nmode = "observe"\n')
-    arguments = ["--config", str(configuration), "repair", "orders", "--apply", "--i-stopped-it"]
+    arguments = ["--config", str(configuration), "repair", "orders", "--apply", "--confirm-stopped"]
     refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, {entry.path for entry in storage.list("")}) == (13, before)
 
@@ -495,7 +495,7 @@ def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_
     assert repair.plan(repair.gather(Slow()), None) == RepairPlan(())
 
 
-def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_put_aside(checkpoint: Checkpoint) -> None:
+def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_quarantined(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in (5, 6, 7))
     plan = planned(checkpoint.storage, Spark.V4_2)
     assert plan.actions == ()

@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from statestore.format import logs, names
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
 from statestore.maintenance import announcements, lease, retention, runs, snapshot
-from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy, Rule, judge
+from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
 from statestore.maintenance.snapshot import Taken, TakeSnapshot
 from statestore.storage import Entry, Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -108,7 +109,7 @@ def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_w
     assert {store.base.version for store in plan.stores if store.base} == {15}
     before = paths(maintained.storage)
     done = collect(maintained.storage, plan)
-    assert {step.outcome for step in done} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in done} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     assert before - paths(maintained.storage) == {v.path for v in plan.deletions if v.path.startswith("state/")}
     for store in maintained.stores:
         files = catalog.files(maintained.storage)[store]
@@ -376,17 +377,17 @@ def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_
     maintained: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, listed = maintained.stores[0], maintained.storage.list
-    doomed = [store.table_file(name) for name in snapshot_tables(maintained, maintained.versions[15][0])]
+    pending_delete = [store.table_file(name) for name in snapshot_tables(maintained, maintained.versions[15][0])]
 
     def list_late(prefix: str, *, hidden: bool = False) -> list[Entry]:
         if prefix == names.STATE:
             # As if the snapshot of version 15 had been published between the other run's last look and now.
-            announcements.announce(maintained.storage, "a run that sleeps", doomed)
+            announcements.announce(maintained.storage, "a run that sleeps", pending_delete)
         return listed(prefix, hidden=hidden)
 
     monkeypatch.setattr(maintained.storage, "list", list_late)
     collect(maintained.storage, planned(maintained.storage))
-    maintained.storage.delete(doomed)
+    maintained.storage.delete(pending_delete)
     maintained.assert_right(tmp_path / "host", 15)
 
 
@@ -395,12 +396,12 @@ def test_a_doomed_table_is_sent_again_under_another_name(checkpoint: Checkpoint,
     take_snapshots(checkpoint.storage, tmp_path)
     store = checkpoint.stores[0]
     base = snapshot_tables(checkpoint, checkpoint.versions[5][0])
-    doomed = [store.table_file(name) for name in base]
-    announcements.announce(checkpoint.storage, "a run that sleeps", doomed)
+    pending_delete = [store.table_file(name) for name in base]
+    announcements.announce(checkpoint.storage, "a run that sleeps", pending_delete)
     checkpoint.grow(1)
     take_snapshots(checkpoint.storage, tmp_path)
     assert not set(base) & set(snapshot_tables(checkpoint, checkpoint.versions[6][0]))
-    checkpoint.storage.delete(doomed)
+    checkpoint.storage.delete(pending_delete)
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
@@ -414,7 +415,7 @@ def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(maintained
     victim = maintained.stores[0]
     maintained.storage.delete([victim.snapshot(maintained.versions[15][0])])
     done = collect(maintained.storage, plan)
-    assert [step.store for step in done if step.outcome is Outcome.CHANGED] == [victim]
+    assert [step.store for step in done if step.outcome is DeletionOutcome.CHANGED] == [victim]
     assert sum(step.files for step in done) == 0, "what the others have may be needed, too"
     maintained.assert_right(tmp_path / "host", 17)
 
@@ -453,7 +454,7 @@ def test_who_lost_the_lease_stops_before_the_next_deletion(maintained: Checkpoin
     storage, clock = maintained.storage, SystemClock()
     mine = lease.acquire(storage, "gc", run="mine", holder="a test", clock=clock)
     steps = retention.execute(storage, plan, run="mine", lease=mine, clock=clock)
-    next(step for step in steps if step.outcome is Outcome.DONE)
+    next(step for step in steps if step.outcome is DeletionOutcome.DONE)
     lease.break_lease(storage, run="another", holder="a person", clock=clock)
     before = paths(storage)
     with pytest.raises(LeaseLost):
@@ -467,7 +468,7 @@ def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) ->
     clock = SleeplessClock(SystemClock().now_seconds())
     mine = lease.acquire(maintained.storage, "gc", run="mine", holder="a test", clock=clock)
     steps = retention.execute(maintained.storage, plan, run="mine", lease=mine, clock=clock)
-    next(step for step in steps if step.outcome is Outcome.DONE)
+    next(step for step in steps if step.outcome is DeletionOutcome.DONE)
     clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
     with pytest.raises(RefusedAsUnsafe, match="grown old"):
         next(steps)
@@ -647,7 +648,7 @@ def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native:
 def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_them_since(
     native: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "RETAINED_VERSIONS", 1)
+    monkeypatch.setattr(import_module("statestore.maintenance.retention.plan"), "RETAINED_VERSIONS", 1)
     storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
     of_ours, newest, older = (
         with_a_table_of_its_own(storage, native.stores[0].snapshot(native.versions[number][0]), by_spark=by_spark)

@@ -97,16 +97,16 @@ class Query:
 
     def snapshot(self) -> None:
         prepared = passes.snapshot.prepare(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
-        passes.snapshot.carry_out(self.storage, prepared, self.by, scratch=self.folder / "scratch")
+        passes.snapshot.execute(self.storage, prepared, self.by, scratch=self.folder / "scratch")
 
     def gc(self) -> None:
         prepared = passes.retention.prepare(self.storage, policies(3), clock=SystemClock())
-        passes.retention.carry_out(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
+        passes.retention.execute(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
 
     def switch(self) -> None:
         to, scratch = structure_of(self.storage).other, self.folder / "scratch"
         prepared = passes.switch.prepare(self.storage, policies(100), to, None, scratch=scratch)
-        done = passes.switch.carry_out(
+        done = passes.switch.execute(
             self.storage, prepared, self.by, lambda _: None, run=self.by.ids.fresh(), stopped=True, scratch=scratch
         )
         assert done.plan.refusals == ()
@@ -123,7 +123,7 @@ class Query:
                 made.states.pop()
         prepared = passes.repair.prepare(self.storage, policies(100), None)
         assert prepared.plan.actions
-        passes.repair.carry_out(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
+        passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
 
     def _after(self, policy: Policies) -> Audit:
         """The audit after the deletions, which finds no more of them, nor a finding."""

@@ -11,10 +11,10 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.maintenance import audit, repair, retention, runs, snapshot
-from statestore.maintenance.audit import AuditPolicy, Severity, What
+from statestore.maintenance.audit import AuditPolicy, FindingKind, Severity
 from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.repair import PutAside, Why
-from statestore.maintenance.retention import Outcome, RetentionPolicy
+from statestore.maintenance.repair import Quarantine, Why
+from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy, WhyNot
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -67,7 +67,7 @@ def collect(storage: Storage) -> list[retention.Deleted]:
 def repaired(storage: Storage, *, deep: DeepRead | None = None) -> tuple[str, list[tuple[str, Why]]]:
     plan, run = repair.plan(repair.gather(storage, deep=deep), None), RandomIds().fresh()
     done = runs.repair(storage, plan, run=run, holder="a test", clock=CLOCK)
-    return run, [(action.path, action.why) for action in done if isinstance(action, PutAside)]
+    return run, [(action.path, action.why) for action in done if isinstance(action, Quarantine)]
 
 
 def contents(storage: Storage) -> dict[str, bytes]:
@@ -123,7 +123,11 @@ def test_a_snapshot_that_its_sidecar_does_not_fit_is_no_base_of_retention(
     [finding] = plan.findings
     assert finding.startswith(f"{sidecar(checkpoint)}: says 7 bytes")
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (What.SIDECAR_AT_ODDS, Severity.ERROR, sidecar(checkpoint))
+    assert (found.what, found.severity, found.file) == (
+        FindingKind.SIDECAR_AT_ODDS,
+        Severity.ERROR,
+        sidecar(checkpoint),
+    )
     assert "statekeeper repair ROOT --apply" in found.action
     collect(storage)
     storage.delete([checkpoint.stores[0].snapshot(checkpoint.versions[-1][0])])
@@ -138,7 +142,7 @@ def test_repair_takes_the_sidecar_from_a_whole_snapshot_and_leaves_the_snapshot(
     storage.create(sidecar(checkpoint), A_SIDECAR)
     assert repaired(storage)[1] == [(sidecar(checkpoint), Why.REFUSED)]
     assert findings(storage) == []
-    assert {step.outcome for step in collect(storage)} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in collect(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
@@ -151,13 +155,13 @@ def test_a_table_that_hadoops_hidden_checksum_does_not_fit_makes_no_base(
     hidden = names.hidden_checksum(table)
     storage.create(hidden, b"crc\0\0\0\2\0" + bytes(64))
     steps = collect(storage)
-    [damaged] = [step for step in steps if step.outcome is Outcome.DAMAGED]
+    [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
     assert damaged.detail.startswith(f"{table}: {hidden} does not fit it from byte 0 on, and Spark refuses it")
     assert sum(step.files for step in steps) == 0
     assert repaired(storage)[1] == [(sidecar(checkpoint).removesuffix(names.SIDECAR), Why.DAMAGED)]
     take_all(storage, tmp_path)
     storage.delete([hidden])
-    assert {step.outcome for step in collect(storage)} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in collect(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
@@ -166,7 +170,11 @@ def test_the_plain_audit_reports_a_stray_sidecar_that_is_retained(checkpoint: Ch
     assert findings(storage) == []
     storage.create(sidecar(checkpoint), A_SIDECAR)
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (What.SIDECAR_STRAY, Severity.WARNING, sidecar(checkpoint))
+    assert (found.what, found.severity, found.file) == (
+        FindingKind.SIDECAR_STRAY,
+        Severity.WARNING,
+        sidecar(checkpoint),
+    )
     assert "statekeeper repair ROOT --apply" in found.action
 
 
@@ -202,14 +210,14 @@ def test_a_flipped_byte_is_found_by_gc_or_by_a_deep_repair_and_the_snapshot_is_t
     zipped = sidecar(checkpoint).removesuffix(names.SIDECAR)
     deep = repair.plan(repair.gather(storage, deep=DeepRead(tmp_path / "deep", CLOCK)), None)
     assert [action.path for action in deep.actions] == [zipped]
-    assert Outcome.DAMAGED in {step.outcome for step in collect(storage)}
+    assert DeletionOutcome.DAMAGED in {step.outcome for step in collect(storage)}
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (What.TABLE_UNREADABLE, Severity.ERROR, bad)
+    assert (found.what, found.severity, found.file) == (FindingKind.TABLE_UNREADABLE, Severity.ERROR, bad)
     run, done = repaired(storage)
     assert done == [(zipped, Why.DAMAGED)]
     list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=CLOCK))
     repaired(storage)
     assert findings(storage) == []
     take_all(storage, tmp_path)
-    assert {step.outcome for step in collect(storage)} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in collect(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     checkpoint.assert_snapshots_are_right(tmp_path / "host")

@@ -13,7 +13,7 @@ from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, lease, retention, snapshot
-from statestore.maintenance.audit import AuditPolicy, What
+from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy, Rule
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -152,7 +152,7 @@ def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_ot
     path = replace_changelog(storage, 5)
     found = audit.judge(audit.gather(storage, scratch=tmp_path / "audit"))
     (finding,) = found.findings
-    assert (finding.what, finding.file) == (What.CHANGELOG_REPLACED, path)
+    assert (finding.what, finding.file) == (FindingKind.CHANGELOG_REPLACED, path)
     assert "not the changelog that its commit confirms" in finding.problem
     assert finding.meaning.startswith("versions 5 to 8 (batches 4 to 7) cannot be loaded any more")
     assert found.restart.batch == 3

@@ -20,7 +20,7 @@ from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, lease, retention, runs, switchover
 from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.switchover import Machine, Phase, Source, make
+from statestore.maintenance.switchover import Machine, Source, SwitchPhase, rewrite
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import Fault
@@ -50,8 +50,8 @@ def test_every_store_gets_a_snapshot_at_its_head_in_the_other_structure_and_hold
     of_head = [version for version in snapshots(storage) if version.version == 6]
     assert len(of_head) == 2
     assert all((version.id is None) == (source is Structure.V2) for version in of_head)
-    assert [progress.phase for progress in told][:2] == [Phase.BEGUN, Phase.CLEARED]
-    assert told[-1].phase is Phase.ENDED
+    assert [progress.phase for progress in told][:2] == [SwitchPhase.BEGUN, SwitchPhase.CLEARED]
+    assert told[-1].phase is SwitchPhase.ENDED
     assert audit.judge(audit.gather(storage)).findings == ()
 
 
@@ -62,8 +62,8 @@ def test_structure_v1_is_left_no_snapshot_with_an_id_which_it_could_not_load_bes
     before = [store.snapshot(v) for store, files in catalog.files(local).items() for v in files.snapshots]
     switch(local, Structure.V1, tmp_path)
     assert all(version.id is None for version in snapshots(local))
-    aside = {names.parse_aside(entry.path) for entry in local.list(names.ASIDE)}
-    assert {place[1] for place in aside if place} == set(before)
+    quarantined = {names.parse_quarantined(entry.path) for entry in local.list(names.QUARANTINE)}
+    assert {place[1] for place in quarantined if place} == set(before)
 
 
 def test_a_snapshot_that_stands_at_the_head_is_used_as_it_is_and_nothing_is_sent_but_its_zip(
@@ -168,7 +168,7 @@ def test_what_leads_back_stays_until_a_second_snapshot_of_the_new_structure_is_w
     checkpoint.assert_right(tmp_path / "host")
 
 
-def test_what_a_batch_left_that_did_not_end_is_put_aside(
+def test_what_a_batch_left_that_did_not_end_is_quarantined(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     checkpoint = prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -179,7 +179,7 @@ def test_what_a_batch_left_that_did_not_end_is_put_aside(
     switch(local, Structure.V2, tmp_path)
     assert local.stat(stray) is None
     assert local.stat(names.sidecar(stray)) is None
-    assert {names.parse_aside(e.path)[1] for e in local.list(names.ASIDE)} == {stray, names.sidecar(stray)}
+    assert {names.parse_quarantined(e.path)[1] for e in local.list(names.QUARANTINE)} == {stray, names.sidecar(stray)}
     assert is_right(checkpoint, local, tmp_path)
 
 
@@ -285,8 +285,10 @@ def test_a_snapshot_that_is_used_as_it_is_is_read_back_under_its_other_name(
         return encode_snapshot(replace(snapshot, metadata=replace(snapshot.metadata, tables=())))
 
     with monkeypatch.context() as patched:
-        patched.setattr(make, "encode_snapshot", forgetful)
-        patched.setattr(make, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another"))
+        patched.setattr(rewrite, "encode_snapshot", forgetful)
+        patched.setattr(
+            rewrite, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another")
+        )
         with pytest.raises(CorruptFile, match="does not hold what version 6 does"):
             switch(storage, source.other, tmp_path)
     assert structure_of(storage) is source

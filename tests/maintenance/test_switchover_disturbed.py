@@ -76,7 +76,7 @@ def test_while_it_is_half_done_nothing_else_writes(switchable: Checkpoint, sourc
     with pytest.raises(HalfSwitched, match="--abort"):
         list(runs.delete(storage, gathered, deletions, holder="a test", clock=later, ids=RandomIds()))
     found = audit.judge(audit.gather(storage))
-    assert audit.What.HALF_SWITCHED in {finding.what for finding in found.findings}
+    assert audit.FindingKind.HALF_SWITCHED in {finding.what for finding in found.findings}
 
 
 def test_one_that_is_half_done_in_one_direction_does_not_begin_the_other(
@@ -172,7 +172,7 @@ def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local:
     def run(*, stopped: bool) -> None:
         scratch, told = tmp_path / "scratch", RandomIds().fresh()
         prepared = passes.switch.prepare(local, Policies(), Structure.V1, None, scratch=scratch)
-        passes.switch.carry_out(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
+        passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
     with pytest.raises(RefusedAsUnsafe, match="only while the query is stopped"):
         run(stopped=False)
@@ -286,7 +286,7 @@ def test_who_has_lost_the_lease_takes_nothing_back(switchable: Checkpoint, sourc
         raise LeaseLost("another maintainer took over")
 
     with pytest.raises(LeaseLost):
-        switchover.take_back(storage, standing, silent, still_held=lost)
+        switchover.roll_back(storage, standing, silent, still_held=lost)
     assert contents(storage) == before
 
 

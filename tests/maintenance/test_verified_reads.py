@@ -15,7 +15,7 @@ from statestore.format import names
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.structure import Structure
 from statestore.maintenance import retention, runs, snapshot
-from statestore.maintenance.retention import Deleted, Outcome, RetentionPlan, RetentionPolicy
+from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 
@@ -83,7 +83,7 @@ def test_a_flipped_byte_in_a_new_snapshot_deletes_nothing_and_every_row_loads_wi
     flip(storage, bad)
     before = state_files(storage)
     steps = collected(storage)
-    [damaged] = [step for step in steps if step.outcome is Outcome.DAMAGED]
+    [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
     assert damaged.store == checkpoint.stores[0]
     assert damaged.detail.startswith(f"{bad}: the checksum of the block at byte 0 ")
     assert "statekeeper repair ROOT --apply" in damaged.detail
@@ -118,7 +118,7 @@ def test_a_new_base_is_read_once_and_not_again_by_the_next_runs(checkpoint: Chec
     assert len(plan.reads) == 2
     assert plan.read_bytes == sum(entry.size_bytes for read in plan.reads for entry in read.files) > 0
     steps = collected(storage)
-    read = [step for step in steps if step.outcome is Outcome.READ]
+    read = [step for step in steps if step.outcome is DeletionOutcome.READ]
     assert sum(step.read_bytes for step in read) == plan.read_bytes
     assert deleted(steps) > 0
     checkpoint.assert_right(tmp_path / "host")
@@ -132,7 +132,7 @@ def test_a_new_base_is_read_once_and_not_again_by_the_next_runs(checkpoint: Chec
     assert {entry.path for entry in again.reads[0].known} == old & set(tables(checkpoint)) != set()
     assert old.isdisjoint(entry.path for entry in again.reads[0].files)
     before = storage.requests.snapshot()
-    assert {step.outcome for step in collected(storage)} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in collected(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     assert storage.requests.since(before).read > 0
     checkpoint.assert_right(tmp_path / "another host")
     assert set(json.loads(storage.read(names.VERIFIED))) <= {entry.path for entry in storage.list("")}
@@ -148,7 +148,7 @@ def test_a_file_that_was_replaced_since_its_read_is_read_again(checkpoint: Check
     [read] = planned(storage).reads
     assert bad in {entry.path for entry in read.files}
     assert "has changed since it was read" in read.explained
-    assert Outcome.DAMAGED in {step.outcome for step in collected(storage)}
+    assert DeletionOutcome.DAMAGED in {step.outcome for step in collected(storage)}
 
 
 def test_a_table_in_the_place_of_another_is_found_when_rocksdb_opens_the_snapshot(
@@ -162,7 +162,7 @@ def test_a_table_in_the_place_of_another_is_found_when_rocksdb_opens_the_snapsho
     grow_to(storage, store.snapshot(version), one, len(body))
     storage.replace(one, body)
     steps = collected(storage)
-    [damaged] = [step for step in steps if step.outcome is Outcome.DAMAGED]
+    [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
     assert "RocksDB cannot read it" in damaged.detail
     assert deleted(steps) == 0
 
@@ -192,7 +192,7 @@ def test_a_record_that_cannot_be_read_only_costs_the_reads(checkpoint: Checkpoin
     storage.replace(names.VERIFIED, b'{"state/0/0": [')
     checkpoint.grow(5)
     take_snapshots(storage, tmp_path)
-    assert {step.outcome for step in collected(storage)} == {Outcome.READ, Outcome.DONE}
+    assert {step.outcome for step in collected(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     checkpoint.assert_right(tmp_path / "host")
 
 
@@ -235,7 +235,7 @@ def test_of_many_flipped_bytes_none_makes_retention_lose_the_head(
         case = grown.copied_to(open_storage(str(folder / "root")), folder / "job")
         flip(case.storage, path, len(source.read(path)) * share // 100)
         steps = collected(case.storage)
-        if any(step.outcome is Outcome.DAMAGED for step in steps):
+        if any(step.outcome is DeletionOutcome.DAMAGED for step in steps):
             case.storage.delete(naming(case.storage, path))
         try:
             case.assert_right(folder / "host")

@@ -463,7 +463,7 @@ def test_columns_with_dots_and_quotes_in_their_names_are_keys_like_others(delta_
     facts = tmp_path / "rows"
 
     class Kept:
-        can_be_asked = False
+        supports_exactly_once = False
 
         def held(self, query_id: str, batch: int) -> None:
             return None

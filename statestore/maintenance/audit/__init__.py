@@ -9,28 +9,28 @@ lineage in the head names what the commit log does. What the next gc deletes is 
 Sources: SPARK-43421 (changelogs and snapshots), SPARK-49374 (ids in the commit log, lineage in changelogs).
 """
 
-from statestore.maintenance.audit.facts import Facts
+from statestore.maintenance.audit.facts import AuditFacts
 from statestore.maintenance.audit.findings import (
     Audit,
     AuditPolicy,
     Finding,
+    FindingKind,
     Restart,
     Severity,
     StoreAudit,
-    What,
 )
 from statestore.maintenance.audit.gather import gather
 from statestore.maintenance.audit.judge import judge
 
 __all__ = [
     "Audit",
+    "AuditFacts",
     "AuditPolicy",
-    "Facts",
     "Finding",
+    "FindingKind",
     "Restart",
     "Severity",
     "StoreAudit",
-    "What",
     "gather",
     "judge",
 ]

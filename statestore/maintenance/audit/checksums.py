@@ -35,7 +35,7 @@ def of_zips(chain: Chain) -> Iterator[Refused]:
     for version, facts in chain.snapshots.items():
         if facts.sidecar is not None:
             path = chain.store.snapshot(version)
-            bad = Bad(names.sidecar(path), Flaw.AT_ODDS, facts.sidecar)
+            bad = Bad(names.sidecar(path), Flaw.MISMATCH, facts.sidecar)
             yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
 
 
@@ -83,7 +83,7 @@ def of_snapshots(
         misfit = first_misfit(storage.read(beside), pieces(readable(local)))
         local.unlink()
         if misfit is not None:
-            bad = Bad(beside, Flaw.AT_ODDS, f"does not fit its file from byte {misfit:,} on")
+            bad = Bad(beside, Flaw.MISMATCH, f"does not fit its file from byte {misfit:,} on")
             yield Refused(Keeper.HADOOP, path, bad, tuple(versions), False, True)
 
 
@@ -94,12 +94,12 @@ def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[Bad]:
         said = read_or_none(storage, beside)
         content = None if said is None else read_or_none(storage, path)
         if content is not None and said is not None and first_misfit(said, [content]) is not None:
-            yield Bad(path, Flaw.AT_ODDS, f"does not fit its hidden checksum, {beside.rpartition('/')[2]}")
+            yield Bad(path, Flaw.MISMATCH, f"does not fit its hidden checksum, {beside.rpartition('/')[2]}")
 
 
 def _compared(storage: Storage, path: str, content: Readable) -> Bad | None:
     why = misfit(storage, path, content)
-    return None if why is None else Bad(names.sidecar(path), Flaw.AT_ODDS, why)
+    return None if why is None else Bad(names.sidecar(path), Flaw.MISMATCH, why)
 
 
 def _sidecars(chain: Chain) -> Mapping[str, Entry]:

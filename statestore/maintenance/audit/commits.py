@@ -23,7 +23,7 @@ from statestore.maintenance.audit.facts import (
     Misfit,
     NotAudited,
     RootFacts,
-    StoreFacts,
+    StoreAuditFacts,
     attempt,
 )
 from statestore.storage import Storage, at_once
@@ -102,14 +102,14 @@ def committed(
 def contradicted_among_gone(
     storage: Storage,
     log: LogFacts,
-    found: Mapping[StorePath, StoreFacts | NotAudited],
+    found: Mapping[StorePath, StoreAuditFacts | NotAudited],
     described: Mapping[int, tuple[StoreInfo, ...]],
-) -> dict[StorePath, StoreFacts | NotAudited]:
+) -> dict[StorePath, StoreAuditFacts | NotAudited]:
     """The stores whose head's lineage names gone versions, compared with the commits of these, which are read again."""
     places = {operator: {info.name: place for place, info in enumerate(infos)} for operator, infos in described.items()}
-    told: dict[int, list[tuple[StoreFacts, VersionId]]] = {}
+    told: dict[int, list[tuple[StoreAuditFacts, VersionId]]] = {}
     for one in found.values():
-        if isinstance(one, StoreFacts):
+        if isinstance(one, StoreAuditFacts):
             for version in one.lineage or ():
                 if version.version in one.gone:
                     told.setdefault(version.version - 1, []).append((one, version))
@@ -128,7 +128,7 @@ def contradicted_among_gone(
     return {
         store: replace(one, contradicted={**numbers, **one.contradicted})
         for store, numbers in contradicted.items()
-        if isinstance(one := found[store], StoreFacts)
+        if isinstance(one := found[store], StoreAuditFacts)
     }
 
 

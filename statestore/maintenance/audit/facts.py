@@ -22,7 +22,7 @@ from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
 from statestore.stateless import Stateless
 from statestore.storage import Omitted, RequestCounts
-from statestore.switch_journal import Standing
+from statestore.switch_journal import OpenJournal
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Flaw(Enum):
     MISSING = "is missing"
     CORRUPT = "cannot be read"
     UNKNOWN_FORMAT = "has a format that this release does not know"
-    AT_ODDS = "contradicts other files"
+    MISMATCH = "contradicts other files"
     REPLACED = "is another file under the same name"
 
 
@@ -122,7 +122,8 @@ class RootFacts:
     `seen`: how many partitions of an operator the logs and the files know.
     `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
     `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
-    begun and has not ended. `put_aside`: the stores of which snapshots are put aside, which may name any table of theirs.
+    begun and has not ended. `quarantined`: the stores of which snapshots are quarantined, which may name any table
+    of theirs.
     `layouts`: of a checkpoint of Spark's, what the schemas of the operators' stores say; `moved`: metadata that names
     schemas in another place; `older_metadata`: what is wrong with the metadata of operators at older batches.
     """
@@ -136,8 +137,8 @@ class RootFacts:
     strangers: tuple[str, ...]
     omitted: tuple[Omitted, ...]
     switched: int | None = None
-    half_switched: Standing | Bad | None = None
-    put_aside: frozenset[StorePath] = frozenset()
+    half_switched: OpenJournal | Bad | None = None
+    quarantined: frozenset[StorePath] = frozenset()
     layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
     moved: tuple[Moved, ...] = ()
     older_metadata: tuple[Bad, ...] = ()
@@ -177,7 +178,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class StoreFacts:
+class StoreAuditFacts:
     """One store that could be looked at.
 
     committed       its versions in the commit log, by number, without those that are gone
@@ -223,7 +224,7 @@ class Misfit:
 
 
 @dataclass(frozen=True)
-class Facts:
+class AuditFacts:
     """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
     `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say.
     `uncommitted`: the files of all stores where there is no commit at all. `changed`: hidden checksums of
@@ -232,7 +233,7 @@ class Facts:
     root: RootFacts
     logs: LogFacts
     misfits: Mapping[int, Misfit]
-    stores: tuple[StoreFacts | NotAudited, ...]
+    stores: tuple[StoreAuditFacts | NotAudited, ...]
     undescribed: tuple[StorePath, ...]
     deep: bool
     requests: RequestCounts

@@ -21,7 +21,7 @@ class Severity(IntEnum):
     """Needs attention; nothing is lost yet."""
 
 
-class What(Enum):
+class FindingKind(Enum):
     """The kinds of findings, in plain words. The names are stable: programs may rely on them."""
 
     COMMIT_MISSING = "the commit log has a gap"
@@ -60,7 +60,7 @@ class What(Enum):
     SIDECAR_AT_ODDS = "a sidecar does not fit its file"
     SIDECAR_STRAY = "a sidecar without its snapshot"
     HIDDEN_CHECKSUM_AT_ODDS = "a hidden checksum of Hadoop's does not fit its file"
-    DEAD_TIME_LINE = "files of versions that were given up"
+    ROLLED_BACK_FILES = "files of versions that were given up"
     SNAPSHOT_OF_SPARK_4_0 = "a snapshot that only Spark 4.0 opens"
     NEAR_CEILING = "the lineage is near its ceiling"
     NAME_STOPS_LOADS = "a file whose name keeps Spark from loading"
@@ -83,7 +83,7 @@ class Finding:
     """
 
     severity: Severity
-    what: What
+    what: FindingKind
     store: StorePath | None
     file: str
     problem: str
@@ -178,7 +178,7 @@ class Audit:
         """The findings that say that state is lost or wrong. While there are any, nothing may be deleted by a machine:
         what looks like garbage may be all that is left. A lineage near its ceiling, or a former location, is no such
         thing."""
-        harmless = (What.NEAR_CEILING, What.DESCRIPTION_MOVED)
+        harmless = (FindingKind.NEAR_CEILING, FindingKind.DESCRIPTION_MOVED)
         return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what not in harmless)
 
     def count(self, severity: Severity) -> int:

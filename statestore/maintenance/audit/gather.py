@@ -17,23 +17,23 @@ from statestore.format import logs, names, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
-from statestore.maintenance import aside, moved, time_line, verification
+from statestore.maintenance import moved, quarantine, time_line, verification
 from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import (
+    AuditFacts,
     Bad,
-    Facts,
     Flaw,
     LogFacts,
     NotAudited,
     RootFacts,
-    StoreFacts,
+    StoreAuditFacts,
     attempt,
 )
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, look_at_store
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden
-from statestore.switch_journal import Standing
+from statestore.switch_journal import OpenJournal
 
 _NEWEST_OFFSETS = 2
 """Of the batch that was committed last, and of the one that may be running. And the oldest, which may tell that the
@@ -48,7 +48,7 @@ _MOST_OPERATORS = 1000
 
 def gather(
     storage: Storage, *, scratch: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
-) -> Facts:
+) -> AuditFacts:
     """The facts about a checkpoint. With `scratch`, a folder on local disk, every byte of every store is read too.
 
     Requests: four listings, two more where files are ahead of the logs, one for each commit, a handful for the root, two
@@ -94,7 +94,7 @@ def gather(
     if scratch is not None:
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
-    found: dict[StorePath, StoreFacts | NotAudited] = {}
+    found: dict[StorePath, StoreAuditFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())
     kept_hidden = hidden if _keeps_hidden_checksums(storage) else frozenset()
     is_on_record = any(entry.path == names.VERIFIED for entry in control)
@@ -111,7 +111,7 @@ def gather(
     unknown = [store.bad for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):
         raise UnknownFormatVersion(unknown[0].why, path=unknown[0].path, hint="nothing was changed")
-    return Facts(
+    return AuditFacts(
         root,
         log,
         misfits,
@@ -179,7 +179,7 @@ def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, S
     return time_line.newest_known(committed=commits, begun=offsets)
 
 
-def _is_unknown(store: StoreFacts | NotAudited) -> TypeGuard[NotAudited]:
+def _is_unknown(store: StoreAuditFacts | NotAudited) -> TypeGuard[NotAudited]:
     return isinstance(store, NotAudited) and store.bad.flaw is Flaw.UNKNOWN_FORMAT
 
 
@@ -285,11 +285,11 @@ def _root(
         tuple(sorted([*strangers, *_strangers(state)])),
         storage.omissions.below(""),
         *_switchovers(storage, control),
-        aside.stores(control),
+        quarantine.stores(control),
     )
 
 
-def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, Standing | Bad | None]:
+def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | Bad | None]:
     """The version with which the newest begins, and whether it is half done."""
     paths = [entry.path for entry in control]
     half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.standing(storage, paths))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statestore.format.names import StorePath
 from statestore.maintenance.audit import judge_spark
-from statestore.maintenance.audit.facts import Bad, Facts, Flaw, NotAudited, StoreFacts, is_unknown
-from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, Restart, Severity, What
+from statestore.maintenance.audit.facts import AuditFacts, Bad, Flaw, NotAudited, StoreAuditFacts, is_unknown
+from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
 from statestore.maintenance.audit.judge_root import of_logs, of_root
 from statestore.maintenance.audit.judge_store import View, of_store, store_audit, view
 
@@ -25,10 +25,10 @@ _SCANNED = (
 )
 
 
-def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
+def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
     """The audit of a checkpoint. Pure."""
     policy = policy or AuditPolicy()
-    stores = [store for store in facts.stores if isinstance(store, StoreFacts)]
+    stores = [store for store in facts.stores if isinstance(store, StoreAuditFacts)]
     is_own, switched = facts.root.binding is not None, facts.root.switched
     views = [view(store, policy, is_own=is_own, switched=switched, begins=_begins(facts, store)) for store in stores]
     restart = _restart(facts, views)
@@ -44,13 +44,13 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
         findings += judge_spark.of_store(facts, one, restart)
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
     findings += [_undescribed(store) for store in facts.undescribed]
-    order = {what: number for number, what in enumerate(What)}
+    order = {what: number for number, what in enumerate(FindingKind)}
     findings.sort(key=lambda f: (f.severity, order[f.what], f.store or StorePath(-1, -1), f.file))
     return Audit(
         max(facts.logs.commits, default=None),
         restart,
         tuple(findings),
-        tuple(store_audit(one, policy, put_aside=one.facts.store in facts.root.put_aside) for one in views),
+        tuple(store_audit(one, policy, quarantined=one.facts.store in facts.root.quarantined) for one in views),
         {store.store: store.decoded for store in stores if store.decoded is not None},
         facts.requests,
         (
@@ -63,13 +63,13 @@ def judge(facts: Facts, policy: AuditPolicy | None = None) -> Audit:
     )
 
 
-def _begins(facts: Facts, store: StoreFacts) -> int:
+def _begins(facts: AuditFacts, store: StoreAuditFacts) -> int:
     """The store's first version: not 1 where an older batch, which does not name the store, is in the commit log."""
     oldest = min((*store.gone[:1], *store.committed))
     return oldest if oldest - 2 in facts.logs.readable else 1
 
 
-def _restart(facts: Facts, views: list[View]) -> Restart:
+def _restart(facts: AuditFacts, views: list[View]) -> Restart:
     if not facts.logs.commits:
         return Restart(None, "no batch is committed yet")
     audited = {one.facts.store.operator for one in views}
@@ -96,7 +96,7 @@ def _restart(facts: Facts, views: list[View]) -> Restart:
     return Restart(None, "there is no batch that every store loads")
 
 
-def _without_offsets(facts: Facts) -> set[int]:
+def _without_offsets(facts: AuditFacts) -> set[int]:
     """The committed batches whose offsets are gone, or known to be damaged: a start reads those of its batch."""
     damaged = {
         batch
@@ -110,7 +110,7 @@ def _not_audited(store: NotAudited) -> Finding:
     unknown = store.bad.flaw is Flaw.UNKNOWN_FORMAT
     return Finding(
         Severity.WARNING if unknown else Severity.ERROR,
-        What.STORE_UNKNOWN_FORMAT if unknown else What.STORE_NOT_AUDITED,
+        FindingKind.STORE_UNKNOWN_FORMAT if unknown else FindingKind.STORE_NOT_AUDITED,
         store.store,
         store.bad.path,
         store.bad.why,
@@ -122,7 +122,7 @@ def _not_audited(store: NotAudited) -> Finding:
 def _undescribed(store: StorePath) -> Finding:
     return Finding(
         Severity.WARNING,
-        What.STORE_UNDESCRIBED,
+        FindingKind.STORE_UNDESCRIBED,
         store,
         store.folder,
         "has files of a store that neither the commit log nor an operator's metadata names",

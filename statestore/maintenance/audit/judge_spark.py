@@ -14,22 +14,22 @@ from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
-from statestore.maintenance.audit.facts import Bad, Facts, Keeper, Refused
-from statestore.maintenance.audit.findings import Finding, Restart, Severity, What
+from statestore.maintenance.audit.facts import AuditFacts, Bad, Keeper, Refused
+from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity
 from statestore.maintenance.audit.judge_store import View, ranges
 
 _MOVE = "move it to a place outside of the checkpoint"
-_PUT_ASIDE = "statekeeper repair ROOT --apply --i-stopped-it"
+_PUT_ASIDE = "statekeeper repair ROOT --apply --confirm-stopped"
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
-def is_v1(facts: Facts) -> bool:
+def is_v1(facts: AuditFacts) -> bool:
     """Whether the newest commit that can be read is of structure V1."""
     readable = facts.logs.readable
     return bool(readable) and readable[max(readable)].ids is None
 
 
-def of_names(facts: Facts) -> Iterator[Finding]:
+def of_names(facts: AuditFacts) -> Iterator[Finding]:
     """Names below the root that nobody gives, and what Spark does over them."""
     is_own = facts.root.binding is not None
     for path in facts.root.strangers:
@@ -39,7 +39,7 @@ def of_names(facts: Facts) -> Iterator[Finding]:
             yield _stops_loads(path, "has a name that ends in .zip, and is no snapshot of Spark's")
         elif names.stops_cleanup(name):
             yield _finding(
-                What.NAME_STOPS_CLEANUP,
+                FindingKind.NAME_STOPS_CLEANUP,
                 path,
                 "has a name in which Spark's clean-up looks for a number, and finds none",
                 "Spark's clean-up of this store fails each time, without a word: its old files stay for ever; all "
@@ -50,7 +50,7 @@ def of_names(facts: Facts) -> Iterator[Finding]:
         else:
             number = names.counted_as(name)
             yield _finding(
-                What.FOREIGN_FILE,
+                FindingKind.FOREIGN_FILE,
                 path,
                 "has a name that neither Spark nor Statekeeper gives",
                 "it is in no store's way here, but Spark's own clean-up may stumble over it"
@@ -62,11 +62,11 @@ def of_names(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def of_omissions(facts: Facts) -> Iterator[Finding]:
+def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
     """What listings left out. No verb reads, moves or deletes it."""
     for omitted in facts.root.omitted:
         yield _finding(
-            What.NOT_A_FILE,
+            FindingKind.NOT_A_FILE,
             omitted.shown,
             f"is left out: {omitted.why}",
             "to Statekeeper a file that is behind it is missing; gc keeps all tables of its store",
@@ -78,7 +78,7 @@ def of_omissions(facts: Facts) -> Iterator[Finding]:
 def _stops_loads(path: str, problem: str) -> Finding:
     is_hidden = path.rpartition("/")[2].startswith(".")
     return _finding(
-        What.NAME_STOPS_LOADS,
+        FindingKind.NAME_STOPS_LOADS,
         path,
         problem,
         "Spark takes it for the snapshot of a version and cannot load any version of this store: the query does not start",
@@ -86,7 +86,7 @@ def _stops_loads(path: str, problem: str) -> Finding:
     )
 
 
-def of_logs(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
+def of_logs(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
     """Where the structures V1 and V2 stand beside each other in one checkpoint."""
     if facts.root.binding is None:
         yield from _of_mixed_commits(facts, views, restart)
@@ -96,7 +96,7 @@ def of_logs(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[F
             yield from _of_dead_time_line(store, files, facts.logs.newest_version, is_v1=True)
 
 
-def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
+def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
     """A change of structure is a switchover, if every store has a snapshot from then on. Only the newest counts: what was
     before it is gone back to by the way that leads back."""
     commits = facts.logs.readable
@@ -111,7 +111,7 @@ def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> 
     if not all(any(v.version > after for v in one.chain.snapshots) for one in views):
         now, then = ("V1", "V2") if commits[after].ids is None else ("V2", "V1")
         yield _finding(
-            What.COMMITS_MIXED,
+            FindingKind.COMMITS_MIXED,
             names.commits(after),
             f"is of structure {now}, {names.commits(before)} of {then}, and not every store has a snapshot of version "
             f"{after + 1:,}, with which a switchover begins",
@@ -121,7 +121,7 @@ def _of_mixed_commits(facts: Facts, views: Sequence[View], restart: Restart) -> 
         )
 
 
-def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]:
+def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Finding]:
     """Spark 4.2, told to write V2 into a checkpoint of V1, writes the next changelog as V1, with a sidecar, and dies."""
     head = max(facts.logs.commits, default=-1) + 1
     if not is_v1(facts) or head not in facts.logs.offsets:
@@ -137,7 +137,7 @@ def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]
             continue
         yield Finding(
             Severity.WARNING,
-            What.FORMAT_FLIPPED,
+            FindingKind.FORMAT_FLIPPED,
             store,
             store.changelog(stray),
             f"is of batch {head:,}, which did not end, and has a sidecar, which Spark 4.2 gives to no file of structure V1",
@@ -149,7 +149,7 @@ def _of_flipped_format(facts: Facts, views: Sequence[View]) -> Iterator[Finding]
         return
 
 
-def of_store(facts: Facts, one: View, restart: Restart) -> Iterator[Finding]:
+def of_store(facts: AuditFacts, one: View, restart: Restart) -> Iterator[Finding]:
     """What Spark would stumble over in one store."""
     if facts.root.binding is not None:
         return
@@ -169,7 +169,7 @@ def _of_strays(one: View) -> Iterator[Finding]:
         zipped = names.snapshot(version)
         yield Finding(
             Severity.WARNING,
-            What.SIDECAR_STRAY,
+            FindingKind.SIDECAR_STRAY,
             one.facts.store,
             names.sidecar(one.facts.store.snapshot(version)),
             f"is there without {zipped}: an executor died between the two, or the zip was deleted alone",
@@ -178,7 +178,7 @@ def _of_strays(one: View) -> Iterator[Finding]:
         )
 
 
-def _of_ids_in_v1(facts: Facts, one: View) -> Iterator[Finding]:
+def _of_ids_in_v1(facts: AuditFacts, one: View) -> Iterator[Finding]:
     if is_v1(facts):
         with_ids = sorted(version for version in one.chain.files.snapshots if version.id is not None)
         for version in with_ids:
@@ -218,7 +218,7 @@ def _of_dead_time_line(store: StorePath, files: StoreFiles, newest: int, *, is_v
         meaning = "the query was taken back, and these files are of what was given up; no load takes them"
     yield Finding(
         Severity.ERROR if traps or spoils else Severity.WARNING,
-        What.DEAD_TIME_LINE,
+        FindingKind.ROLLED_BACK_FILES,
         store,
         store.snapshot(zips[0]) if zips else store.changelog(dead[0]),
         f"is of {numbers}, of which there are {len(dead):,}, and {told}"
@@ -244,22 +244,22 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
     hang = [v for v in one.chain.versions if v.version >= one.oldest and one.chain.bases.get(v) in old]
     yield Finding(
         Severity.WARNING,
-        What.SNAPSHOT_OF_SPARK_4_0,
+        FindingKind.SNAPSHOT_OF_SPARK_4_0,
         one.facts.store,
         one.facts.store.snapshot(newest),
         f"was written by Spark 4.0 in structure V2, as {len(old):,} of its snapshots were",
         "Spark 4.0 loads every version; Spark 4.1 and later refuse such a snapshot (Expected v1, but found v2)"
         + (f": they cannot load {ranges(hang)}" if hang else ""),
-        "go on with Spark 4.0, or upgrade by statekeeper repair ROOT --for-spark 4.2 --apply --i-stopped-it",
+        "go on with Spark 4.0, or upgrade by statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",
     )
 
 
 def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
     is_v1_changelog = refused.is_changelog and refused.versions[0].id is None
     hang = _hanging(one, refused)
-    what, who = What.SIDECAR_AT_ODDS, "Spark"
+    what, who = FindingKind.SIDECAR_AT_ODDS, "Spark"
     if refused.keeper is Keeper.HADOOP:
-        what, why = What.HIDDEN_CHECKSUM_AT_ODDS, "ChecksumException"
+        what, why = FindingKind.HIDDEN_CHECKSUM_AT_ODDS, "ChecksumException"
     else:
         why = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
     if is_v1_changelog:
@@ -306,12 +306,12 @@ def _hanging(one: View, refused: Refused) -> list[VersionId]:
 
 
 def _finding(
-    what: What, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
+    what: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
 ) -> Finding:
     return Finding(severity, what, None, file, problem, meaning, action)
 
 
-def unproven(facts: Facts) -> Iterator[str]:
+def unproven(facts: AuditFacts) -> Iterator[str]:
     """What no file of a checkpoint of Spark's can show."""
     if facts.root.binding is not None:
         return

@@ -13,8 +13,8 @@ from statestore.format.changelog import lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import VersionId
 from statestore.lineage import shortened
-from statestore.maintenance.audit.facts import Bad, Flaw, StoreFacts
-from statestore.maintenance.audit.findings import AuditPolicy, Finding, Restart, Severity, StoreAudit, What
+from statestore.maintenance.audit.facts import Bad, Flaw, StoreAuditFacts
+from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.time_line import leads_back
 from statestore.storage import Entry
 from statestore.store import LINEAGE_STOP_BYTES
@@ -23,20 +23,20 @@ _REPAIR_REPLAYS = 500
 """How many changelogs Spark replays at most to repair a load, unless it is told otherwise."""
 
 _CHANGELOG_CODES = {
-    Flaw.MISSING: What.CHANGELOG_MISSING,
-    Flaw.CORRUPT: What.CHANGELOG_UNREADABLE,
-    Flaw.AT_ODDS: What.LINEAGE_AT_ODDS,
-    Flaw.REPLACED: What.CHANGELOG_REPLACED,
+    Flaw.MISSING: FindingKind.CHANGELOG_MISSING,
+    Flaw.CORRUPT: FindingKind.CHANGELOG_UNREADABLE,
+    Flaw.MISMATCH: FindingKind.LINEAGE_AT_ODDS,
+    Flaw.REPLACED: FindingKind.CHANGELOG_REPLACED,
 }
 _SNAPSHOT_CODES = {
-    Flaw.CORRUPT: What.SNAPSHOT_UNREADABLE,
-    Flaw.AT_ODDS: What.SNAPSHOT_AT_ODDS,
+    Flaw.CORRUPT: FindingKind.SNAPSHOT_UNREADABLE,
+    Flaw.MISMATCH: FindingKind.SNAPSHOT_AT_ODDS,
 }
 _TABLE_CODES = {
-    Flaw.MISSING: What.TABLE_MISSING,
-    Flaw.AT_ODDS: What.TABLE_WRONG_SIZE,
-    Flaw.CORRUPT: What.TABLE_UNREADABLE,
-    Flaw.REPLACED: What.TABLE_REPLACED,
+    Flaw.MISSING: FindingKind.TABLE_MISSING,
+    Flaw.MISMATCH: FindingKind.TABLE_WRONG_SIZE,
+    Flaw.CORRUPT: FindingKind.TABLE_UNREADABLE,
+    Flaw.REPLACED: FindingKind.TABLE_REPLACED,
 }
 
 
@@ -45,7 +45,7 @@ class View:
     """A store's facts, and which of its versions are retained. `begins`: its first version, not 1 for a partition that came
     with a repartitioning."""
 
-    facts: StoreFacts
+    facts: StoreAuditFacts
     oldest: int
     ceiling_bytes: int
     is_own: bool = True
@@ -107,14 +107,16 @@ class View:
         return replace(self.chain, snapshots=whole)
 
 
-def view(facts: StoreFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None, begins: int = 1) -> View:
+def view(
+    facts: StoreAuditFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None, begins: int = 1
+) -> View:
     """A store, seen from its oldest retained version; none is older than the one with which a switchover began: what was
     before it is gone back to by the way that leads back."""
     ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
     return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched, begins)
 
 
-def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int:
+def _oldest(facts: StoreAuditFacts, policy: AuditPolicy, switched: int | None) -> int:
     """Retention deletes from the old end on: what is gone there, up to a whole snapshot, is its work. Where it was
     interrupted, changelogs without a base are left: as long as they are old enough, the next gc deletes them."""
     chain, files = facts.chain, facts.chain.files
@@ -128,13 +130,13 @@ def _oldest(facts: StoreFacts, policy: AuditPolicy, switched: int | None) -> int
     return max(first_committed, left, chain.head.version - policy.retained_versions + 1)
 
 
-def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> StoreAudit:
-    """The state of a store. `put_aside`: so are snapshots of it, whose tables stay with them."""
+def store_audit(one: View, policy: AuditPolicy, *, quarantined: bool = False) -> StoreAudit:
+    """The state of a store. `quarantined`: so are snapshots of it, whose tables stay with them."""
     chain = one.chain
     loads = chain.head in chain.bases
     following = _next_lineage_bytes(one.facts)
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
-    orphans = _orphans(one, policy, put_aside=put_aside)
+    orphans = _orphans(one, policy, quarantined=quarantined)
     return StoreAudit(
         one.facts.store,
         chain.head,
@@ -154,7 +156,7 @@ def store_audit(one: View, policy: AuditPolicy, *, put_aside: bool = False) -> S
     )
 
 
-def _next_lineage_bytes(facts: StoreFacts) -> int | None:
+def _next_lineage_bytes(facts: StoreAuditFacts) -> int | None:
     """What the changelog that is written next has to carry."""
     head = facts.chain.head
     whole = [version for version, snapshot in facts.chain.snapshots.items() if snapshot.is_whole]
@@ -181,7 +183,7 @@ def _way_back(one: View, base: VersionId | None) -> set[VersionId]:
     return {version for version in there if leads_back(version, switched=one.switched, head=head, base=base)}
 
 
-def _orphans(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
+def _orphans(one: View, policy: AuditPolicy, *, quarantined: bool) -> list[Entry]:
     """Files that no committed version can reach. What is older than the chain, or newer than its head, may be one's."""
     chain = one.chain
     committed, oldest = {*chain.versions, *_way_back(one, _floors_base(chain, policy))}, chain.versions[0].version
@@ -198,7 +200,7 @@ def _orphans(one: View, policy: AuditPolicy, *, put_aside: bool) -> list[Entry]:
     ]
     facts = [chain.snapshots.get(version) for version in chain.files.snapshots if version not in dead]
     metadata = [one.metadata for one in facts if one is not None and one.metadata is not None]
-    if len(metadata) == len(facts) and not put_aside:
+    if len(metadata) == len(facts) and not quarantined:
         named = {table.dfs_name for one in metadata for table in one.named_files}
         orphans += [entry for name, entry in chain.files.tables.items() if name not in named]
     return orphans
@@ -220,7 +222,7 @@ def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Findi
 def _gone(one: View, restart: Restart) -> Finding:
     return Finding(
         Severity.ERROR,
-        What.NO_BASE,
+        FindingKind.NO_BASE,
         one.facts.store,
         one.facts.store.folder,
         "is gone, or empty: not one file of this store is there",
@@ -234,7 +236,7 @@ def _of_commits(one: View) -> Iterator[Finding]:
     for number, version in one.facts.contradicted.items():
         yield Finding(
             Severity.ERROR,
-            What.COMMIT_UNKNOWN_ID,
+            FindingKind.COMMIT_UNKNOWN_ID,
             one.facts.store,
             names.commits(number - 1),
             f"names {version.id} as version {number} of {one.facts.store}: there is no file of that id, and the lineage "
@@ -246,12 +248,12 @@ def _of_commits(one: View) -> Iterator[Finding]:
 
 def _of_odds(one: View) -> Iterator[Finding]:
     """A lineage below the head that contradicts the commit log: it was asked what the log does not tell any more."""
-    file, _, problem = (one.chain.odds or "").partition(": ")
-    known = any(bad.flaw is Flaw.AT_ODDS for bad in one.facts.changelogs.values())
+    file, _, problem = (one.chain.conflicts or "").partition(": ")
+    known = any(bad.flaw is Flaw.MISMATCH for bad in one.facts.changelogs.values())
     if problem and not known and not one.facts.contradicted:
         yield Finding(
             Severity.ERROR,
-            What.LINEAGE_AT_ODDS,
+            FindingKind.LINEAGE_AT_ODDS,
             one.facts.store,
             file,
             problem,
@@ -336,7 +338,7 @@ def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Find
     if one.chain.needs_base and one.chain.versions[0].version == 1:
         return Finding(
             Severity.ERROR,
-            What.FAMILIES_LOST,
+            FindingKind.FAMILIES_LOST,
             one.facts.store,
             one.facts.store.snapshot(one.chain.versions[0]),
             "is missing, and only a snapshot says what the store's column families are called: changelogs do not",
@@ -345,7 +347,7 @@ def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Find
         )
     return Finding(
         Severity.ERROR,
-        What.NO_BASE,
+        FindingKind.NO_BASE,
         one.facts.store,
         one.facts.store.folder,
         f"before version {one.chain.versions[0].version} there is no snapshot, and {one.chain.end or 'no changelog'}",
@@ -384,7 +386,7 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
             )
         yield Finding(
             severity,
-            What.SNAPSHOT_MISSING,
+            FindingKind.SNAPSHOT_MISSING,
             one.facts.store,
             one.facts.store.snapshot(version),
             "is missing, and the lineage of the head starts from it",
@@ -423,7 +425,7 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
         else:
             meaning = "every version loads without it, by a longer replay"
             action = (
-                f"statekeeper repair ROOT --deep --apply --i-stopped-it quarantines {zips}; then take a snapshot: "
+                f"statekeeper repair ROOT --deep --apply --confirm-stopped quarantines {zips}; then take a snapshot: "
                 f"statekeeper snapshot --all"
             )
         if trapped:
@@ -475,7 +477,7 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
     stops = left < policy.least_commits_left
     yield Finding(
         Severity.ERROR if stops else Severity.WARNING,
-        What.NEAR_CEILING,
+        FindingKind.NEAR_CEILING,
         one.facts.store,
         one.facts.store.changelog(one.chain.head),
         f"the next lineage takes {used:,} of {one.ceiling_bytes:,} bytes",

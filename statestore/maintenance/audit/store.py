@@ -29,7 +29,7 @@ from statestore.maintenance.audit.facts import (
     Layout,
     NotAudited,
     Refused,
-    StoreFacts,
+    StoreAuditFacts,
     StoreKind,
     attempt,
 )
@@ -37,7 +37,7 @@ from statestore.maintenance.audit.rows import RowCheck
 from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
 
-_TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.AT_ODDS}
+_TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
 """How RocksDB says of a table that the MANIFEST speaks of another one: SPARK-43404, SPARK-46796, SPARK-51717."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
@@ -61,14 +61,14 @@ class Way:
 
 def look_at_store(
     way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
-) -> StoreFacts | NotAudited:
+) -> StoreAuditFacts | NotAudited:
     """The facts about one store. `committed`: its versions in the commit log.
 
     Requests: the head of its newest changelog, one for each snapshot on the chain, and one where the commit log and
     that lineage together do not reach back to a base. Raises `LocalStateError`.
     """
     if not committed:
-        return NotAudited(store, Bad(store.folder, Flaw.AT_ODDS, "no commit that can be read names it"))
+        return NotAudited(store, Bad(store.folder, Flaw.MISMATCH, "no commit that can be read names it"))
     try:
         return _look_at_store(way, store, committed, files)
     except UnknownFormatVersion as error:
@@ -77,7 +77,9 @@ def look_at_store(
         return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"the storage failed: {error}"))
 
 
-def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreFacts:
+def _look_at_store(
+    way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
+) -> StoreAuditFacts:
     storage = way.storage
     head = committed[max(committed)]
     bad = {
@@ -107,7 +109,7 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
         faults=faults,
     )
     if lineage is not None and (problem := _disagreement(chain, head, lineage)):
-        bad[head] = Bad(store.changelog(head), Flaw.AT_ODDS, problem)
+        bad[head] = Bad(store.changelog(head), Flaw.MISMATCH, problem)
     unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain), unnoticed)
     decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
@@ -121,7 +123,7 @@ def _look_at_store(way: Way, store: StorePath, committed: Mapping[int, VersionId
         },
     )
     contradicted = {number: version for number, version in committed.items() if believed[number] != version}
-    return StoreFacts(
+    return StoreAuditFacts(
         store,
         committed,
         contradicted,
@@ -143,7 +145,8 @@ def _refuse_unknown(bad: Bad) -> None:
 
 def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: StoreFiles) -> dict[int, VersionId]:
     """The commit log, continued by the lineage in the head; and corrected by it where the log names what has no files.
-    A load follows the lineage. Where the log's version has files, `_disagreement` finds the changelog to be at odds."""
+    A load follows the lineage. Where the log's version has files, `_disagreement` finds the changelog to be at
+    conflicts."""
     believed = {version.version: version for version in lineage}
     for number, version in committed.items():
         told = believed.get(number, version)
@@ -205,7 +208,7 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
                 break
             if held.size_bytes != table.size_bytes:
                 sizes = f"has {held.size_bytes:,} bytes, its snapshot says {table.size_bytes:,}"
-                bad[version] = Bad(table_path, Flaw.AT_ODDS, sizes)
+                bad[version] = Bad(table_path, Flaw.MISMATCH, sizes)
                 break
         else:
             if facts.fault is not None:
@@ -280,9 +283,9 @@ class _Decoding:
             what = "is not the changelog that its commit confirms: an attempt that lost has replaced it"
             self.look.changelogs[version] = Bad(path, Flaw.REPLACED, what)
         elif (lineage is None) != (version.id is None):
-            self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, "has a lineage in structure V1, or none in V2")
+            self.look.changelogs[version] = Bad(path, Flaw.MISMATCH, "has a lineage in structure V1, or none in V2")
         elif lineage is not None and (problem := _disagreement(self.look.chain, version, lineage)):
-            self.look.changelogs[version] = Bad(path, Flaw.AT_ODDS, problem)
+            self.look.changelogs[version] = Bad(path, Flaw.MISMATCH, problem)
         self.decoded = replace(
             self.decoded, changelogs=self.decoded.changelogs + 1, records=self.decoded.records + records
         )
@@ -313,7 +316,7 @@ class _Decoding:
                 self._decode(version, database)
             if said not in (-1, keys):
                 what = f"holds {keys:,} keys, its metadata says {said:,}"
-                self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.AT_ODDS, what)
+                self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.MISMATCH, what)
                 self.look.unnoticed.add(version)
             self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
         except LocalStateDamaged as error:
@@ -328,7 +331,7 @@ class _Decoding:
             for keys, values in database.scan():
                 rows.rows(keys, values)
         except CorruptFile as error:
-            self.look.snapshots[version] = Bad(self.look.chain.store.snapshot(version), Flaw.AT_ODDS, error.what)
+            self.look.snapshots[version] = Bad(self.look.chain.store.snapshot(version), Flaw.MISMATCH, error.what)
             self.look.unnoticed.add(version)
 
     def _blamed(self, version: VersionId, error: BaseException) -> Bad:
@@ -339,5 +342,5 @@ class _Decoding:
         path = blamed_file(what, store, version, tables)
         flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
-            flaw = Flaw.AT_ODDS if flaw is Flaw.AT_ODDS else Flaw.CORRUPT
+            flaw = Flaw.MISMATCH if flaw is Flaw.MISMATCH else Flaw.CORRUPT
         return Bad(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")

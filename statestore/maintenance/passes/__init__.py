@@ -2,9 +2,9 @@
 
     prepare(storage, policies, ...)         facts -> plan -> guards     reads only
         the caller shows the plan and asks for confirmation
-    carry_out(storage, prepared, by, ...)   guards -> execute -> record
+    execute(storage, prepared, by, ...)   guards -> execute -> record
 
-`prepare` returns a frozen object with the plan and the `refusals`: the guards that block it, as typed errors. `carry_out`
+`prepare` returns a frozen object with the plan and the `refusals`: the guards that block it, as typed errors. `execute`
 raises the first refusal, checks again what can have changed since, holds the lease, and writes plan and outcome to the
 history. The interfaces differ only in how they ask and what they display. `unattended` is both steps for a schedule: where
 the mode does not allow the plan, it only plans.

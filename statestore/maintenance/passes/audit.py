@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.clock import Clock
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.maintenance import audit, retention
-from statestore.maintenance.audit import Audit, AuditPolicy, Facts
+from statestore.maintenance.audit import Audit, AuditFacts, AuditPolicy
 from statestore.maintenance.config import Policies
 from statestore.maintenance.retention import Forecast
 from statestore.storage import RequestCounts, Storage
@@ -20,7 +20,7 @@ class Looked:
     """An audit, the facts behind it, and what the next gc deletes: None where nothing can be planned, which is a finding
     of the audit, too. `requests`: what both took."""
 
-    facts: Facts
+    facts: AuditFacts
     audit: Audit
     forecast: Forecast | None
     requests: RequestCounts
@@ -31,7 +31,7 @@ def policy_of(policies: Policies) -> AuditPolicy:
     return AuditPolicy(retained_versions=policies.retention.versions)
 
 
-def judged(facts: Facts, policies: Policies) -> Audit:
+def judged(facts: AuditFacts, policies: Policies) -> Audit:
     """The audit of a checkpoint, as its retention sees it. Pure."""
     return audit.judge(facts, policy_of(policies))
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from statestore.chain import Chain
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance.audit import Audit, Facts, Finding
-from statestore.maintenance.audit.facts import StoreFacts
+from statestore.maintenance.audit import Audit, AuditFacts, Finding
+from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.retention import RetentionPlan
 
 
@@ -33,14 +33,14 @@ class Losses:
     bytes: int
 
 
-def losses(facts: Facts, found: Audit, planned: RetentionPlan) -> Losses:
+def losses(facts: AuditFacts, found: Audit, planned: RetentionPlan) -> Losses:
     """What is lost already, by the audit of these facts, and what this plan deletes of what still loads."""
     deleted = {verdict.path for verdict in planned.deletions}
     already = {store.store: store.lost for store in found.stores}
     stores = [
         StoreLoss(one.store, already.get(one.store, ()), _lost_by(one.chain, deleted))
         for one in facts.stores
-        if isinstance(one, StoreFacts)
+        if isinstance(one, StoreAuditFacts)
     ]
     return Losses(
         found.breaks,

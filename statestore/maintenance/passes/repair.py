@@ -45,7 +45,7 @@ def prepare(
     return PreparedRepair(plan, policies, spark, location, found, deep)
 
 
-def carry_out(
+def execute(
     storage: Storage,
     prepared: PreparedRepair,
     by: Maintainer,
@@ -75,7 +75,7 @@ def carry_out(
 
 
 def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, run: str, stopped: bool) -> list[str]:
-    """Put back all files that the run `undone` has moved into quarantine; returns their paths. `stopped`: as `carry_out`.
+    """Put back all files that the run `undone` has moved into quarantine; returns their paths. `stopped`: as `execute`.
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_repair`."""
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
     require_stopped(storage, said=stopped, clock=by.clock)

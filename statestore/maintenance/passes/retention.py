@@ -18,7 +18,7 @@ from statestore.maintenance.passes.losses import Losses, losses
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.retention import Deleted, Forecast, Gathered, Outcome, RetentionPlan
+from statestore.maintenance.retention import Deleted, DeletionOutcome, Forecast, RetentionFacts, RetentionPlan
 from statestore.storage import Storage
 
 
@@ -34,7 +34,7 @@ class PreparedRetention:
     mode: Mode
     before: Audit
     losses: Losses
-    gathered: Gathered
+    gathered: RetentionFacts
     planned: RetentionPlan
     forecast: Forecast
     refusals: Refusals
@@ -91,7 +91,7 @@ def prepare(
     )
 
 
-def carry_out(
+def execute(
     storage: Storage,
     prepared: PreparedRetention,
     by: Maintainer,
@@ -127,17 +127,17 @@ def carry_out(
 
 
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path | None = None) -> RetentionPass:
-    """Delete what the plan says where the mode allows it, else only plan: for a schedule. `scratch`: as `carry_out`.
+    """Delete what the plan says where the mode allows it, else only plan: for a schedule. `scratch`: as `execute`.
 
-    *Danger*: as `carry_out`. Raises as `prepare` and `carry_out`, but not for a mode that allows no deletions;
+    *Danger*: as `execute`. Raises as `prepare` and `execute`, but not for a mode that allows no deletions;
     `CorruptFile` when the read of a base has found damage, after which nothing is deleted.
     """
     prepared = prepare(storage, policies, clock=by.clock)
     if prepared.mode is not Mode.FULL:
         guards.require_none(guards.refusals(guards.is_whole(prepared.before)))
         return RetentionPass(prepared.mode, prepared.before, prepared.planned)
-    finished = carry_out(storage, prepared, by, scratch=scratch)
+    finished = execute(storage, prepared, by, scratch=scratch)
     for step in finished.done:
-        if step.outcome is Outcome.DAMAGED:
+        if step.outcome is DeletionOutcome.DAMAGED:
             raise CorruptFile(f"{step.outcome.value}: {step.detail}", path=str(step.store))
     return finished

@@ -18,7 +18,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.runs import Ended
-from statestore.maintenance.snapshot import MEMORY_BYTES, Gathered, SnapshotPlan, Taken, TakeSnapshot
+from statestore.maintenance.snapshot import MEMORY_BYTES, SnapshotFacts, SnapshotPlan, Taken, TakeSnapshot
 from statestore.storage import Storage
 
 
@@ -27,7 +27,7 @@ class PreparedSnapshots:
     """The plan, the facts behind it, and the guards that block it."""
 
     mode: Mode
-    gathered: Gathered
+    gathered: SnapshotFacts
     plan: SnapshotPlan
     refusals: Refusals
 
@@ -37,7 +37,7 @@ class SnapshotPass:
     """The result of a snapshot plan. `taken` and `failed` have the plan's order."""
 
     mode: Mode
-    gathered: Gathered
+    gathered: SnapshotFacts
     plan: SnapshotPlan
     taken: tuple[Taken, ...] = ()
     failed: tuple[tuple[TakeSnapshot, StatekeeperError], ...] = ()
@@ -80,7 +80,7 @@ def prepare(
     return PreparedSnapshots(allowed, gathered, plan, found)
 
 
-def carry_out(
+def execute(
     storage: Storage,
     prepared: PreparedSnapshots,
     by: Maintainer,
@@ -128,9 +128,9 @@ def carry_out(
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path) -> SnapshotPass:
     """Take the snapshots that the policy asks for where the mode allows it, else only plan: for a schedule.
 
-    Raises as `prepare` and `carry_out`, but not for a mode that allows no snapshots.
+    Raises as `prepare` and `execute`, but not for a mode that allows no snapshots.
     """
     prepared = prepare(storage, policies, clock=by.clock)
     if prepared.mode is Mode.OBSERVE:
         return SnapshotPass(prepared.mode, prepared.gathered, prepared.plan)
-    return carry_out(storage, prepared, by, scratch=scratch)
+    return execute(storage, prepared, by, scratch=scratch)

@@ -18,7 +18,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Begun, Machine, SwitchPlan, Told
+from statestore.maintenance.switchover import Begun, Machine, ProgressCallback, SwitchPlan
 from statestore.storage import Storage
 
 
@@ -47,11 +47,11 @@ def prepare(
     return PreparedSwitch(plan, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
 
 
-def carry_out(
+def execute(
     storage: Storage,
     prepared: PreparedSwitch,
     by: Maintainer,
-    told: Told,
+    told: ProgressCallback,
     *,
     run: str,
     stopped: bool,
@@ -86,8 +86,10 @@ def carry_out(
     return again
 
 
-def abort(storage: Storage, policies: Policies, by: Maintainer, told: Told, *, run: str, stopped: bool) -> Begun:
-    """Roll a half-done switchover back; returns which it was. Raises as `carry_out` and `runs.abort_switch`, and
+def abort(
+    storage: Storage, policies: Policies, by: Maintainer, told: ProgressCallback, *, run: str, stopped: bool
+) -> Begun:
+    """Roll a half-done switchover back; returns which it was. Raises as `execute` and `runs.abort_switch`, and
     `RefusedAsUnsafe` when none is half done."""
     standing = switchover.standing(storage)
     if standing is None:

@@ -10,7 +10,7 @@ from statestore.commit_log import CommitLog
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
-from statestore.maintenance.aside import Snapshots
+from statestore.maintenance.quarantine import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.verification import Reads
 from statestore.stateless import Stateless
@@ -30,24 +30,24 @@ class LogFiles:
     history: tuple[Entry, ...] = ()
     announcements: tuple[Entry, ...] = ()
     leftovers: tuple[Entry, ...] = ()
-    aside: tuple[Entry, ...] = ()
+    quarantine: tuple[Entry, ...] = ()
     checksums: tuple[Entry, ...] = ()
 
     @property
     def newest_seconds(self) -> float:
         """When the newest of them was written: it is at least that late by the store's clock."""
         of_query = (*self.offsets, *self.commits, *self.pending)
-        entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.aside)
+        entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.quarantine)
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RetentionFacts:
     """The facts. `log` is None before the first commit. `strays`: snapshots that are not on a store's chain and may
     stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch.
 
     `since`: the last pass, when only the stores that are due since then were looked at. `aside`: the snapshots of these
-    stores that repairs have put aside. `switched`: the version with which the newest switchover between the structures
+    stores that repairs have quarantined. `switched`: the version with which the newest switchover between the structures
     begins. `stateless`: why there is no store. `unseen`: of the stores in which listings leave something out, what.
     `reads`: the files of snapshots that were read in full; `conf`: how the records of the state are written.
     """
@@ -60,7 +60,7 @@ class Gathered:
     wanted_floor: int
     now_seconds: float
     since: LastPass | None = None
-    aside: Snapshots = field(default_factory=dict)
+    quarantine: Snapshots = field(default_factory=dict)
     switched: int | None = None
     unseen: Mapping[StorePath, str] = field(default_factory=dict)
     stateless: Stateless | None = None
@@ -76,7 +76,7 @@ class Gathered:
 
 def loadable(chain: Chain) -> set[int]:
     """The versions that load, beyond doubt; those before the store began load without it."""
-    if chain.odds is not None:
+    if chain.conflicts is not None:
         return set()
     return {*range(1, chain.begins), *(version.version for version in chain.bases)}
 

@@ -13,18 +13,18 @@ from datetime import UTC, datetime
 from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.maintenance import announcements
-from statestore.maintenance.retention.facts import Gathered
+from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts
 from statestore.storage import TEMP_FOLDER, Entry
 
 _ASK_AGAIN = {
     Rule.RUNNING: "when their batch is committed, or a later one is",
-    Rule.REUSABLE: "when the query is stopped: gc --orphans --i-stopped-it",
-    Rule.UPLOADED: "when the query is stopped: gc --orphans --i-stopped-it",
+    Rule.REUSABLE: "when the query is stopped: gc --orphans --confirm-stopped",
+    Rule.UPLOADED: "when the query is stopped: gc --orphans --confirm-stopped",
     Rule.HELD: "when the findings are resolved",
     Rule.UNKNOWN: "never: only known names are deleted",
 }
-_BY_AGE = (Rule.YOUNG, Rule.ASIDE)
+_BY_AGE = (Rule.YOUNG, Rule.QUARANTINE)
 _BY_BATCHES = (Rule.RESTORES, Rule.LOG, Rule.STARTS)
 
 
@@ -60,7 +60,7 @@ class Forecast:
     stores: Mapping[StorePath, Amount] = field(default_factory=dict)
 
 
-def forecast(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy) -> Forecast:
+def forecast(gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy) -> Forecast:
     """The figures of a plan that was made from these facts. Pure."""
     files: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()
@@ -90,7 +90,11 @@ def _deleted(store: StoreVerdicts) -> Amount:
 
 
 def _when(
-    rule: Rule, gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy, ages: Mapping[Rule, list[float]]
+    rule: Rule,
+    gathered: RetentionFacts,
+    planned: RetentionPlan,
+    policy: RetentionPolicy,
+    ages: Mapping[Rule, list[float]],
 ) -> tuple[str, float | None]:
     if rule in _BY_AGE:
         known = ages.get(rule, [])
@@ -105,7 +109,9 @@ def _when(
     return _ASK_AGAIN[rule], None
 
 
-def _after_batch(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy, *, newer_than: int | None) -> str:
+def _after_batch(
+    gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy, *, newer_than: int | None
+) -> str:
     """When the floor reaches the next snapshot of a store, the first of those that have one: files below it are not needed
     from then on."""
     bases = {store.store: store.base for store in planned.stores}
@@ -124,7 +130,7 @@ def _after_batch(gathered: Gathered, planned: RetentionPlan, policy: RetentionPo
     )
 
 
-def _ages(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy) -> Mapping[Rule, list[float]]:
+def _ages(gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy) -> Mapping[Rule, list[float]]:
     """When each file that only its age keeps is old enough, in seconds since the epoch."""
     rules = {verdict.path: verdict.rule for verdict in planned.verdicts if verdict.rule in _BY_AGE}
     found: dict[Rule, list[float]] = {}
@@ -135,7 +141,7 @@ def _ages(gathered: Gathered, planned: RetentionPlan, policy: RetentionPolicy) -
     return found
 
 
-def _entries(gathered: Gathered) -> Iterator[Entry]:
+def _entries(gathered: RetentionFacts) -> Iterator[Entry]:
     for chain in gathered.chains:
         yield from chain.files.entries
     logs = gathered.logs
@@ -146,14 +152,14 @@ def _entries(gathered: Gathered) -> Iterator[Entry]:
         logs.history,
         logs.announcements,
         logs.leftovers,
-        logs.aside,
+        logs.quarantine,
     ):
         yield from entries
 
 
 def _stays_seconds(path: str, rule: Rule, policy: RetentionPolicy) -> float:
-    if rule is Rule.ASIDE:
-        return policy.aside_seconds
+    if rule is Rule.QUARANTINE:
+        return policy.quarantine_seconds
     if path.startswith(f"{names.HISTORY}/"):
         return policy.history_seconds
     if path.startswith((f"{names.DELETING}/", f"{TEMP_FOLDER}/")):

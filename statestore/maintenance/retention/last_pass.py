@@ -50,7 +50,7 @@ def verified_by(chains: Iterable[Chain]) -> tuple[int, int] | None:
     """The versions up to the head, without a gap, that all of these stores load; None when the head is not one."""
     oldest, head = 1, 0
     for chain in chains:
-        if chain.odds is not None:
+        if chain.conflicts is not None:
             return None
         head = chain.head.version
         at = head + 1

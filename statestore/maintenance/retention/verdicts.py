@@ -16,14 +16,14 @@ from statestore.stateless import Stateless
 class RetentionPolicy:
     """What stays: the newest `versions` versions, and everything younger than `grace_seconds`; both hold.
 
-    `history_seconds`: how long records of maintenance stay; `aside_seconds`: how long what was put aside stays. At most
-    `most_files` files are deleted in a run.
+    `history_seconds`: how long records of maintenance stay; `quarantine_seconds`: how long what was quarantined
+    stays. At most `most_files` files are deleted in a run.
     """
 
     versions: int = 100
     grace_seconds: float = 3600.0
     history_seconds: float = 30 * 86_400.0
-    aside_seconds: float = 30 * 86_400.0
+    quarantine_seconds: float = 30 * 86_400.0
     most_files: int = 100_000
 
 
@@ -37,7 +37,7 @@ class Rule(Enum):
     WAY_BACK = "of the structure before the switchover: no second snapshot of the new one is the floor's base yet"
     REUSABLE = "Spark may name it again in its next snapshot"
     UPLOADED = "a table that no snapshot names: Spark may be about to"
-    ASIDE = "put aside by a repair or a switchover, or named by a snapshot that was: the way back needs it"
+    QUARANTINE = "quarantined by a repair or a switchover, or named by a snapshot that was: the way back needs it"
     STARTS = "Spark reads it when it starts from the oldest retained batch"
     HELD = "its store cannot be judged: see the findings"
     UNKNOWN = "no file that is known"
@@ -46,7 +46,7 @@ class Rule(Enum):
     UNNAMED = "a table that no kept snapshot names"
     OLD_LOG = "belongs to a batch below the floor"
     OLD_RECORD = "an old record of maintenance"
-    OLD_ASIDE = "put aside by a repair or a switchover longer ago than retention.aside"
+    OLD_QUARANTINE = "quarantined by a repair or a switchover longer ago than retention.quarantine"
     LEFTOVER = "an unfinished file of a dead process"
 
     @property
@@ -62,13 +62,13 @@ _DELETES = frozenset(
         Rule.UNNAMED,
         Rule.OLD_LOG,
         Rule.OLD_RECORD,
-        Rule.OLD_ASIDE,
+        Rule.OLD_QUARANTINE,
         Rule.LEFTOVER,
     }
 )
 
 
-REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_ASIDE, Rule.UNNAMED})
+REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_QUARANTINE, Rule.UNNAMED})
 """Files under these rules may restore a version as long as they are there, if the base of the floor turns out not to."""
 
 

@@ -19,7 +19,7 @@ class SnapshotPolicy:
     restore_seconds: float = 10.0
 
 
-class Why(Enum):
+class SnapshotReason(Enum):
     """Why a store gets a snapshot."""
 
     COUNT = "many changelogs behind the newest snapshot"
@@ -27,7 +27,7 @@ class Why(Enum):
     ASKED = "asked for"
 
 
-class WhyNot(Enum):
+class SkipReason(Enum):
     """Why a store gets none."""
 
     AT_HEAD = "has a snapshot at its head"
@@ -36,17 +36,17 @@ class WhyNot(Enum):
     WHICH_SPARK = "Spark 4.0 reads other snapshots than later ones, and nothing tells which it is: say --for-spark"
     NOT_LOADABLE = "its head cannot be loaded"
     DAMAGED = (
-        "its snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --i-stopped-it, then this again"
+        "its snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --confirm-stopped, then this again"
     )
     SIDECAR = (
         "a sidecar without its snapshot is in the way: Spark would refuse the snapshot. Stop the query and run: "
-        "statekeeper repair ROOT --apply --i-stopped-it, then this again"
+        "statekeeper repair ROOT --apply --confirm-stopped, then this again"
     )
 
     @property
     def is_finding(self) -> bool:
         """Whether someone must act."""
-        return self in (WhyNot.NOT_LOADABLE, WhyNot.DAMAGED, WhyNot.SIDECAR, WhyNot.WHICH_SPARK)
+        return self in (SkipReason.NOT_LOADABLE, SkipReason.DAMAGED, SkipReason.SIDECAR, SkipReason.WHICH_SPARK)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TakeSnapshot:
     version: VersionId
     load: LoadPlan
     tail_bytes: int
-    reason: Why
+    reason: SnapshotReason
     conf: StateConf = OURS
     header: str | None = None
     name: VersionId | None = None
@@ -84,7 +84,7 @@ class LeaveAlone:
 
     store: StorePath
     version: VersionId
-    reason: WhyNot
+    reason: SkipReason
     detail: str
 
     @property

@@ -15,7 +15,7 @@ REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class StoreFacts:
+class StoreSnapshotFacts:
     """One store. `load` says how the version is loaded of which a snapshot may be made, None when it cannot be; `problem`
     what is wrong with it, or with its snapshot; `stray_sidecar` a sidecar under the name of the snapshot, which itself is
     not there. `files` and `size_bytes` are of all that lies in the store's folder."""
@@ -32,7 +32,7 @@ class StoreFacts:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class SnapshotFacts:
     """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
 
     `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
@@ -43,7 +43,7 @@ class Gathered:
 
     batch: int | None
     is_own: bool
-    stores: tuple[StoreFacts, ...]
+    stores: tuple[StoreSnapshotFacts, ...]
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
     conf: StateConf = OURS
     written_by: tuple[Spark, ...] = ()
@@ -59,6 +59,6 @@ class Gathered:
         """Whether Spark 4.0 may run the query, in structure V2, whose snapshots it reads with a header of its own."""
         return Spark.V4_0 in self.written_by and any(fact.head.id is not None for fact in self.stores)
 
-    def restore_seconds(self, fact: StoreFacts) -> float:
+    def restore_seconds(self, fact: StoreSnapshotFacts) -> float:
         """How long a restart of the store waits for its tail, as far as one can tell beforehand."""
         return fact.tail_bytes / self.replay_bytes_per_second

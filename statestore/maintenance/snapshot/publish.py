@@ -64,21 +64,21 @@ def require_still_unchanged(
         raise
 
 
-def doomed_tables(storage: Storage, store: StorePath) -> frozenset[str]:
+def tables_pending_delete(storage: Storage, store: StorePath) -> frozenset[str]:
     """Names of the store's tables that a retention run is about to delete."""
     folder = f"{store.folder}/{names.TABLES}"
-    return frozenset(p.removeprefix(folder) for p in announcements.doomed(storage) if p.startswith(folder))
+    return frozenset(p.removeprefix(folder) for p in announcements.pending_delete(storage) if p.startswith(folder))
 
 
 def named(
-    captured: Path, base: SnapshotMetadata | None, doomed: frozenset[str], ids: Ids
+    captured: Path, base: SnapshotMetadata | None, pending_delete: frozenset[str], ids: Ids
 ) -> tuple[tuple[TableFile, ...], list[TableFile]]:
     """The tables of a snapshot under their names in storage, and those of them that are not there yet.
 
     A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table. One
     that is about to be deleted is sent again under a name that nobody knows yet.
     """
-    reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in doomed)
+    reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in pending_delete)
     held = {(table.local_name, table.size_bytes): table for table in reusable}
     suffix = ids.fresh()
     tables: list[TableFile] = []
@@ -110,7 +110,7 @@ def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
             raise CorruptFile(
                 f"is there already and is damaged: {found.damage or f'its sidecar {found.sidecar}'}",
                 path=path,
-                hint="run: statekeeper repair ROOT --apply --i-stopped-it, then this again",
+                hint="run: statekeeper repair ROOT --apply --confirm-stopped, then this again",
             ) from error
         return Published.THERE_ALREADY
     return Published.NEW
@@ -124,7 +124,7 @@ def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -
         raise RefusedAsUnsafe(
             "is the sidecar of a snapshot that is not there: Spark would refuse the one that is written now",
             path=beside,
-            hint="stop the query and run: statekeeper repair ROOT --apply --i-stopped-it, then this again",
+            hint="stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, then this again",
         )
 
 
@@ -140,7 +140,7 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
         raise ObjectMissing(
             "was deleted, sent again, and deleted again, while a snapshot names it",
             path=action.store.table_file(gone[0].dfs_name),
-            hint="stop what deletes files in this checkpoint; then run: statekeeper repair ROOT --apply --i-stopped-it, "
+            hint="stop what deletes files in this checkpoint; then run: statekeeper repair ROOT --apply --confirm-stopped, "
             "and this again",
         )
 
@@ -169,7 +169,7 @@ def require_same(
         raise CorruptFile(
             f"does not hold what version {version.version} does: {found}, not {digest}",
             path=store.snapshot(version),
-            hint="run: statekeeper repair ROOT --deep --apply --i-stopped-it, then this again",
+            hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this again",
         )
 
 

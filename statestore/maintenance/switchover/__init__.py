@@ -1,35 +1,35 @@
 """From structure V1 to V2, and back: offline, planned, journaled, and taken back at will. No Spark can do it.
 
-    gather(storage)  ->  Gathered  ->  plan(gathered, to, spark)  ->  SwitchPlan  ->  carry_out(storage, plan)
-    standing(storage)  ->  Standing  ->  take_back(storage, standing)
+    gather(storage)  ->  SwitchoverFacts  ->  plan(gathered, to, spark)  ->  SwitchPlan  ->  execute(storage, plan)
+    standing(storage)  ->  OpenJournal  ->  roll_back(storage, standing)
 
 A full snapshot of every store at the head, under the name that it has in the other structure; each is read back and
 compared; then the newest commit is written anew. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
 """
 
-from statestore.maintenance.switchover.carry_out import carry_out
-from statestore.maintenance.switchover.judge import plan
-from statestore.maintenance.switchover.look import gather
-from statestore.maintenance.switchover.plans import Gathered, Source, StoreStep, SwitchPlan
-from statestore.maintenance.switchover.steps import Machine, Phase, Progress, Told
-from statestore.maintenance.switchover.take_back import take_back
-from statestore.switch_journal import Begun, Ending, Standing, standing
+from statestore.maintenance.switchover.execute import execute
+from statestore.maintenance.switchover.gather import gather
+from statestore.maintenance.switchover.plan import plan
+from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchoverFacts, SwitchPlan
+from statestore.maintenance.switchover.roll_back import roll_back
+from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
+from statestore.switch_journal import Begun, Ending, OpenJournal, standing
 
 __all__ = [
     "Begun",
     "Ending",
-    "Gathered",
     "Machine",
-    "Phase",
+    "OpenJournal",
     "Progress",
+    "ProgressCallback",
     "Source",
-    "Standing",
     "StoreStep",
+    "SwitchPhase",
     "SwitchPlan",
-    "Told",
-    "carry_out",
+    "SwitchoverFacts",
+    "execute",
     "gather",
     "plan",
+    "roll_back",
     "standing",
-    "take_back",
 ]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from statestore.errors import AlreadyExists, ObjectMissing
 from statestore.format import names
-from statestore.maintenance.aside import require_deleted
+from statestore.maintenance.quarantine import require_deleted
 from statestore.storage import Storage
 
 
-def put_aside(storage: Storage, run: str, path: str) -> None:
+def quarantined(storage: Storage, run: str, path: str) -> None:
     """Below `_statekeeper/aside`, under the run's id. Nothing happens when the file is gone already. Raises
     `StorageError`."""
     try:
@@ -18,7 +18,7 @@ def put_aside(storage: Storage, run: str, path: str) -> None:
     except ObjectMissing:
         return  # an interrupted run did
     # A file that a query has written again since an interrupted run put it aside is no worse than the one before.
-    storage.replace(names.aside(run, path), body, like=path)
+    storage.replace(names.quarantine(run, path), body, like=path)
     require_deleted(storage, path, body)
 
 
@@ -28,15 +28,15 @@ def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Calla
     written_again: set[str] = set()
     for path in sorted(paths):  # a file before the sidecar beside it
         still_held()
-        aside = names.aside(run, path)
+        quarantined = names.quarantine(run, path)
         if path in written_again:
             continue
-        body = storage.read(aside)
+        body = storage.read(quarantined)
         try:
-            storage.create(path, body, like=aside)
+            storage.create(path, body, like=quarantined)
         except AlreadyExists:
             if storage.read(path) != body:
                 written_again |= {path, names.sidecar(path)}
                 continue
             # An interrupted run has put it back already.
-        storage.delete([aside])
+        storage.delete([quarantined])

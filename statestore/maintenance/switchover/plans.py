@@ -1,4 +1,4 @@
-"""A switchover as data: what is to become of each store, what is put aside, and every reason not to go."""
+"""A switchover as data: what is to become of each store, what is quarantined, and every reason not to go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
 from statestore.lineage import LoadPlan
 from statestore.maintenance.audit import Audit
-from statestore.switch_journal import Standing
+from statestore.switch_journal import OpenJournal
 
 
 class Source(Enum):
@@ -23,7 +23,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True)
-class StoreFacts:
+class StoreSwitchFacts:
     """One store at the newest commit. `load` says how its head is loaded, None when it cannot be, and `problem` why not;
     `base_bytes` are those of the tables and the zip that a load starts from, `tail_bytes` of what it replays."""
 
@@ -36,7 +36,7 @@ class StoreFacts:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class SwitchoverFacts:
     """The facts. `batch` is None, and `structure` too, before the first commit.
 
     stores           in the order in which the commit log names them
@@ -53,7 +53,7 @@ class Gathered:
     is_own: bool
     batch: int | None = None
     structure: Structure | None = None
-    stores: tuple[StoreFacts, ...] = ()
+    stores: tuple[StoreSwitchFacts, ...] = ()
     files: Mapping[StorePath, StoreFiles] | None = None
     commit: str = ""
     is_plain_commit: bool = True
@@ -64,7 +64,7 @@ class Gathered:
     conf: StateConf = OURS
     may_be_of_4_0: bool = False
     audit: Audit | None = None
-    half_done: Standing | None = None
+    half_done: OpenJournal | None = None
     free_bytes: int = 0
     replay_bytes_per_second: float = 1.0
 
@@ -90,8 +90,8 @@ class StoreStep:
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """What is to be done, in this order: `first` is put aside, the `stores` get their snapshots, the newest commit is
-    written anew, `last` is put aside. Nothing is, while there are `refusals`.
+    """What is to be done, in this order: `first` is quarantined, the `stores` get their snapshots, the newest commit is
+    written anew, `last` is quarantined. Nothing is, while there are `refusals`.
 
     is_there      nothing is to be done: the checkpoint has this structure
     half_done     it goes on with what an interrupted run has begun
@@ -111,7 +111,7 @@ class SwitchPlan:
     last: tuple[str, ...]
     refusals: tuple[str, ...] = ()
     is_there: bool = False
-    half_done: Standing | None = None
+    half_done: OpenJournal | None = None
     conf: StateConf = OURS
     is_own: bool = False
     stays_files: int = 0

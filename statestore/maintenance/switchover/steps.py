@@ -13,14 +13,14 @@ from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
 
 
-class Phase(Enum):
+class SwitchPhase(Enum):
     """How far a switchover is."""
 
     BEGUN = "the journal is open"
-    CLEARED = "what would be in the way is put aside"
+    CLEARED = "what would be in the way is quarantined"
     SNAPSHOTS = "stores have their snapshots"
     COMMIT = "the newest commit says so"
-    MOVED = "the old structure's snapshots are put aside"
+    MOVED = "the old structure's snapshots are quarantined"
     ENDED = "the audit is clean, the journal closed"
     TAKEN_BACK = "everything is as it was"
 
@@ -30,14 +30,14 @@ class Progress:
     """Where it is, and of what is counted in that phase how much is done. `skipped_snapshots`: the bases of the store that
     cannot be used, and why."""
 
-    phase: Phase
+    phase: SwitchPhase
     done: int = 0
     of: int = 0
     store: StorePath | None = None
     skipped_snapshots: tuple[str, ...] = ()
 
 
-Told = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)

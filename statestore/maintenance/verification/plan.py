@@ -12,7 +12,7 @@ from statestore.maintenance.verification.record import Reads
 from statestore.storage import Entry
 
 
-class Why(Enum):
+class ReadReason(Enum):
     """Why a snapshot is read."""
 
     NEW = "it was never read in full"
@@ -28,7 +28,7 @@ class SnapshotRead:
     version: VersionId
     files: tuple[Entry, ...]
     known: tuple[Entry, ...]
-    why: Why
+    why: ReadReason
     conf: StateConf = OURS
 
     @property
@@ -53,7 +53,9 @@ def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = 
         return None
     changed = any(entry.path in reads for entry in (zipped, *unread))
     known = tuple(entry for entry in tables if entry not in unread)
-    return SnapshotRead(chain.store, base, (zipped, *unread), known, Why.CHANGED if changed else Why.NEW, conf)
+    return SnapshotRead(
+        chain.store, base, (zipped, *unread), known, ReadReason.CHANGED if changed else ReadReason.NEW, conf
+    )
 
 
 def _is_on_record(entry: Entry, reads: Reads) -> bool:

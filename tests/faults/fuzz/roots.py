@@ -136,7 +136,7 @@ def _run(root: Path, draft: Path, stage: Stage) -> None:
             "--mode",
             "full",
             "--at-head",
-            "--i-stopped-it",
+            "--confirm-stopped",
             "--workers",
             1,
             "--scratch",
@@ -145,6 +145,6 @@ def _run(root: Path, draft: Path, stage: Stage) -> None:
     else:
         to = structure_of(open_storage(str(root))).other.value
         done = verbs.run(
-            "switch", root, "--to", to, "--apply", "--i-stopped-it", "--workers", 1, "--scratch", draft / "scratch"
+            "switch", root, "--to", to, "--apply", "--confirm-stopped", "--workers", 1, "--scratch", draft / "scratch"
         )
     assert done.exit_code == 0, done.output

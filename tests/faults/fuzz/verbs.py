@@ -63,17 +63,17 @@ def writer(verb: str, chance: random.Random, scratch: Path, to: str) -> Call:
     """A verb that changes the checkpoint, applied. `to`: the structure that a switchover leads to."""
     at = ("--scratch", str(scratch), "--workers", "1")
     if verb == "gc":
-        orphans = ("--orphans", "--i-stopped-it") if chance.random() < 0.5 else ()
+        orphans = ("--orphans", "--confirm-stopped") if chance.random() < 0.5 else ()
         return Call(verb, ("--retain", "1", "--grace", "0s", "--mode", "full", "--apply", *orphans, *_output(chance)))
     if verb == "snapshot":
-        at_head = ("--at-head", "--i-stopped-it") if chance.random() < 0.5 else ("--all",)
+        at_head = ("--at-head", "--confirm-stopped") if chance.random() < 0.5 else ("--all",)
         return Call(verb, ("--mode", "full", *at_head, *at, *_output(chance)))
     if verb == "repair":
-        return Call(verb, ("--apply", "--i-stopped-it", *_output(chance)))
-    return Call(verb, ("--to", to, "--apply", "--i-stopped-it", *at, *_output(chance)))
+        return Call(verb, ("--apply", "--confirm-stopped", *_output(chance)))
+    return Call(verb, ("--to", to, "--apply", "--confirm-stopped", *at, *_output(chance)))
 
 
-ABORT = Call("switch --abort", ("--abort", "--i-stopped-it"))
+ABORT = Call("switch --abort", ("--abort", "--confirm-stopped"))
 """Takes back a switchover that ended halfway."""
 
 

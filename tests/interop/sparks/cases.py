@@ -19,7 +19,7 @@ from statestore.format import names
 from statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance.audit.findings import What
+from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import open_storage
 from tests.interop import twins
 from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS
@@ -36,7 +36,7 @@ _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators"
 _PARTITIONS = 3
 
 _PREFIX_COLUMNS = {"sessions": 1}
-_TOLD_OF_4_0 = frozenset({What.SNAPSHOT_OF_SPARK_4_0})
+_TOLD_OF_4_0 = frozenset({FindingKind.SNAPSHOT_OF_SPARK_4_0})
 
 
 class Kind(Enum):
@@ -155,7 +155,7 @@ class Origin:
             self.query.run(1)
         self.query.restored("middle")
         root = str(self.query.checkpoint)
-        twins.statekeeper("repair", root, "--for-spark", to, "--apply", "--i-stopped-it")
+        twins.statekeeper("repair", root, "--for-spark", to, "--apply", "--confirm-stopped")
         self._goes_on(to)
 
     def _repartition(self, to: str) -> None:
@@ -244,7 +244,7 @@ class Origin:
                 path.parent.mkdir(parents=True)
                 path.write_bytes(encode_operator(OperatorMetadata(0, self.group.operator, (info,))))
             if of_4_0:
-                twins.statekeeper("repair", str(here), "--for-spark", reader, "--apply", "--i-stopped-it")
+                twins.statekeeper("repair", str(here), "--for-spark", reader, "--apply", "--confirm-stopped")
             yield
         finally:
             shutil.rmtree(here)

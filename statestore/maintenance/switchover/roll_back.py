@@ -11,13 +11,15 @@ from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.switchover.commit import has_gone_on
 from statestore.maintenance.switchover.moves import put_back
-from statestore.maintenance.switchover.steps import Phase, Progress, Told
+from statestore.maintenance.switchover.steps import Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Ending, Standing
+from statestore.switch_journal import Ending, OpenJournal
 
 
-def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: Callable[[], None]) -> None:
-    """Make the checkpoint what it was before the switchover began. The query is stopped; `still_held` as in `carry_out`.
+def roll_back(
+    storage: Storage, standing: OpenJournal, told: ProgressCallback, *, still_held: Callable[[], None]
+) -> None:
+    """Make the checkpoint what it was before the switchover began. The query is stopped; `still_held` as in `execute`.
 
     What was sent and never came to be noted stays as orphans, for gc. Where the query has gone on in the old structure,
     that stands: only what was made is taken away. Raises `RefusedAsUnsafe` when it has gone on in the new one;
@@ -35,8 +37,8 @@ def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: C
             path=names.commits(newest or 0),
             hint=f"--apply finishes the switchover; --to {begun.to.other.value} leads back afterwards",
         )
-    aside = names.aside(begun.run, "")
-    away = {entry.path.removeprefix(aside) for entry in storage.list(aside.rstrip("/"))}
+    quarantined = names.quarantine(begun.run, "")
+    away = {entry.path.removeprefix(quarantined) for entry in storage.list(quarantined.rstrip("/"))}
     mine = {store.snapshot(version) for store, version in begun.stores.items()}
     of_mine = away & (mine | set(map(names.sidecar, mine)))
     put_back(storage, begun.run, away - of_mine, still_held)
@@ -54,4 +56,4 @@ def take_back(storage: Storage, standing: Standing, told: Told, *, still_held: C
     # Who carries it out and has lost the lease without knowing may have published one since: see `_require_open`.
     if begun.to is Structure.V2:
         storage.delete(sorted(mine))
-    told(Progress(Phase.TAKEN_BACK))
+    told(Progress(SwitchPhase.TAKEN_BACK))

@@ -14,12 +14,12 @@ from statestore.errors import DAMAGES, CorruptFile
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS
-from statestore.maintenance import announcements, aside, verification
+from statestore.maintenance import announcements, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
-    Gathered,
     LogFiles,
+    RetentionFacts,
     Strays,
     batch_of,
     common_floor,
@@ -33,13 +33,14 @@ from statestore.stateless import stateless
 from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once, is_hidden
 
 
-def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> Gathered:
+def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:
     """The facts about the stores in which something may have changed since the last pass, or about `everything`.
 
     Everything: one listing of `state/`, one request a retained batch of the commit log, and one for those below it from
     which a base has to be followed, one for the lineage of each store's head,
     one for each retained snapshot, one for what became of the last snapshots. Otherwise none of these but for the stores
-    that are due, the last one, and one of the newest commit. And a listing of each log, of what repairs have put aside and
+    that are due, the last one, and one of the newest commit. And a listing of each log, of what repairs have
+    quarantined and
     of switchovers, and the record of reads; of a checkpoint of Spark's, the newest offsets. Raises `NotACheckpoint`,
     `CorruptFile` for a commit log that cannot be read (nothing may be deleted then), `UnknownFormatVersion` also for a
     state store that is not RocksDB, `StorageError`.
@@ -50,12 +51,12 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     logs = _log_files(storage)
     now = clock.now_seconds()
     if heads is None:
-        return Gathered(is_own, None, (), {}, logs, 0, now)
+        return RetentionFacts(is_own, None, (), {}, logs, 0, now)
     # Another kind of state store, which has other files, is rejected here.
     conf = OURS if is_own else catalog.state_conf(storage, heads)
     without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     if without_state is not None:
-        return Gathered(is_own, None, (), {}, logs, 0, now, stateless=without_state)
+        return RetentionFacts(is_own, None, (), {}, logs, 0, now, stateless=without_state)
     reads = verification.record(storage)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
     look = _Look(storage, policy, now, is_own, _failed(storage, logs), reads)
@@ -69,8 +70,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             log = CommitLog(heads)
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
-                facts = Gathered(is_own, log, chains, strays, logs, wanted, now, last, reads=reads)
-                return _with_aside(storage, facts)
+                facts = RetentionFacts(is_own, log, chains, strays, logs, wanted, now, last, reads=reads)
+                return _with_quarantine(storage, facts)
     full = catalog.commit_log(storage, down_to=wanted - 1)
     assert full is not None
     listed = storage.list(names.STATE)
@@ -78,23 +79,25 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
-    return _with_aside(storage, Gathered(is_own, full, chains, strays, logs, wanted, now, reads=reads, conf=conf))
+    return _with_quarantine(
+        storage, RetentionFacts(is_own, full, chains, strays, logs, wanted, now, reads=reads, conf=conf)
+    )
 
 
-def _with_aside(storage: Storage, gathered: Gathered) -> Gathered:
-    """The same with what repairs have put aside, and with switchovers. Call it after the files were listed.
+def _with_quarantine(storage: Storage, gathered: RetentionFacts) -> RetentionFacts:
+    """The same with what repairs have quarantined, and with switchovers. Call it after the files were listed.
 
-    Losing schedule of the other order: what is put aside is listed; a repair puts a snapshot aside; the files are listed,
-    and nothing names its tables. Of an undo at that moment the second look before the deletions knows.
+    Losing schedule of the other order: what is quarantined is listed; a repair quarantines a snapshot; the files are
+    listed, and nothing names its tables. Of an undo at that moment the second look before the deletions knows.
     """
-    entries = tuple(storage.list(names.ASIDE))
+    entries = tuple(storage.list(names.QUARANTINE))
     stores = [chain.store for chain in gathered.chains]
-    logs = replace(gathered.logs, aside=entries)
+    logs = replace(gathered.logs, quarantine=entries)
     journals = [entry.path for entry in storage.list(names.SWITCHOVERS)]
     switched = switch_journal.newest_switched(storage, journals)
     unseen = {store: found[0].shown for store in stores if (found := storage.omissions.below(store.folder))}
     return replace(
-        gathered, logs=logs, aside=aside.snapshots(storage, entries, stores), switched=switched, unseen=unseen
+        gathered, logs=logs, quarantine=quarantine.snapshots(storage, entries, stores), switched=switched, unseen=unseen
     )
 
 
@@ -129,7 +132,7 @@ class _Look:
         # Losing schedule of the other order: the announcements are read; another run announces a table, sees no zip that
         # names it, and sleeps before it deletes; a snapshot that names it is published, and found whole here; what is
         # below it is deleted; the other run wakes up. Its announcement came before that snapshot.
-        doomed = announcements.doomed(self.storage)
+        pending_delete = announcements.pending_delete(self.storage)
         stores = sorted(files)
         faults = {store: verification.faults(self.reads, _by_path(files[store])) for store in stores}
         chains: dict[StorePath, Chain] = {}
@@ -146,7 +149,7 @@ class _Look:
                     committed,
                     files[store],
                     down_to=depth,
-                    doomed=doomed,
+                    pending_delete=pending_delete,
                     faults=faults[store],
                     is_first=lambda version: log.is_first(committed, version),
                     needs_base=store.operator in self.with_families,

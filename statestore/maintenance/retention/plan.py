@@ -13,7 +13,7 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
-from statestore.maintenance.retention.facts import Gathered, batch_of, is_young, loadable, retained_floor
+from statestore.maintenance.retention.facts import RetentionFacts, batch_of, is_young, loadable, retained_floor
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
     RetentionPlan,
@@ -29,7 +29,7 @@ from statestore.storage import Entry
 _NO_FAMILIES = "only a snapshot says what the store's column families are called, and there is no whole one"
 
 
-def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
+def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
     """What becomes of every file. `stopped`: no query of Spark's is at work, and none has a database open. Pure.
 
     The floor is the newest version, no newer than wanted, that *every* store loads: one damaged store holds it for all,
@@ -50,7 +50,7 @@ def plan(gathered: Gathered, policy: RetentionPolicy, *, stopped: bool = False) 
     return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
 
 
-def _reads(gathered: Gathered, planned: RetentionPlan) -> tuple[SnapshotRead, ...]:
+def _reads(gathered: RetentionFacts, planned: RetentionPlan) -> tuple[SnapshotRead, ...]:
     """The bases that nothing replaces once the plan is executed, and that were not read in full.
 
     All bases, not only those of the stores in which something is deleted. Failure sequence otherwise: the base of store A
@@ -68,37 +68,37 @@ def _reads(gathered: Gathered, planned: RetentionPlan) -> tuple[SnapshotRead, ..
     return tuple(read for read in found if read is not None)
 
 
-def _still_on_record(gathered: Gathered) -> Reads:
+def _still_on_record(gathered: RetentionFacts) -> Reads:
     folders = [chain.store.folder for chain in gathered.chains]
     return remaining(gathered.reads, gathered.entries, folders, only=gathered.since is None)
 
 
-def _floor(gathered: Gathered) -> int | None:
+def _floor(gathered: RetentionFacts) -> int | None:
     # Stores that were not looked at are known to load it.
     if gathered.since:
         return gathered.wanted_floor
     return retained_floor(gathered.chains, gathered.wanted_floor, gathered.switched)
 
 
-def judge_stores(gathered: Gathered, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
+def judge_stores(gathered: RetentionFacts, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
     """What the rules say of each store's files, whoever wrote them: for looking at, a plan may say less. Pure."""
     judge = Judge(gathered, policy, _floor(gathered))
     return {chain.store: judge.store(chain) for chain in gathered.chains}
 
 
-def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
+def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
     for chain in gathered.chains:
         for version, facts in chain.snapshots.items():
             if facts.fault is not None:
                 yield (
                     f"{facts.faulty_file}: was read in full and is damaged: {facts.fault.why}; "
-                    f"{chain.store.snapshot(version)} is no base. Run: statekeeper repair ROOT --apply --i-stopped-it"
+                    f"{chain.store.snapshot(version)} is no base. Run: statekeeper repair ROOT --apply --confirm-stopped"
                 )
             elif facts.sidecar is not None:
                 beside = names.sidecar(chain.store.snapshot(version))
                 yield (
                     f"{beside}: {facts.sidecar}; Spark refuses the snapshot, and it is no base. Run: "
-                    f"statekeeper repair ROOT --apply --i-stopped-it"
+                    f"statekeeper repair ROOT --apply --confirm-stopped"
                 )
         for entry in chain.files.others:
             name = entry.path.rpartition("/")[2]
@@ -110,7 +110,7 @@ def _findings(gathered: Gathered, floor: int | None) -> Iterator[str]:
         loads = [number for number in loadable(chain) if number <= gathered.wanted_floor]
         if max(loads, default=0) < gathered.wanted_floor:
             holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
-            broken = chain.odds or next(holes, chain.end or _NO_FAMILIES)
+            broken = chain.conflicts or next(holes, chain.end or _NO_FAMILIES)
             yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
 
 
@@ -124,7 +124,7 @@ class Judge:
     """Gives each file its rule."""
 
     def __init__(
-        self, gathered: Gathered, policy: RetentionPolicy, floor: int | None, *, stopped: bool = False
+        self, gathered: RetentionFacts, policy: RetentionPolicy, floor: int | None, *, stopped: bool = False
     ) -> None:
         self.gathered = gathered
         self._policy = policy
@@ -145,22 +145,22 @@ class Judge:
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
             if not rule.deletes:
                 kept[version] = seen.get(version)
-        put_aside = self.gathered.aside.get(chain.store, {})
+        quarantined = self.gathered.quarantine.get(chain.store, {})
         unread = [
             *(chain.store.snapshot(version) for version, facts in kept.items() if facts is None or not facts.metadata),
-            *(path for path, metadata in put_aside.items() if metadata is None),
+            *(path for path, metadata in quarantined.items() if metadata is None),
             # Behind a link there may be a snapshot.
             *filter(None, [self.gathered.unseen.get(chain.store)]),
         ]
         named = _tables(facts.metadata for facts in kept.values() if facts is not None)
-        named_aside = _tables(put_aside.values()) - named
+        named_in_quarantine = _tables(quarantined.values()) - named
         reusable = self._reusable(seen) - named
         ever_named = _tables(facts.metadata for facts in seen.values())
         for name, entry in chain.files.tables.items():
             if name in reusable:
                 rule = Rule.REUSABLE
-            elif name in named_aside:
-                rule = Rule.ASIDE
+            elif name in named_in_quarantine:
+                rule = Rule.QUARANTINE
             else:
                 rule = self._table_rule(name, entry, named, held=bool(unread))
             if rule is Rule.UNNAMED and self._spark_is_at_work and name not in ever_named:
@@ -177,7 +177,7 @@ class Judge:
 
     def _base(self, chain: Chain) -> VersionId | None:
         """What the floor is restored from; None when that is not known."""
-        if chain.odds is not None or self._floor is None:
+        if chain.conflicts is not None or self._floor is None:
             return None
         wanted, floor = self.gathered.wanted_floor, self._floor
         if floor > wanted:
@@ -194,7 +194,7 @@ class Judge:
         """Of a changelog or a snapshot, whose chain is restored from a base at the floor."""
         if version.version > chain.head.version:
             return Rule.RUNNING
-        if chain.odds is not None:
+        if chain.conflicts is not None:
             return Rule.HELD
         if leads_back(version, switched=self.gathered.switched, head=chain.head, base=base):
             return Rule.WAY_BACK
@@ -263,21 +263,21 @@ class Judge:
         verdicts += [self._record(e, stands, Rule.OLD_RECORD, now) for e in files.announcements]
         # The longest upload that is still under way is no older than an announcement may stand.
         verdicts += [self._record(e, stands, Rule.LEFTOVER, now) for e in files.leftovers]
-        verdicts += self._aside()
+        verdicts += self._quarantine()
         return tuple(sorted(verdicts, key=_log_order))
 
-    def _aside(self) -> Iterator[Verdict]:
-        """All that one run put aside goes at once, where the query stood first: a half of it is never put back.
+    def _quarantine(self) -> Iterator[Verdict]:
+        """All that one run quarantined goes at once, where the query stood first: a half of it is never put back.
 
         What its snapshots name goes in the pass after that.
         """
         by_run: dict[str | None, list[Entry]] = {}
-        for entry in self.gathered.logs.aside:
-            aside = names.parse_aside(entry.path)
-            by_run.setdefault(aside[0] if aside else None, []).append(entry)
+        for entry in self.gathered.logs.quarantine:
+            quarantined = names.parse_quarantined(entry.path)
+            by_run.setdefault(quarantined[0] if quarantined else None, []).append(entry)
         for run, entries in by_run.items():
-            young = any(is_young(e, self._policy.aside_seconds, self.gathered.now_seconds) for e in entries)
-            rule = Rule.UNKNOWN if run is None else Rule.ASIDE if young else Rule.OLD_ASIDE
+            young = any(is_young(e, self._policy.quarantine_seconds, self.gathered.now_seconds) for e in entries)
+            rule = Rule.UNKNOWN if run is None else Rule.QUARANTINE if young else Rule.OLD_QUARANTINE
             for entry in entries:
                 yield Verdict(entry.path, entry.size_bytes, rule)
 

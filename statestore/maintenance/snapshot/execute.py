@@ -19,7 +19,6 @@ from statestore.maintenance.pool import WORKERS, in_pool
 from statestore.maintenance.snapshot.decisions import TakeSnapshot
 from statestore.maintenance.snapshot.publish import (
     Published,
-    doomed_tables,
     named,
     publish,
     require_same,
@@ -27,6 +26,7 @@ from statestore.maintenance.snapshot.publish import (
     require_tables,
     require_unchanged,
     sources_now,
+    tables_pending_delete,
     upload,
 )
 from statestore.storage import Storage, at_once
@@ -128,7 +128,7 @@ def execute(
             keys = _keys(action, restored)
             digest = database.digest() if action.name else None
             database.capture(captured)
-        tables, fresh = named(captured, restored.base, doomed_tables(storage, action.store), ids)
+        tables, fresh = named(captured, restored.base, tables_pending_delete(storage, action.store), ids)
         at_once(lambda table: upload(storage, action.store, table, captured), fresh)
         small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
         of_digest = (action.name or action.version).digest

@@ -18,20 +18,20 @@ from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.maintenance import audit
-from statestore.maintenance.audit import AuditPolicy, What
+from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.switchover.commit import has_gone_on, rewrite_commit
-from statestore.maintenance.switchover.make import make_snapshots
-from statestore.maintenance.switchover.moves import put_aside
+from statestore.maintenance.switchover.moves import quarantined
 from statestore.maintenance.switchover.plans import Source, SwitchPlan
-from statestore.maintenance.switchover.steps import Machine, Phase, Progress, Told
+from statestore.maintenance.switchover.rewrite import make_snapshots
+from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending
 
 
-def carry_out(
+def execute(
     storage: Storage,
     planned: SwitchPlan,
-    told: Told,
+    told: ProgressCallback,
     *,
     run: str,
     machine: Machine,
@@ -42,7 +42,7 @@ def carry_out(
     calls made sure of that; `still_held` raises when somebody else took over.
 
     *Guarantee*: a crash at any request leaves a checkpoint that is fully of the old structure, fully of the new one, or
-    one that no query starts on; planned anew and carried out it is switched, and `take_back` makes it what it was.
+    one that no query starts on; planned anew and carried out it is switched, and `roll_back` makes it what it was.
 
     Raises `RefusedAsUnsafe` for a plan with refusals, when a query has gone on meanwhile, and when the audit afterwards is
     not clean; what making snapshots raises: nothing is switched then, what was made is kept for the next time.
@@ -51,24 +51,24 @@ def carry_out(
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
     _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine.ids)
-    told(Progress(Phase.BEGUN))
+    told(Progress(SwitchPhase.BEGUN))
     is_cleared = planned.half_done is not None and planned.half_done.is_cleared
     for path in planned.first:
         still_held()
-        put_aside(storage, begun.run, path)
+        quarantined(storage, begun.run, path)
     if not is_cleared:
         journal.note_cleared(storage, begun)
-    told(Progress(Phase.CLEARED, len(planned.first), len(planned.first)))
+    told(Progress(SwitchPhase.CLEARED, len(planned.first), len(planned.first)))
     make_snapshots(storage, begun, planned, told, machine, still_held)
     still_held()
     rewrite_commit(storage, begun, planned.begun)
-    told(Progress(Phase.COMMIT))
+    told(Progress(SwitchPhase.COMMIT))
     for number, path in enumerate(planned.last, 1):
         still_held()
-        put_aside(storage, begun.run, path)
-        told(Progress(Phase.MOVED, number, len(planned.last)))
+        quarantined(storage, begun.run, path)
+        told(Progress(SwitchPhase.MOVED, number, len(planned.last)))
     found = audit.judge(audit.gather(storage), policy)
-    breaks = [finding for finding in found.breaks if finding.what is not What.HALF_SWITCHED]
+    breaks = [finding for finding in found.breaks if finding.what is not FindingKind.HALF_SWITCHED]
     # A query that goes on in the new structure cannot be led back: what the audit finds is mended as at any time.
     goes_on = has_gone_on(storage, begun)
     if breaks and not goes_on:
@@ -87,7 +87,7 @@ def carry_out(
             path=storage.url,
             hint=breaks[0].action,
         )
-    told(Progress(Phase.ENDED))
+    told(Progress(SwitchPhase.ENDED))
     return begun
 
 

@@ -9,9 +9,9 @@ from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance.audit import What
+from statestore.maintenance.audit import FindingKind
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.switchover.plans import Gathered, Source, StoreFacts, StoreStep, SwitchPlan
+from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
 
 _TABLES_PER_BASE = 2
 """The tables that were fetched, and at worst as many again when they have to be merged."""
@@ -20,7 +20,7 @@ _LOCAL_BYTES_PER_TAIL = 8
 """What a compressed changelog becomes on local disk: it is fetched, sorted, and written as tables."""
 
 
-def plan(gathered: Gathered, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
+def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
     """What has to be done, or why it cannot be. `spark`: which one goes on, where that is known. Pure."""
     half_done = gathered.half_done
     header = _header(gathered, to, spark)
@@ -51,11 +51,11 @@ def plan(gathered: Gathered, to: Structure, spark: Spark | None = None, *, worke
     )
 
 
-def _header(gathered: Gathered, to: Structure, spark: Spark | None) -> str:
+def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> str:
     return spark.header if spark is not None and to is Structure.V2 and not gathered.is_own else "v1"
 
 
-def _step(one: StoreFacts) -> StoreStep:
+def _step(one: StoreSwitchFacts) -> StoreStep:
     assert one.load is not None
     source = Source.BUILT if one.load.replay else Source.REUSED
     written = one.tail_bytes if one.load.replay else 0
@@ -63,7 +63,7 @@ def _step(one: StoreFacts) -> StoreStep:
 
 
 def _refusals(
-    gathered: Gathered, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
+    gathered: SwitchoverFacts, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
 ) -> Iterator[str]:
     if gathered.batch is None:
         yield "no batch is committed yet: start the query with the conf of the structure that it is to have"
@@ -92,7 +92,9 @@ def _refusals(
         if one.load is None or one.problem:
             yield f"{one.store}: {one.problem or 'its head cannot be loaded'}"
     if gathered.audit is not None:
-        bad = [f for f in gathered.audit.findings if f in gathered.audit.breaks or f.what is What.DEAD_TIME_LINE]
+        bad = [
+            f for f in gathered.audit.findings if f in gathered.audit.breaks or f.what is FindingKind.ROLLED_BACK_FILES
+        ]
         if bad:
             yield (
                 f"the audit is not clean, {len(bad):,} findings: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
@@ -118,7 +120,7 @@ def _refusals(
         )
 
 
-def _of_logs(gathered: Gathered) -> Iterator[str]:
+def _of_logs(gathered: SwitchoverFacts) -> Iterator[str]:
     assert gathered.batch is not None
     if not gathered.is_plain_commit:
         yield f"{names.commits(gathered.batch)} holds something that this release does not know, and would lose"
@@ -140,14 +142,14 @@ def _of_logs(gathered: Gathered) -> Iterator[str]:
         )
 
 
-def _lone_operators(gathered: Gathered) -> list[int]:
+def _lone_operators(gathered: SwitchoverFacts) -> list[int]:
     """Limits, and aggregations over all rows, where others have more partitions: Spark 4.0 asserts that the commit names as
     many of each."""
     counts = Counter(operator for operator, _ in {(one.store.operator, one.store.partition) for one in gathered.stores})
     return [operator for operator, count in counts.items() if count != (gathered.partitions or count)]
 
 
-def _strays(gathered: Gathered, to: Structure) -> Iterator[str]:
+def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
     """Files of structure V1 behind the head, or at it, that would be met after the switchover or after the way back: of a
     batch that did not end, as when the conf alone was changed."""
     for one in gathered.stores:
@@ -163,13 +165,13 @@ def _strays(gathered: Gathered, to: Structure) -> Iterator[str]:
         yield from _with_sidecars(gathered, one.store, paths)
 
 
-def _snapshots_with_ids(gathered: Gathered) -> Iterator[str]:
+def _snapshots_with_ids(gathered: SwitchoverFacts) -> Iterator[str]:
     """Structure V1 does not load a store in whose folder one of them lies."""
     for store, files in (gathered.files or {}).items():
         yield from _with_sidecars(gathered, store, [store.snapshot(v) for v in files.snapshots if v.id is not None])
 
 
-def _with_sidecars(gathered: Gathered, store: StorePath, paths: list[str]) -> Iterator[str]:
+def _with_sidecars(gathered: SwitchoverFacts, store: StorePath, paths: list[str]) -> Iterator[str]:
     assert gathered.files is not None
     there = {entry.path for entry in gathered.files[store].others}
     for path in paths:
@@ -178,7 +180,7 @@ def _with_sidecars(gathered: Gathered, store: StorePath, paths: list[str]) -> It
             yield names.sidecar(path)
 
 
-def _staying(gathered: Gathered, to: Structure) -> tuple[int, int]:
+def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
     """How many files of the old structure stay, and their bytes; tables belong to both."""
     stay = [
         entry

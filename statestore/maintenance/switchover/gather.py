@@ -15,11 +15,11 @@ from statestore.format.state_conf import shuffle_partitions
 from statestore.format.structure import Structure
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.switchover.plans import Gathered, StoreFacts
+from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
 from statestore.storage import Storage, at_once, read_or_none
 
 
-def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> Gathered:
+def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> SwitchoverFacts:
     """The facts, an audit among them unless a switchover is half done. `scratch` is where it is to work.
 
     Requests: those of an audit and of `snapshot.gather`, one for each snapshot that a load starts from, and a few for the
@@ -28,12 +28,12 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     half_done = journal.standing(storage)
     of_snapshots = snapshot.gather(storage, at_head=True)
     if of_snapshots.batch is None:
-        return Gathered(of_snapshots.is_own, half_done=half_done)
+        return SwitchoverFacts(of_snapshots.is_own, half_done=half_done)
     batch = of_snapshots.batch
     order = catalog.heads_at(storage, batch).heads
     files = catalog.files(storage)
     by_store = {fact.store: fact for fact in of_snapshots.stores}
-    measured: dict[StorePath, StoreFacts] = {}
+    measured: dict[StorePath, StoreSwitchFacts] = {}
 
     def measure(store: StorePath) -> None:
         measured[store] = _measured(storage, by_store[store], files.get(store, catalog.StoreFiles()))
@@ -43,7 +43,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     commit = storage.read(path)
     log = logs.parse_commit(commit, path)
     begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
-    return Gathered(
+    return SwitchoverFacts(
         of_snapshots.is_own,
         batch,
         Structure.V1 if log.ids is None else Structure.V2,
@@ -64,15 +64,15 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     )
 
 
-def _measured(storage: Storage, fact: snapshot.StoreFacts, files: catalog.StoreFiles) -> StoreFacts:
+def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoreSwitchFacts:
     """With the size of what the load starts from."""
     if fact.load is None or fact.load.base == EMPTY:
-        return StoreFacts(fact.store, fact.head, fact.load, 0, fact.tail_bytes, fact.problem)
+        return StoreSwitchFacts(fact.store, fact.head, fact.load, 0, fact.tail_bytes, fact.problem)
     base = look_at_snapshot(storage, fact.store, fact.load.base, files)
     zip_bytes = files.snapshots[fact.load.base].size_bytes
     table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
     problem = fact.problem or base.damage
-    return StoreFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
+    return StoreSwitchFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
 
 
 def _pending(storage: Storage, batch: int) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from statestore.clock import Clock
 from statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, aside, verification
+from statestore.maintenance import announcements, quarantine, verification
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.retention import last_pass
-from statestore.maintenance.retention.facts import Gathered
+from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
@@ -36,7 +36,7 @@ MayDelete = Callable[[], None]
 """Raises when nothing more may be deleted."""
 
 
-class Outcome(Enum):
+class DeletionOutcome(Enum):
     """What became of the deletions of one store, or of the logs."""
 
     DONE = "deleted"
@@ -51,7 +51,7 @@ class Deleted:
     a new snapshot names; `read_files` and `read_bytes`: what was read in full."""
 
     store: StorePath | None
-    outcome: Outcome
+    outcome: DeletionOutcome
     files: int
     size_bytes: int
     spared: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def execute(
     if planned.reads:
         steps = _read_bases(storage, planned, on_record, lease, clock, scratch, workers)
         yield from steps
-        if any(step.outcome is not Outcome.READ for step in steps):
+        if any(step.outcome is not DeletionOutcome.READ for step in steps):
             return
     started = clock.monotonic_seconds()
 
@@ -99,13 +99,13 @@ def execute(
         may_delete()
         announcements.announce(storage, run, tables)
     try:
-        kept_aside = _kept_aside(storage, planned) if tables else frozenset()
+        kept_by_quarantine = _kept_by_quarantine(storage, planned) if tables else frozenset()
         for store in planned.stores:
             if store.deletions:
-                yield from _execute_store(storage, store, on_record, kept_aside, may_delete)
+                yield from _execute_store(storage, store, on_record, kept_by_quarantine, may_delete)
         logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
         for part in _delete(storage, logs, may_delete):
-            yield Deleted(None, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
+            yield Deleted(None, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
     except (LeaseLost, RefusedAsUnsafe):
         # No request is under way: what is left is not going to be deleted by this run.
         if tables:
@@ -115,18 +115,18 @@ def execute(
         announcements.withdraw(storage, run)
 
 
-def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done: Iterable[Deleted]) -> None:
+def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan, done: Iterable[Deleted]) -> None:
     """After a plan was executed to its end: leave for the next pass what it need not look at again.
 
     Raises `StorageError`.
     """
     done = list(done)
-    if any(step.outcome is Outcome.DAMAGED for step in done):
+    if any(step.outcome is DeletionOutcome.DAMAGED for step in done):
         return
     verified = gathered.since.verified if gathered.since else last_pass.verified_by(gathered.chains)
     if verified is None or planned.left_out or planned.floor is None:
         return
-    changed = {step.store for step in done if step.outcome is Outcome.CHANGED}
+    changed = {step.store for step in done if step.outcome is DeletionOutcome.CHANGED}
     verified = (max(verified[0], planned.floor), verified[1])
     waiting = dict(gathered.since.waiting) if gathered.since else {}
     for chain, verdicts in zip(gathered.chains, planned.stores, strict=True):
@@ -136,56 +136,62 @@ def remember(storage: Storage, gathered: Gathered, planned: RetentionPlan, done:
             or chain.newest_loadable != chain.head
             or any(facts.fault or facts.sidecar for facts in chain.snapshots.values())
             or chain.store in changed
-            or any(verdict.rule in (Rule.YOUNG, Rule.HELD, Rule.ASIDE) for verdict in verdicts.files)
+            or any(verdict.rule in (Rule.YOUNG, Rule.HELD, Rule.QUARANTINE) for verdict in verdicts.files)
         )
         newer = tuple(v.version for v in chain.snapshots if base is not None and v.version > base.version)
         waiting[chain.store] = (last_pass.ALWAYS,) if unfinished else newer
     last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 
-def _kept_aside(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
-    """The tables of all snapshots that repairs have put aside, maybe since this was planned."""
+def _kept_by_quarantine(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
+    """The tables of all snapshots that repairs have quarantined, maybe since this was planned."""
     stores = [store.store for store in planned.stores]
     found: set[str] = set()
-    for store, snapshots in aside.snapshots(storage, storage.list(names.ASIDE), stores).items():
+    for store, snapshots in quarantine.snapshots(storage, storage.list(names.QUARANTINE), stores).items():
         for metadata in snapshots.values():
             found |= {store.table_file(table.dfs_name) for table in metadata.named_files} if metadata else set()
     return frozenset(found)
 
 
 def _execute_store(
-    storage: Storage, planned: StoreVerdicts, on_record: Reads, kept_aside: frozenset[str], may_delete: MayDelete
+    storage: Storage,
+    planned: StoreVerdicts,
+    on_record: Reads,
+    kept_by_quarantine: frozenset[str],
+    may_delete: MayDelete,
 ) -> Iterator[Deleted]:
     store, deletions = planned.store, planned.deletions
     files = catalog.files(storage, store.folder).get(store, StoreFiles())
     if planned.base is not None and planned.base.version > 0:
         facts = look_at_snapshot(storage, store, planned.base, files)
         if not facts.is_whole:
-            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or facts.sidecar or "")
+            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=facts.damage or facts.sidecar or "")
             return
         if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
-            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=f"{changed}: is not the file that was read in full")
+            yield Deleted(
+                store, DeletionOutcome.CHANGED, 0, 0, detail=f"{changed}: is not the file that was read in full"
+            )
             return
     going = {verdict.path for verdict in deletions}
     # The tables of snapshots that the plan does not speak of: those that were published since, those beyond its bound.
     known = {verdict.path for verdict in planned.files}
-    named = set(kept_aside)
+    named = set(kept_by_quarantine)
     for version in files.snapshots:
         if store.snapshot(version) in known:
             continue
         facts = look_at_snapshot(storage, store, version, files)
         if facts.metadata is None:
-            yield Deleted(store, Outcome.CHANGED, 0, 0, detail=facts.damage or "")
+            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=facts.damage or "")
             return
         named |= {store.table_file(table.dfs_name) for table in facts.metadata.named_files}
     spared = tuple(sorted(going & named))
     chosen = [verdict for verdict in deletions if verdict.path not in named]
     for _, alike in groupby(chosen, key=lambda verdict: deletion_order(verdict)[0]):
         for part in _delete(storage, list(alike), may_delete):
-            yield Deleted(store, Outcome.DONE, len(part), sum(verdict.size_bytes for verdict in part), spared)
+            yield Deleted(store, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part), spared)
             spared = ()
     if spared:
-        yield Deleted(store, Outcome.DONE, 0, 0, spared)
+        yield Deleted(store, DeletionOutcome.DONE, 0, 0, spared)
 
 
 def _read_bases(
@@ -227,19 +233,19 @@ def _read_bases(
     return [
         _read_step(done[read.store])
         if read.store in done
-        else Deleted(read.store, Outcome.CHANGED, 0, 0, detail=gone[read.store])
+        else Deleted(read.store, DeletionOutcome.CHANGED, 0, 0, detail=gone[read.store])
         for read in planned.reads
     ]
 
 
 def _read_step(done: ReadBack) -> Deleted:
     read, bad = done.read, done.damaged
-    outcome, detail = Outcome.READ, ""
+    outcome, detail = DeletionOutcome.READ, ""
     if bad is not None and bad.fault is not None:
-        outcome = Outcome.DAMAGED
+        outcome = DeletionOutcome.DAMAGED
         detail = (
             f"{bad.path}: {bad.fault.why}; {read.store.snapshot(read.version)} is no base, and older files are kept. "
-            f"Run: statekeeper repair ROOT --apply --i-stopped-it"
+            f"Run: statekeeper repair ROOT --apply --confirm-stopped"
         )
     return Deleted(read.store, outcome, 0, 0, detail=detail, read_files=len(read.files), read_bytes=read.size_bytes)
 

@@ -6,26 +6,26 @@ from statestore.format.sparks import Spark
 from statestore.lineage import BaseKind
 from statestore.maintenance.snapshot.decisions import (
     LeaveAlone,
+    SkipReason,
     SnapshotPlan,
     SnapshotPolicy,
+    SnapshotReason,
     TakeSnapshot,
-    Why,
-    WhyNot,
 )
-from statestore.maintenance.snapshot.facts import Gathered, StoreFacts
+from statestore.maintenance.snapshot.facts import SnapshotFacts, StoreSnapshotFacts
 
 
 def plan(
-    gathered: Gathered, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
+    gathered: SnapshotFacts, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
 ) -> SnapshotPlan:
     """Which stores get a snapshot, the longest tail first. `spark`: which one goes on, where that is known. Pure."""
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
         why = _why(gathered, fact, policy, take_all=take_all)
-        if isinstance(why, Why) and spark is None and _depends_on_spark(gathered, fact):
-            why = WhyNot.WHICH_SPARK
-        if isinstance(why, Why):
+        if isinstance(why, SnapshotReason) and spark is None and _depends_on_spark(gathered, fact):
+            why = SkipReason.WHICH_SPARK
+        if isinstance(why, SnapshotReason):
             assert fact.load is not None
             version = fact.load.replay[-1]
             header = spark.header if spark is not None and version.id is not None else None
@@ -36,33 +36,35 @@ def plan(
     return SnapshotPlan(gathered.batch, tuple(take), tuple(leave), gathered.stateless)
 
 
-def _depends_on_spark(gathered: Gathered, fact: StoreFacts) -> bool:
+def _depends_on_spark(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> bool:
     """Whether there is no snapshot of which the header can be taken."""
     return gathered.may_be_of_4_0 and fact.load is not None and fact.load.base_kind is BaseKind.NOTHING
 
 
-def _why(gathered: Gathered, fact: StoreFacts, policy: SnapshotPolicy, *, take_all: bool) -> Why | WhyNot:
+def _why(
+    gathered: SnapshotFacts, fact: StoreSnapshotFacts, policy: SnapshotPolicy, *, take_all: bool
+) -> SnapshotReason | SkipReason:
     if fact.load is None:
-        return WhyNot.NOT_LOADABLE
+        return SkipReason.NOT_LOADABLE
     if not fact.load.replay and fact.load.base != fact.head:
-        return WhyNot.DAMAGED if fact.problem else WhyNot.NEAR_HEAD
+        return SkipReason.DAMAGED if fact.problem else SkipReason.NEAR_HEAD
     if not fact.load.replay:
-        return WhyNot.DAMAGED if fact.problem else WhyNot.AT_HEAD
+        return SkipReason.DAMAGED if fact.problem else SkipReason.AT_HEAD
     if fact.stray_sidecar is not None:
-        return WhyNot.SIDECAR
+        return SkipReason.SIDECAR
     if take_all:
-        return Why.ASKED
+        return SnapshotReason.ASKED
     if len(fact.load.replay) >= policy.changelogs:
-        return Why.COUNT
+        return SnapshotReason.COUNT
     is_long = gathered.restore_seconds(fact) >= policy.restore_seconds
-    return Why.RESTORE if is_long else WhyNot.SHORT_TAIL
+    return SnapshotReason.RESTORE if is_long else SkipReason.SHORT_TAIL
 
 
-def _detail(fact: StoreFacts, why: WhyNot) -> str:
-    if why is WhyNot.SIDECAR:
+def _detail(fact: StoreSnapshotFacts, why: SkipReason) -> str:
+    if why is SkipReason.SIDECAR:
         return fact.stray_sidecar or ""
     if why.is_finding:
         return fact.problem or ""
-    if why is WhyNot.SHORT_TAIL and fact.load is not None:
+    if why is SkipReason.SHORT_TAIL and fact.load is not None:
         return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {fact.load.since}"
     return ""

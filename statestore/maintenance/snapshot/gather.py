@@ -14,7 +14,7 @@ from statestore.format.state_conf import OURS
 from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
-from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, Gathered, StoreFacts
+from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
 from statestore.stateless import stateless
 from statestore.storage import Storage, at_once
 
@@ -25,7 +25,7 @@ LIVE_MARGIN_VERSIONS = 2
 """In structure V1 an attempt that Spark believes dead may still replace the newest changelogs of a running query."""
 
 
-def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
+def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
     """The facts about all stores at the newest committed batch.
 
     `at_head`: at that batch also in a checkpoint of Spark's in structure V1, which takes a query that is stopped; else a
@@ -36,11 +36,11 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
     if heads is None:
-        return Gathered(None, is_own, ())
+        return SnapshotFacts(None, is_own, ())
     conf = OURS if is_own else catalog.state_conf(storage, heads)
     without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     files = catalog.files(storage)
-    found: dict[StorePath, StoreFacts] = {}
+    found: dict[StorePath, StoreSnapshotFacts] = {}
 
     def look(store: StorePath) -> None:
         of_store = files.get(store, catalog.StoreFiles())
@@ -63,7 +63,7 @@ def gather(storage: Storage, *, at_head: bool = False) -> Gathered:
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
     written_by = with_checksums(conf.written_by) if catalog.have_sidecars(heads, files) else conf.written_by
     stores = tuple(found[store] for store in sorted(found))
-    return Gathered(heads.batch, is_own, stores, rate, conf, written_by, without_state)
+    return SnapshotFacts(heads.batch, is_own, stores, rate, conf, written_by, without_state)
 
 
 def _settled(head: VersionId) -> VersionId:
@@ -90,11 +90,11 @@ def _measured_rate(storage: Storage) -> float:
     return size / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
 
 
-def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreFacts:
+def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreSnapshotFacts:
     headers: dict[VersionId, Lineage] = {}
     # Before the way of a load is written down: a damaged number is not to become a list of billions.
     if head.id is None and (hole := _hole(head, files)) is not None:
-        return StoreFacts(store, head, None, 0, f"{store.changelog(hole)} is missing")
+        return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(hole)} is missing")
     while True:
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
@@ -103,20 +103,22 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                 problem = None if facts is None else facts.damage
                 if facts is not None and facts.sidecar is not None:
                     problem = f"{names.sidecar(store.snapshot(base))}: {facts.sidecar}"
-                return StoreFacts(store, head, step, 0, problem)
+                return StoreSnapshotFacts(store, head, step, 0, problem)
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
-                    return StoreFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
+                    return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
                 tail_bytes = sum(files.changelogs[v].size_bytes for v in step.replay)
-                return StoreFacts(store, head, step, tail_bytes, stray_sidecar=_stray_sidecar(store, step, files))
+                return StoreSnapshotFacts(
+                    store, head, step, tail_bytes, stray_sidecar=_stray_sidecar(store, step, files)
+                )
             case NeedsHeader(version):
                 try:
                     headers[version] = catalog.lineage(storage, store, version)
                 except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
-                    return StoreFacts(store, head, None, 0, str(error))
+                    return StoreSnapshotFacts(store, head, None, 0, str(error))
             case NotLoadable(missing, reason):
-                return StoreFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
+                return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
 
 
 def _stray_sidecar(store: StorePath, load: LoadPlan, files: catalog.StoreFiles) -> str | None:

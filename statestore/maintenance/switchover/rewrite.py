@@ -19,10 +19,10 @@ from statestore.format.structure import Structure
 from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.maintenance import snapshot
 from statestore.maintenance.pool import in_pool
-from statestore.maintenance.snapshot import TakeSnapshot, Why
+from statestore.maintenance.snapshot import SnapshotReason, TakeSnapshot
 from statestore.maintenance.switchover.commit import taken_back
 from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
-from statestore.maintenance.switchover.steps import Machine, Phase, Progress, Told
+from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made
 
@@ -33,7 +33,7 @@ def make_snapshots(
     storage: Storage,
     begun: Begun,
     planned: SwitchPlan,
-    told: Told,
+    told: ProgressCallback,
     machine: Machine,
     still_held: Callable[[], None],
 ) -> None:
@@ -50,7 +50,7 @@ def make_snapshots(
             with suppress(SnapshotUnusable):
                 return _reuse(storage, step, name, begun.header, machine.scratch, planned), ()
         action = TakeSnapshot(
-            step.store, step.head, step.load, step.tail_bytes, Why.ASKED, planned.conf, begun.header, name
+            step.store, step.head, step.load, step.tail_bytes, SnapshotReason.ASKED, planned.conf, begun.header, name
         )
         taken = snapshot.execute(
             storage,
@@ -72,7 +72,7 @@ def make_snapshots(
         made, skipped = outcome
         journal.note_made(storage, begun, step.store, made)
         done += 1
-        told(Progress(Phase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
+        told(Progress(SwitchPhase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
 
     if steps:
         longest_first = sorted(steps, key=lambda step: -step.read_bytes)
@@ -133,7 +133,7 @@ def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:
 
     Losing schedule: the lease of a run that makes one for long is broken, the switchover is taken back, the query is about
     to start; then the snapshot is published, and in structure V1 none starts beside it. Only names of structure V2 are
-    nobody else's; one of V1 that is left does no harm, and the next switchover puts it aside.
+    nobody else's; one of V1 that is left does no harm, and the next switchover puts it quarantine.
     """
     if journal.ending(storage, begun) is not Ending.ABORTED:
         return
