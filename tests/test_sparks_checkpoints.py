@@ -69,7 +69,7 @@ def test_a_snapshot_at_the_head_alone_holds_all_of_it(written: Written, tmp_path
     storage = written.storage
     gathered = snapshots.gather(storage, at_head=True)
     planned = snapshots.plan(gathered, snapshots.SnapshotPolicy(), take_all=True)
-    at_head = {one.store for one in planned.leave if one.reason is snapshots.WhyNot.AT_HEAD}
+    at_head = {one.store for one in planned.leave if one.reason is snapshots.SkipReason.AT_HEAD}
     assert at_head | {action.store for action in planned.take} == {fact.store for fact in gathered.stores}
     for action in planned.take:
         snapshots.execute(storage, action, scratch=tmp_path / "scratch", clock=SystemClock(), ids=RandomIds())

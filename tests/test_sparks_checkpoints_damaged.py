@@ -129,7 +129,7 @@ def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -
     shutil.copy(root / "commits" / "2", root / "commits" / "2000000000")
     shutil.copy(root / "offsets" / "2", root / "offsets" / "2000000000")
     left = snapshots.plan(snapshots.gather(open_storage(str(root))), snapshots.SnapshotPolicy()).leave
-    assert {action.reason for action in left} == {snapshots.WhyNot.NOT_LOADABLE}
+    assert {action.reason for action in left} == {snapshots.SkipReason.NOT_LOADABLE}
     [gap] = [finding for finding in audited(root).findings if finding.what is FindingKind.COMMIT_MISSING]
     assert (gap.file, gap.problem) == ("commits/3", "is missing, and so are those up to batch 1999999999")
 

@@ -51,7 +51,7 @@ _MEANINGS = {
     "retention.versions": "the newest so many versions stay",
     "retention.grace": "what is younger stays; both hold",
     "retention.history": "how long the records of maintenance stay",
-    "retention.aside": "how long what a repair or a switchover has put aside stays",
+    "retention.quarantine": "how long files that a repair or a switchover has quarantined are kept",
     "retention.most_files": "so many files are deleted in a run at most, the rest in the next ones",
 }
 _DAY_SECONDS = 86_400.0

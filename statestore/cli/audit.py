@@ -17,6 +17,7 @@ from statestore.cli.common import FINDINGS, Opened, Output, output_option, progr
 from statestore.clock import SystemClock
 from statestore.maintenance import passes
 from statestore.maintenance.audit import Finding, Severity, StoreAudit
+from statestore.maintenance.codes import code
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount
 
@@ -77,13 +78,13 @@ def _object(looked: Looked) -> dict[str, Any]:
         },
         "floor": figures and figures.floor,
         "unproven": list(result.unproven),
-        "stateless": result.stateless and result.stateless.name.lower(),
+        "stateless": result.stateless and code(result.stateless),
     }
 
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
     return {
-        "severity": finding.severity.name.lower(),
+        "severity": code(finding.severity),
         "code": finding.what.code,
         "store": None if finding.store is None else str(finding.store),
         "file": finding.file,

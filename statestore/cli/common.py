@@ -155,7 +155,7 @@ mode_option = click.option(
 )
 
 
-class _RenamedOption(click.Option):
+class RenamedOption(click.Option):
     """An option whose second name is its former one: it works for one more release, and the help does not show it."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -167,7 +167,7 @@ stopped_option = click.option(
     "--confirm-stopped",
     "--i-stopped-it",
     "stopped",
-    cls=_RenamedOption,
+    cls=RenamedOption,
     is_flag=True,
     help="The query is stopped: its application is gone, and nothing will start it.",
 )

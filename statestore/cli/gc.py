@@ -34,6 +34,7 @@ from statestore.cli.common import (
 from statestore.errors import RootHeld, StatekeeperError
 from statestore.maintenance import passes, records
 from statestore.maintenance.audit.judge_store import ranges
+from statestore.maintenance.codes import code
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention
 from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
@@ -150,7 +151,7 @@ def _loss_lines(found: Losses) -> Iterator[str]:
 def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
     planned, losses = prepared.planned, prepared.losses
     by_rule = {
-        rule.name.lower(): {
+        code(rule): {
             "files": sum(1 for verdict in planned.verdicts if verdict.rule is rule),
             "bytes": sum(verdict.size_bytes for verdict in planned.verdicts if verdict.rule is rule),
             "deletes": rule.deletes,
@@ -171,14 +172,14 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
                 "snapshot": read.store.snapshot(read.version),
                 "files": len(read.files),
                 "bytes": read.size_bytes,
-                "reason": read.why.name.lower(),
+                "reason": code(read.why),
             }
             for read in planned.reads
         ],
         "deletable": {
             "now": asdict(prepared.forecast.now),
             "later": [
-                {"rule": one.rule.name.lower(), **asdict(one.kept), "when": one.when, "from_seconds": one.from_seconds}
+                {"rule": code(one.rule), **asdict(one.kept), "when": one.when, "from_seconds": one.from_seconds}
                 for one in prepared.forecast.later
             ],
         },
@@ -195,7 +196,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
             ],
         },
         "files": [
-            {"path": verdict.path, "bytes": verdict.size_bytes, "rule": verdict.rule.name.lower()}
+            {"path": verdict.path, "bytes": verdict.size_bytes, "rule": code(verdict.rule)}
             for verdict in planned.verdicts
             if verbose or verdict.rule.deletes
         ],

@@ -18,6 +18,7 @@ from statestore.lineage import BaseKind
 from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
+from statestore.maintenance.codes import code
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 
 
@@ -60,7 +61,7 @@ def _facts_object(gathered: SnapshotFacts, found: Sequence[Advice]) -> dict[str,
     return {
         "batch": batch,
         "version": None if batch is None else batch + 1,
-        "stateless": gathered.stateless and gathered.stateless.name.lower(),
+        "stateless": gathered.stateless and code(gathered.stateless),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, fact) for fact in gathered.stores],

@@ -10,6 +10,7 @@ from typing import Any
 
 from statestore.chain import Chain
 from statestore.format.names import StoreFileKind, VersionId, parse_store_path
+from statestore.maintenance.codes import code
 from statestore.maintenance.retention import Rule, StoreVerdicts, Verdict
 
 
@@ -35,7 +36,7 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
                 "committed": one.version in committed,
                 "loads_from": str(chain.bases[one.version]) if one.version in chain.bases else None,
                 "problem": None if _is_deleted(one, verdicts) else _problem(chain, one.version),
-                "files": {kind.value: verdict.rule.name.lower() for kind, verdict in one.files.items()},
+                "files": {kind.value: code(verdict.rule) for kind, verdict in one.files.items()},
             }
             for one in _versions(chain, verdicts)
         ],

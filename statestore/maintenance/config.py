@@ -51,6 +51,9 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 P = TypeVar("P", SnapshotPolicy, RetentionPolicy)
 
+_FORMER_KEYS = {"aside": "quarantine"}
+"""Keys of a policy that were renamed: the former one works for one more release."""
+
 
 class Mode(Enum):
     """What may be done to a checkpoint."""
@@ -218,6 +221,10 @@ class _Reader:
     def _policy(self, body: dict[str, Any], default: P, where: str) -> P:
         """Fields by their names; those that count seconds are written as durations, without `_seconds`."""
         known = {one.name.removesuffix("_seconds"): one.name for one in fields(default)}
+        for former, key in _FORMER_KEYS.items():
+            if key in known and former in body and key not in body:
+                body = {**body, key: body[former]}
+                del body[former]
         self.require_known(body, tuple(known), where)
         changes: dict[str, Any] = {}
         for key, value in body.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from statestore.errors import StatekeeperError
+from statestore.maintenance.codes import code
 from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
@@ -27,7 +28,7 @@ def of_action(action: TakeSnapshot | LeaveAlone) -> Record:
     return {
         "store": str(action.store),
         "version": str(action.version),
-        "reason": action.reason.name.lower(),
+        "reason": code(action.reason),
         "explained": action.explained,
     }
 
@@ -42,7 +43,7 @@ def of_taken(taken: Taken) -> Record:
     return {
         "store": str(taken.action.store),
         "version": str(taken.action.version),
-        "outcome": taken.published.name.lower(),
+        "outcome": code(taken.published),
         "keys": taken.keys,
         "tables": taken.tables,
         "new_tables": taken.new_tables,
@@ -69,14 +70,14 @@ def of_retention_plan(plan: RetentionPlan) -> list[Record]:
         "reads": [str(read.store) for read in plan.reads],
         "read_bytes": plan.read_bytes,
     }
-    return [head, *({"delete": verdict.path, "rule": verdict.rule.name.lower()} for verdict in plan.deletions)]
+    return [head, *({"delete": verdict.path, "rule": code(verdict.rule)} for verdict in plan.deletions)]
 
 
 def of_deleted(step: Deleted) -> Record:
     """What one request of retention did."""
     return {
         "store": None if step.store is None else str(step.store),
-        "outcome": step.outcome.name.lower(),
+        "outcome": code(step.outcome),
         "files": step.files,
         "bytes": step.size_bytes,
         "spared": list(step.spared),
@@ -98,7 +99,7 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
             {
                 "store": str(step.store),
                 "head": str(step.head),
-                "source": step.source.name.lower(),
+                "source": code(step.source),
                 "explained": step.explained,
                 "read_bytes": step.read_bytes,
                 "write_bytes": step.write_bytes,
@@ -119,7 +120,7 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
 def of_progress(progress: Progress) -> Record:
     """How far a switchover is."""
     store = None if progress.store is None else str(progress.store)
-    record: Record = {"phase": progress.phase.name.lower(), "done": progress.done, "of": progress.of, "store": store}
+    record: Record = {"phase": code(progress.phase), "done": progress.done, "of": progress.of, "store": store}
     return {**record, "skipped_snapshots": list(progress.skipped_snapshots)} if progress.skipped_snapshots else record
 
 
@@ -130,4 +131,4 @@ def of_repair(action: RepairAction) -> Record:
         what = {"rewrite": action.path, "header": action.header}
     elif isinstance(action, Relocate):
         what = {"relocate": action.path, "location": action.location}
-    return {**what, "reason": action.why.name.lower(), "explained": action.why.value}
+    return {**what, "reason": code(action.why), "explained": action.why.value}

@@ -20,8 +20,8 @@ from statestore.format.java_io import utf
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance import passes
-from statestore.maintenance.audit import Audit, AuditPolicy, Facts, Finding, FindingKind, Severity, gather, judge
-from statestore.maintenance.audit.facts import StoreFacts
+from statestore.maintenance.audit import Audit, AuditFacts, AuditPolicy, Finding, FindingKind, Severity, gather, judge
+from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.config import Policies
 from statestore.maintenance.retention import Amount, RetentionPolicy
 from statestore.storage import Entry, Storage, open_storage
@@ -754,9 +754,9 @@ def test_the_distance_to_the_ceiling_is_said_before_a_query_stops(
     assert (audit.stores[0].lineage_bytes or 0) > versions * 70
 
 
-def with_lineage(facts: Facts, versions: int) -> Facts:
+def with_lineage(facts: AuditFacts, versions: int) -> AuditFacts:
     [store] = facts.stores
-    assert isinstance(store, StoreFacts)
+    assert isinstance(store, StoreAuditFacts)
     lineage = tuple(VersionId(number, f"{number:08x}-0000-4000-8000-000000000000") for number in range(1, versions + 1))
     return replace(facts, stores=(replace(store, lineage=lineage),))
 

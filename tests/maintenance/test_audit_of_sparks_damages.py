@@ -30,7 +30,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
 from statestore.maintenance import repair, retention
 from statestore.maintenance.audit import Audit, AuditPolicy, Finding, FindingKind, Severity, gather, judge
-from statestore.maintenance.repair import Why
+from statestore.maintenance.repair import RepairReason
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
@@ -364,7 +364,7 @@ def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
             storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
         told = [finding for finding in audited(storage).findings if finding.what is FindingKind.ROLLED_BACK_FILES]
         plan = repair.plan(repair.gather(storage), None)
-        assert {action.why for action in plan.actions} == {Why.ROLLED_BACK_FILES}
+        assert {action.why for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
         assert all("is of versions up to 6" in finding.problem for finding in told)

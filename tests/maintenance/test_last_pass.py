@@ -10,7 +10,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.maintenance import records, retention, runs, snapshot
 from statestore.maintenance.history import History
-from statestore.maintenance.retention import Deleted, Gathered, RetentionPolicy, last_pass
+from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage
@@ -24,7 +24,7 @@ def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
     return Checkpoint(storage, tmp_path / "job", partitions=4)
 
 
-def collect(storage: Storage) -> tuple[Gathered, list[Deleted]]:
+def collect(storage: Storage) -> tuple[RetentionFacts, list[Deleted]]:
     """What `statekeeper gc --apply` does."""
     gathered = retention.gather(storage, POLICY, clock=CLOCK)
     planned = retention.plan(gathered, POLICY)
@@ -40,7 +40,7 @@ def take_snapshots(storage: Storage, scratch: Path, *partitions: int) -> None:
             snapshot.execute(storage, action, scratch=scratch, clock=CLOCK, ids=RandomIds())
 
 
-def looked_at(gathered: Gathered) -> list[int]:
+def looked_at(gathered: RetentionFacts) -> list[int]:
     return [chain.store.partition for chain in gathered.chains]
 
 

@@ -20,7 +20,7 @@ from statestore.format.names import VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance import audit, lease, quiet, repair, retention, runs, snapshot, undo
 from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.repair import Quarantine, RepairPlan, Spark, Why
+from statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
 from statestore.maintenance.retention import Rule
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -142,9 +142,9 @@ def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load
         storage.create(store.snapshot(VersionId(number)), b"a zip")
     plan = planned(storage)
     assert plan.actions == (
-        Quarantine(store.snapshot(VersionId(4)), Why.UNCOMMITTED),
-        Quarantine(store.changelog(VersionId(5)), Why.ROLLED_BACK_FILES),
-        Quarantine(store.snapshot(VersionId(5)), Why.ROLLED_BACK_FILES),
+        Quarantine(store.snapshot(VersionId(4)), RepairReason.UNCOMMITTED),
+        Quarantine(store.changelog(VersionId(5)), RepairReason.ROLLED_BACK_FILES),
+        Quarantine(store.snapshot(VersionId(5)), RepairReason.ROLLED_BACK_FILES),
     )
 
 

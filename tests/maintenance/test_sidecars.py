@@ -13,9 +13,9 @@ from statestore.format import names
 from statestore.maintenance import audit, repair, retention, runs, snapshot
 from statestore.maintenance.audit import AuditPolicy, FindingKind, Severity
 from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.repair import Quarantine, Why
+from statestore.maintenance.repair import Quarantine, RepairReason
 from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy, WhyNot
+from statestore.maintenance.snapshot import SkipReason, SnapshotPolicy
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.structures import as_sparks
@@ -64,7 +64,7 @@ def collect(storage: Storage) -> list[retention.Deleted]:
     return list(runs.delete(storage, gathered, plan, holder="a test", clock=CLOCK, ids=RandomIds()))
 
 
-def repaired(storage: Storage, *, deep: DeepRead | None = None) -> tuple[str, list[tuple[str, Why]]]:
+def repaired(storage: Storage, *, deep: DeepRead | None = None) -> tuple[str, list[tuple[str, RepairReason]]]:
     plan, run = repair.plan(repair.gather(storage, deep=deep), None), RandomIds().fresh()
     done = runs.repair(storage, plan, run=run, holder="a test", clock=CLOCK)
     return run, [(action.path, action.why) for action in done if isinstance(action, Quarantine)]
@@ -87,12 +87,12 @@ def test_no_snapshot_is_taken_beside_a_stray_sidecar_and_repair_makes_room(
     plan = planned(storage)
     assert [action.store for action in plan.take] == checkpoint.stores[1:]
     [left] = plan.leave
-    assert (left.store, left.reason) == (checkpoint.stores[0], WhyNot.SIDECAR)
+    assert (left.store, left.reason) == (checkpoint.stores[0], SkipReason.SIDECAR)
     assert left.reason.is_finding
     assert sidecar(checkpoint) in left.explained
     assert "statekeeper repair ROOT --apply" in left.explained
     run, done = repaired(storage)
-    assert done == [(sidecar(checkpoint), Why.STRAY_SIDECAR)]
+    assert done == [(sidecar(checkpoint), RepairReason.STRAY_SIDECAR)]
     list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=CLOCK))
     assert contents(storage) == before
     repaired(storage)
@@ -140,7 +140,7 @@ def test_repair_takes_the_sidecar_from_a_whole_snapshot_and_leaves_the_snapshot(
     storage = checkpoint.storage
     take_all(storage, tmp_path)
     storage.create(sidecar(checkpoint), A_SIDECAR)
-    assert repaired(storage)[1] == [(sidecar(checkpoint), Why.REFUSED)]
+    assert repaired(storage)[1] == [(sidecar(checkpoint), RepairReason.REFUSED)]
     assert findings(storage) == []
     assert {step.outcome for step in collect(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
@@ -158,7 +158,7 @@ def test_a_table_that_hadoops_hidden_checksum_does_not_fit_makes_no_base(
     [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
     assert damaged.detail.startswith(f"{table}: {hidden} does not fit it from byte 0 on, and Spark refuses it")
     assert sum(step.files for step in steps) == 0
-    assert repaired(storage)[1] == [(sidecar(checkpoint).removesuffix(names.SIDECAR), Why.DAMAGED)]
+    assert repaired(storage)[1] == [(sidecar(checkpoint).removesuffix(names.SIDECAR), RepairReason.DAMAGED)]
     take_all(storage, tmp_path)
     storage.delete([hidden])
     assert {step.outcome for step in collect(storage)} == {DeletionOutcome.READ, DeletionOutcome.DONE}
@@ -188,7 +188,7 @@ def test_repair_quarantines_a_damaged_snapshot_with_its_sidecar_and_takes_both_b
     storage.create(sidecar(checkpoint), A_SIDECAR)
     before = contents(storage)
     run, done = repaired(storage)
-    assert done == [(zipped, Why.DAMAGED), (sidecar(checkpoint), Why.DAMAGED)]
+    assert done == [(zipped, RepairReason.DAMAGED), (sidecar(checkpoint), RepairReason.DAMAGED)]
     assert findings(storage) == []
     list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=CLOCK))
     assert contents(storage) == before
@@ -214,7 +214,7 @@ def test_a_flipped_byte_is_found_by_gc_or_by_a_deep_repair_and_the_snapshot_is_t
     [found] = findings(storage)
     assert (found.what, found.severity, found.file) == (FindingKind.TABLE_UNREADABLE, Severity.ERROR, bad)
     run, done = repaired(storage)
-    assert done == [(zipped, Why.DAMAGED)]
+    assert done == [(zipped, RepairReason.DAMAGED)]
     list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=CLOCK))
     repaired(storage)
     assert findings(storage) == []

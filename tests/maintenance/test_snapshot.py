@@ -23,15 +23,15 @@ from statestore.maintenance.history import History
 from statestore.maintenance.snapshot import (
     MEMORY_BYTES,
     REPLAY_BYTES_PER_SECOND,
-    Gathered,
     Published,
+    SkipReason,
+    SnapshotFacts,
     SnapshotPlan,
     SnapshotPolicy,
-    StoreFacts,
+    SnapshotReason,
+    StoreSnapshotFacts,
     Taken,
     TakeSnapshot,
-    Why,
-    WhyNot,
     execute,
     gather,
     plan,
@@ -66,28 +66,31 @@ def one(storage: Storage, action: TakeSnapshot, scratch: Path, memory_bytes: int
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
-def facts(partition: int, tail: int, tail_bytes: int) -> StoreFacts:
+def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:
     versions = tuple(VersionId(n, f"{n:08x}-0000-4000-8000-000000000000") for n in range(1, tail + 2))
     load = LoadPlan(BaseKind.SNAPSHOT, versions[0], versions[1:], versions)
-    return StoreFacts(StorePath(0, partition), versions[-1], load, tail_bytes)
+    return StoreSnapshotFacts(StorePath(0, partition), versions[-1], load, tail_bytes)
 
 
 def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
     stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
-    made = plan(Gathered(9, True, tuple(stores), replay_bytes_per_second=100.0), SnapshotPolicy(10, 90.0))
-    assert [(action.store.partition, action.reason) for action in made.take] == [(2, Why.RESTORE), (1, Why.COUNT)]
+    made = plan(SnapshotFacts(9, True, tuple(stores), replay_bytes_per_second=100.0), SnapshotPolicy(10, 90.0))
+    assert [(action.store.partition, action.reason) for action in made.take] == [
+        (2, SnapshotReason.RESTORE),
+        (1, SnapshotReason.COUNT),
+    ]
     assert made.take[1].explained == (
         "many changelogs behind the newest snapshot: 10 changelogs, 500 bytes since version 1"
     )
     assert [(action.store.partition, action.reason) for action in made.leave] == [
-        (0, WhyNot.SHORT_TAIL),
-        (3, WhyNot.AT_HEAD),
-        (4, WhyNot.NOT_LOADABLE),
+        (0, SkipReason.SHORT_TAIL),
+        (3, SkipReason.AT_HEAD),
+        (4, SkipReason.NOT_LOADABLE),
     ]
     assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
-    every = plan(Gathered(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
-    assert [(action.store.partition, action.reason) for action in every.take] == [(0, Why.ASKED)]
+    every = plan(SnapshotFacts(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
+    assert [(action.store.partition, action.reason) for action in every.take] == [(0, SnapshotReason.ASKED)]
 
 
 def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do
     with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
-    assert gather(storage) == Gathered(None, True, ())
+    assert gather(storage) == SnapshotFacts(None, True, ())
 
 
 def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint:
     made = planned(checkpoint.storage)
     assert [action.store for action in made.take] == [checkpoint.stores[1]]
     [left] = made.leave
-    assert left.reason is WhyNot.NOT_LOADABLE
+    assert left.reason is SkipReason.NOT_LOADABLE
     assert gone in left.explained
 
 
@@ -135,7 +138,7 @@ def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Check
         with checkpoint.load(store, version, tmp_path / "another") as opened:
             assert opened.lineage == (version,), "the next changelog names nothing before the snapshot"
             assert opened.commit_metrics.tail_changelogs == 1, "the one that is written now"
-    assert {left.reason for left in planned(checkpoint.storage).leave} == {WhyNot.AT_HEAD}
+    assert {left.reason for left in planned(checkpoint.storage).leave} == {SkipReason.AT_HEAD}
 
 
 def test_every_version_still_loads_beside_the_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
     else:
         checkpoint.storage.delete([table])
     [left] = [left for left in planned(checkpoint.storage).leave if left.store == action.store]
-    assert left.reason is WhyNot.DAMAGED
+    assert left.reason is SkipReason.DAMAGED
     assert left.reason.is_finding
     assert path in left.explained
     with pytest.raises(CorruptFile, match=r"is there already and is damaged.* -> run: statekeeper repair"):
@@ -274,7 +277,9 @@ def test_a_table_that_goes_again_and_again_is_named(checkpoint: Checkpoint, tmp_
         ObjectMissing, match=r"SSTs/.*was deleted, sent again, and deleted again.* -> stop what deletes"
     ):
         one(LosesATable(checkpoint.storage, 2), action, tmp_path)  # type: ignore[arg-type]
-    assert action.store in [left.store for left in planned(checkpoint.storage).leave if left.reason is WhyNot.DAMAGED]
+    assert action.store in [
+        left.store for left in planned(checkpoint.storage).leave if left.reason is SkipReason.DAMAGED
+    ]
     checkpoint.assert_right(tmp_path / "fresh")
 
 
@@ -303,7 +308,7 @@ def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_e
         checkpoint.assert_right(fresh / "host")
         for again in planned(checkpoint.storage).take:
             one(checkpoint.storage, again, tmp_path)
-        assert [left.reason for left in planned(checkpoint.storage).leave] == [WhyNot.AT_HEAD], (request, fault)
+        assert [left.reason for left in planned(checkpoint.storage).leave] == [SkipReason.AT_HEAD], (request, fault)
         checkpoint.assert_snapshots_are_right(fresh / "another")
         shutil.rmtree(fresh)
     print(f"{len(cases)} cases")
@@ -336,7 +341,7 @@ def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
     assert gather(storage).written_by == (Spark.V4_0, Spark.V4_1)
     asked = planned(storage)
     assert asked.take == ()
-    assert {action.reason for action in asked.leave} == {WhyNot.WHICH_SPARK}
+    assert {action.reason for action in asked.leave} == {SkipReason.WHICH_SPARK}
     told = plan(gather(storage), SnapshotPolicy(), take_all=True, spark=Spark.V4_0)
     first = [one(storage, action, tmp_path) for action in told.take]
     assert headers(first, storage) == {"v2"}
@@ -385,7 +390,7 @@ def test_while_a_query_of_structure_v1_runs_its_two_newest_versions_are_left_alo
     assert [action.version for action in stopped.take] == [VersionId(6)]
     assert one(storage, running.take[0], tmp_path).keys == 4
     again = plan(gather(storage), SnapshotPolicy(), take_all=True)
-    assert [action.reason for action in again.leave] == [WhyNot.NEAR_HEAD]
+    assert [action.reason for action in again.leave] == [SkipReason.NEAR_HEAD]
     [late] = plan(gather(storage, at_head=True), SnapshotPolicy(), take_all=True).take
     assert late.load.base == VersionId(4)
     assert one(storage, late, tmp_path).keys == 6

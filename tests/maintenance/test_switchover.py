@@ -231,7 +231,7 @@ def test_without_the_disk_that_it_may_need_it_does_not_begin(
 ) -> None:
     gathered = switchover.gather(switchable.storage, scratch=tmp_path)
     assert gathered.free_bytes > 0
-    full = switchover.Gathered(**{**vars(gathered), "free_bytes": 10})
+    full = switchover.SwitchoverFacts(**{**vars(gathered), "free_bytes": 10})
     [refusal] = switchover.plan(full, source.other).refusals
     assert "local disk" in refusal
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from statestore.format.names import StorePath, VersionId
+from statestore.maintenance import codes
 from statestore.maintenance.audit.facts import Decoded
 from statestore.stateless import Stateless
 from statestore.storage import RequestCounts
@@ -71,7 +72,7 @@ class FindingKind(Enum):
     @property
     def code(self) -> str:
         """For programs."""
-        return self.name.lower()
+        return codes.code(self)
 
 
 @dataclass(frozen=True)
