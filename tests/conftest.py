@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,9 @@ from tests.s3_server import S3Server
 # Many small queries, in many short processes: what the better compiler would save costs more here.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+SHARE_ON_S3 = 3
+"""One in so many of the tests of maintenance runs on S3 in CI, too."""
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -28,9 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, what shares a Spark session is one's business, and what starts jobs of its own another's."""
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if params.get("structure") is Structure.V1 and params.get("storage_spec") == "s3":
+        if params.get("storage_spec") == "s3":
             # A structure is names and digests, whatever they are stored in.
-            item.add_marker(pytest.mark.slow)
+            is_slow = params.get("structure") is Structure.V1
+            # The plans of maintenance are the same on disk and on S3: CI takes a share of them there, slow-test all.
+            if "tests/maintenance/" in item.nodeid and crc32(item.nodeid.encode()) % SHARE_ON_S3:
+                is_slow = True
+            if is_slow:
+                item.add_marker(pytest.mark.slow)
         if "delta_session" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("one Spark session"))
         elif item.get_closest_marker("spark"):

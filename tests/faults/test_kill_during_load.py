@@ -15,7 +15,7 @@ from statestore.storage import open_storage
 from tests.faults.processes import any_lock_is_held
 from tests.hosts import Host, State, changed
 
-KILLS = 30
+KILLS = 15
 SEED = 7
 KEYS_PER_BATCH = 400
 

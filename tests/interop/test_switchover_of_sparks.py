@@ -30,7 +30,7 @@ MATRIX = [
     *((name, structure, PLAIN) for structure in Structure for name in HERE),
     *(("aggregation", structure, _NAMED_SINKS) for structure in Structure),
 ]
-IN_CI = [("join 2", Structure.V1, PLAIN), ("transformWithState", Structure.V2, PLAIN)]
+IN_CI = [("transformWithState", Structure.V2, PLAIN)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 

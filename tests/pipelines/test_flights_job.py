@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-DAYS = 5
+DAYS = 2
 
 
 def batches_of_a_run(folder: Path, days: int, seconds: float = 180) -> list[int]:
@@ -27,4 +27,4 @@ def batches_of_a_run(folder: Path, days: int, seconds: float = 180) -> list[int]
 def test_a_job_that_has_read_all_that_was_fed_ends_at_once_when_started_again_and_goes_on_with_more(tmp_path: Path):
     assert batches_of_a_run(tmp_path, DAYS) == list(range(DAYS))
     assert batches_of_a_run(tmp_path, DAYS) == []
-    assert batches_of_a_run(tmp_path, DAYS + 4) == list(range(DAYS, DAYS + 4))
+    assert batches_of_a_run(tmp_path, DAYS + 1) == list(range(DAYS, DAYS + 1))

@@ -40,11 +40,11 @@ class Keeping(Seen):
 @pytest.mark.spark
 def test_a_driver_keeps_no_reports_of_the_batches_before(stream):
     """The reports of a task come by an accumulator, which PySpark keeps for as long as the driver lives."""
-    for value in range(6):
+    for value in range(4):
         stream.append(rows_of((1, value), (2, value)))
     keeping = Keeping()
     stream.run(adding(), seen=keeping)
-    assert len(keeping.reports) == 6
+    assert len(keeping.reports) == 4
     # What earlier tests of this process left may go meanwhile; what comes with a batch must go with it.
     assert keeping.accumulators == sorted(keeping.accumulators, reverse=True)
     assert keeping.reports == sorted(keeping.reports, reverse=True)
