@@ -1,10 +1,10 @@
-"""The committed lineage of one store, as the commit log, the lineages in changelogs and the files show it.
+"""The committed lineage of one store, according to the commit log, the lineages in changelogs and the files.
 
-    commits/N ... commits/M      which id each version has, as far back as the log goes
-    head of a changelog          which ids come before it, further back
+    commits/N ... commits/M      the id of each version, as far back as the log reaches
+    header of a changelog        the ids of earlier versions
 
-Facts, and what follows from them: which versions load, and from what. What is to be done is `maintenance`'s business.
-Works for structure V2 and for V1, where a version has no id and no lineage.
+This module gives facts: which versions can be loaded, and from which base. `maintenance` decides on actions.
+It supports structure V2 and structure V1, where a version has no id and no lineage.
 """
 
 from __future__ import annotations
@@ -18,16 +18,44 @@ from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
 from statestore.loading.base import OF_ANOTHER_PAST
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage
 
 
 @dataclass(frozen=True)
+class FileProblem:
+    """A file in storage that cannot be used. `text` has no path: "is missing"."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+@dataclass(frozen=True)
+class LineageConflict:
+    """A changelog whose lineage contradicts the commit log: the two versions have one number and different ids."""
+
+    path: str
+    in_lineage: VersionId
+    in_commit_log: VersionId
+
+    @property
+    def text(self) -> str:
+        """The conflict in words, without the path."""
+        return f"its lineage names {self.in_lineage}, the commit log {self.in_commit_log}"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+@dataclass(frozen=True)
 class ReadFault:
-    """The damage that a read in full has found in a file. `is_noticed`: RocksDB does not open the snapshot, so that a load
-    takes an older one; otherwise only a read of the damaged rows fails."""
+    """Damage that a full read found in a file. `is_noticed`: RocksDB cannot open the snapshot, so that a load uses an older
+    one; otherwise only a read of the damaged rows fails."""
 
     why: str
     is_noticed: bool
@@ -35,14 +63,18 @@ class ReadFault:
 
 @dataclass(frozen=True)
 class SnapshotFacts:
-    """A snapshot's zip. `metadata` is None when it cannot be read; `damage` says what is wrong with it or its tables.
-    `is_ours`: known not to be written by Spark; `is_unknown`: of a format that this release does not know.
+    """Facts about the zip of a snapshot and its tables.
 
-    `fault`: what a read in full has found in `faulty_file`, which is the damage then. `sidecar`: in which way the sidecar
-    beside the zip does not fit it; Spark refuses the zip."""
+    metadata     None if the zip cannot be read
+    damage       the problem of the zip or of its tables; None if they are whole
+    is_ours      known not to be written by Spark
+    is_unknown   has a format that this release does not know
+    fault        the damage that a full read found in `faulty_file`; `damage` names it, too
+    sidecar      how the sidecar beside the zip contradicts it; Spark then rejects the zip
+    """
 
     metadata: SnapshotMetadata | None
-    damage: str | None
+    damage: FileProblem | None
     is_ours: bool = False
     is_unknown: bool = False
     fault: ReadFault | None = None
@@ -51,30 +83,30 @@ class SnapshotFacts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can be a base: the zip can be read, each of its tables is there in its size, no read in full has
-        found damage, and no sidecar speaks against it."""
+        """Whether the snapshot can be a base: the zip is readable, each table exists with the expected size, no full read
+        found damage and no sidecar contradicts the zip."""
         return self.damage is None and self.sidecar is None
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The committed versions of one store, ascending and gapless, the last one its head.
+    """The committed versions of one store, ascending and without a gap; the last one is the head.
 
-    snapshots   of these versions, those that have a zip
-    broken      versions whose changelog cannot be used, and why: missing, unreadable, at conflicts with the commit log
-    end         why the chain goes no further back; None when it reaches the empty version or as far as was asked for
-    conflicts        how commit log and lineages contradict each other: then what loads is a matter of whom one believes
-    needs_base  whether changelogs alone give no version: only a snapshot says what a store's column families are called
-    begins      the store's first version: a partition that came with a repartitioning has none before it
+    snapshots   of these versions, those with a zip
+    broken      versions whose changelog is missing, unreadable or in conflict with the commit log
+    end         the problem at which the chain ends; None if it reaches version 0 or the requested version
+    conflicts   a changelog whose lineage contradicts the commit log; the loadable versions are then ambiguous
+    needs_base  whether changelogs alone restore no version: only a snapshot names the column families of a store
+    begins      the first version of the store: a partition that a repartitioning added has no earlier ones
     """
 
     store: StorePath
     versions: tuple[VersionId, ...]
     files: StoreFiles
     snapshots: Mapping[VersionId, SnapshotFacts]
-    broken: Mapping[VersionId, str] = field(default_factory=dict)
-    end: str | None = None
-    conflicts: str | None = None
+    broken: Mapping[VersionId, FileProblem] = field(default_factory=dict)
+    end: FileProblem | None = None
+    conflicts: LineageConflict | None = None
     needs_base: bool = False
     begins: int = 1
 
@@ -85,7 +117,7 @@ class Chain:
 
     @cached_property
     def bases(self) -> Mapping[VersionId, VersionId]:
-        """For each version that loads from storage, what a load starts from: a snapshot, or `EMPTY`. By the commit log."""
+        """The base of each version that can be loaded from storage: a snapshot, or `EMPTY`. The commit log decides."""
         found: dict[VersionId, VersionId] = {}
         base: VersionId | None = EMPTY if self.versions[0].version == 1 and not self.needs_base else None
         for version in self.versions:
@@ -99,11 +131,11 @@ class Chain:
 
     @property
     def newest_loadable(self) -> VersionId | None:
-        """The newest version that loads; None when none does."""
+        """The newest version that can be loaded; None if there is none."""
         return max(self.bases, default=None, key=lambda version: version.version)
 
     def tail(self, version: VersionId) -> tuple[VersionId, ...]:
-        """The changelogs that a load of a loadable version replays."""
+        """The changelogs that a load of `version` replays. Raises `KeyError` if the version cannot be loaded."""
         base = self.bases[version]
         return tuple(v for v in self.versions if base.version < v.version <= version.version)
 
@@ -125,25 +157,32 @@ def walk(
     is_first: Callable[[int], bool] = _is_from_the_start,
     needs_base: bool = False,
 ) -> Chain:
-    """The chain of a store from its head back to a base of version `down_to`, or as far as it goes.
+    """Walk the chain of a store from its head back to a base of version `down_to`, or as far as possible.
 
-    `committed`: its versions in the commit log, by number; only those are asked for that the walk comes to.
-    `pending_delete`: paths
-    of tables that a run is about to delete; a snapshot that names one counts as damaged. `faults`: files that a read in
-    full has found damaged, by path; a snapshot that needs one counts as damaged, too. `is_first`: whether a version is the
-    store's first; `needs_base`: see `Chain`.
+    committed       its versions in the commit log, by number; the walk looks up only the numbers that it reaches
+    pending_delete  paths of tables that a run is about to delete; a snapshot that names one counts as damaged
+    faults          files that a full read found damaged, by path; a snapshot that needs one counts as damaged
+    is_first        whether a version is the first of the store
+    needs_base      see `Chain`
 
-    One request for the lineage of the head, which must agree with the commit log, one for each snapshot on the way and for
-    each sidecar of one, and one for each time that a lineage has to tell what the log no longer does. Raises
-    `StorageError`.
+    Requests: one for the lineage of the head, which must agree with the commit log; one for each snapshot and each sidecar
+    of one; one for each lineage that replaces deleted entries of the commit log. Raises `StorageError`.
     """
-    chain = _Walk(storage, store, committed, files, pending_delete, faults or {}).back_to(head, down_to, is_first)
+    chain = _Walk(
+        storage=storage,
+        store=store,
+        committed=committed,
+        files=files,
+        pending_delete=pending_delete,
+        faults=faults or {},
+    ).back_to(head, down_to, is_first)
     return replace(chain, needs_base=needs_base)
 
 
 class _Walk:
     def __init__(
         self,
+        *,
         storage: Storage,
         store: StorePath,
         committed: Mapping[int, VersionId],
@@ -158,29 +197,35 @@ class _Walk:
         self._pending_delete = pending_delete
         self._faults = faults
         self._snapshots: dict[VersionId, SnapshotFacts] = {}
-        self._broken: dict[VersionId, str] = {}
-        self._told: dict[int, VersionId] = {}
-        self._odds: str | None = None
+        self._broken: dict[VersionId, FileProblem] = {}
+        self._in_lineages: dict[int, VersionId] = {}
+        self._conflict: LineageConflict | None = None
 
     def back_to(self, head: VersionId, down_to: int, is_first: Callable[[int], bool]) -> Chain:
         versions, begins = [head], 1
         self._look_at(versions[0])
         if versions[0].id is not None and versions[0] not in self._broken:
-            self._ask(versions[0])
-        end: str | None = None
+            self._read_lineage(versions[0])
+        end: FileProblem | None = None
         while not self._suffices(versions[-1], down_to):
             if is_first(versions[-1].version):
                 begins = versions[-1].version
                 break
             before = self._before(versions[-1])
-            if not isinstance(before, VersionId):
+            if isinstance(before, FileProblem):
                 end = before
                 break
             versions.append(before)
             self._look_at(before)
-        oldest_first = tuple(reversed(versions))
         return Chain(
-            self._store, oldest_first, self._files, self._snapshots, self._broken, end, self._odds, begins=begins
+            store=self._store,
+            versions=tuple(reversed(versions)),
+            files=self._files,
+            snapshots=self._snapshots,
+            broken=self._broken,
+            end=end,
+            conflicts=self._conflict,
+            begins=begins,
         )
 
     def _suffices(self, version: VersionId, down_to: int) -> bool:
@@ -192,13 +237,14 @@ class _Walk:
             self._snapshots[version] = look_at_snapshot(
                 self._storage, self._store, version, self._files, self._pending_delete, self._faults
             )
+        path = self._store.changelog(version)
         if version not in self._files.changelogs:
-            self._broken[version] = f"{self._store.changelog(version)} is missing"
+            self._broken[version] = FileProblem(path, "is missing")
         elif self._files.changelogs[version].size_bytes == 0:
-            self._broken[version] = f"{self._store.changelog(version)} is empty"
+            self._broken[version] = FileProblem(path, "is empty")
 
-    def _before(self, version: VersionId) -> VersionId | str:
-        """The version before, or why it is not known."""
+    def _before(self, version: VersionId) -> VersionId | FileProblem:
+        """The previous version, or the problem that hides it."""
         number = version.version - 1
         if number in self._committed:
             return self._committed[number]
@@ -206,35 +252,34 @@ class _Walk:
             before = VersionId(number)
             if before in self._files.changelogs or before in self._files.snapshots:
                 return before
-            return f"{self._store.changelog(before)} is not there, nor a snapshot of its version"
-        if number not in self._told:
-            problem = self._ask(version)
+            return FileProblem(self._store.changelog(before), "is missing, and its version has no snapshot")
+        if number not in self._in_lineages:
+            problem = self._read_lineage(version)
             if problem is not None:
                 return problem
-        return self._told[number]
+        return self._in_lineages[number]
 
-    def _ask(self, version: VersionId) -> str | None:
-        """Have a changelog tell what comes before it; what is wrong with it otherwise."""
+    def _read_lineage(self, version: VersionId) -> FileProblem | None:
+        """Add the earlier versions that a changelog names; return its problem if it names none."""
         path = self._store.changelog(version)
         if version in self._broken:
             return self._broken[version]
         try:
             lineage = catalog.lineage(self._storage, self._store, version)
         except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:
-            self._broken[version] = str(error)
-            return str(error)
-        told = {before.version: before for before in lineage}
-        for number, before in told.items():
-            named = self._committed.get(number, before)
-            if named != before:
-                self._odds = f"{path}: its lineage names {before}, the commit log {named}"
+            self._broken[version] = FileProblem(path, error.what)
+            return self._broken[version]
+        named = {before.version: before for before in lineage}
+        for number, before in named.items():
+            committed = self._committed.get(number, before)
+            if committed != before:
+                self._conflict = LineageConflict(path, in_lineage=before, in_commit_log=committed)
         if version.version == 1:
             return None
-        if version.version - 1 not in told:
-            problem = f"{path}: its lineage does not name the version before it"
-            self._broken[version] = problem
-            return problem
-        self._told.update(told)
+        if version.version - 1 not in named:
+            self._broken[version] = FileProblem(path, "its lineage does not name the previous version")
+            return self._broken[version]
+        self._in_lineages.update(named)
         return None
 
 
@@ -246,34 +291,38 @@ def look_at_snapshot(
     pending_delete: Collection[str] = (),
     faults: Mapping[str, ReadFault] | None = None,
 ) -> SnapshotFacts:
-    """Read a snapshot's zip and compare it with the tables that there are, and with its sidecar. One request, one more for
-    a sidecar. Raises `StorageError`."""
+    """Read the zip of a snapshot and compare it with the existing tables and with its sidecar.
+
+    One request, and one more for a sidecar. Raises `StorageError`.
+    """
     path = store.snapshot(version)
     try:
         body = storage.read(path)
         snapshot = read_snapshot(body, path)
     except (ObjectMissing, NotAFile, CorruptFile, UnknownFormatVersion) as error:
-        return SnapshotFacts(None, str(error), is_unknown=isinstance(error, UnknownFormatVersion))
-    metadata = snapshot.metadata
+        return SnapshotFacts(None, FileProblem(path, error.what), is_unknown=isinstance(error, UnknownFormatVersion))
+    facts = SnapshotFacts(snapshot.metadata, None, snapshot.is_ours)
     if not snapshot.is_of(version):
-        return SnapshotFacts(metadata, f"{path}: {OF_ANOTHER_PAST}", snapshot.is_ours)
-    for table in metadata.named_files:
-        held = files.tables.get(table.dfs_name)
-        if held is None or held.size_bytes != table.size_bytes:
-            there = "is not there" if held is None else f"has {held.size_bytes:,} bytes, not {table.size_bytes:,}"
-            return SnapshotFacts(metadata, f"{path}: its table {table.dfs_name} {there}", snapshot.is_ours)
-        if store.table_file(table.dfs_name) in pending_delete:
-            return SnapshotFacts(
-                metadata, f"{path}: its table {table.dfs_name} is announced for deletion", snapshot.is_ours
-            )
-    for file in (path, *(store.table_file(table.dfs_name) for table in metadata.named_files)):
+        return replace(facts, damage=FileProblem(path, OF_ANOTHER_PAST))
+    for table in snapshot.metadata.named_files:
+        if (problem := _table_problem(store, table, files, pending_delete)) is not None:
+            return replace(facts, damage=FileProblem(path, f"its table {table.dfs_name} {problem}"))
+    for file in (path, *(store.table_file(table.dfs_name) for table in snapshot.metadata.named_files)):
         fault = (faults or {}).get(file)
         if fault is not None:
             shown = "" if file == path else f"{file}: "
-            return SnapshotFacts(
-                metadata, f"{path}: {shown}{fault.why}", snapshot.is_ours, fault=fault, faulty_file=file
-            )
+            return replace(facts, damage=FileProblem(path, f"{shown}{fault.why}"), fault=fault, faulty_file=file)
     # Spark compares the sidecars of zips in structure V2 only.
     has_sidecar = version.id is not None and files.has_other(names.sidecar(path))
-    refused = misfit(storage, path, body) if has_sidecar else None
-    return SnapshotFacts(metadata, None, snapshot.is_ours, sidecar=refused)
+    return replace(facts, sidecar=misfit(storage, path, body) if has_sidecar else None)
+
+
+def _table_problem(
+    store: StorePath, table: TableFile, files: StoreFiles, pending_delete: Collection[str]
+) -> str | None:
+    held = files.tables.get(table.dfs_name)
+    if held is None:
+        return "is missing"
+    if held.size_bytes != table.size_bytes:
+        return f"has {held.size_bytes:,} bytes instead of {table.size_bytes:,}"
+    return "is pending delete" if store.table_file(table.dfs_name) in pending_delete else None

@@ -29,7 +29,7 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
         "store": str(chain.store),
         "head": str(chain.head),
         "base_of_floor": None if verdicts.base is None else str(verdicts.base),
-        "begins": chain.end if verdicts.base is None else None,
+        "begins": str(chain.end) if chain.end is not None and verdicts.base is None else None,
         "versions": [
             {
                 "version": str(one.version),
@@ -92,8 +92,8 @@ _NAMES = {StoreFileKind.CHANGELOG: "changelog", StoreFileKind.SNAPSHOT: "snapsho
 def _problem(chain: Chain, version: VersionId) -> str | None:
     facts = chain.snapshots.get(version)
     if facts is not None:
-        return facts.damage
-    return chain.broken.get(version)
+        return None if facts.damage is None else str(facts.damage)
+    return str(chain.broken[version]) if version in chain.broken else None
 
 
 def _versions(chain: Chain, verdicts: StoreVerdicts) -> Iterator[_Version]:

@@ -248,15 +248,15 @@ def _of_commits(one: View) -> Iterator[Finding]:
 
 def _of_odds(one: View) -> Iterator[Finding]:
     """A lineage below the head that contradicts the commit log: it was asked what the log does not tell any more."""
-    file, _, problem = (one.chain.conflicts or "").partition(": ")
+    conflict = one.chain.conflicts
     known = any(bad.flaw is Flaw.MISMATCH for bad in one.facts.changelogs.values())
-    if problem and not known and not one.facts.contradicted:
+    if conflict is not None and not known and not one.facts.contradicted:
         yield Finding(
             Severity.ERROR,
             FindingKind.LINEAGE_AT_ODDS,
             one.facts.store,
-            file,
-            problem,
+            conflict.path,
+            conflict.text,
             "which of the two was committed cannot be told: the versions after it may hold another state than was put out",
             "audit with --deep, and restore the commit log or the changelog from a backup",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from statestore import catalog, digests
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, SnapshotFacts, walk
+from statestore.chain import Chain, FileProblem, SnapshotFacts, walk
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
@@ -116,9 +116,9 @@ def _look_at_store(
     refused = [*checksums.of_zips(chain), *(checksums.empty(chain) if decoded is None else look.refused)]
     chain = replace(
         chain,
-        broken={version: bad.why for version, bad in look.changelogs.items()},
+        broken={version: FileProblem(bad.path, bad.why) for version, bad in look.changelogs.items()},
         snapshots={
-            version: SnapshotFacts(facts.metadata, look.snapshots[version].why if version in look.snapshots else None)
+            version: SnapshotFacts(facts.metadata, _problem(look.snapshots.get(version)))
             for version, facts in chain.snapshots.items()
         },
     )
@@ -190,7 +190,7 @@ def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId,
         elif version not in chain.files.changelogs:
             bad[version] = Bad(path, Flaw.MISSING, "is missing")
         elif version in chain.broken:
-            bad[version] = Bad(path, Flaw.CORRUPT, _bare(chain.broken[version], path))
+            bad[version] = Bad(path, Flaw.CORRUPT, chain.broken[version].text)
     return bad
 
 
@@ -199,7 +199,8 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
     for version, facts in chain.snapshots.items():
         path = chain.store.snapshot(version)
         if facts.is_unknown:
-            raise UnknownFormatVersion(_bare(facts.damage or "", path), path=path)
+            assert facts.damage is not None
+            raise UnknownFormatVersion(facts.damage.text, path=path)
         for table in facts.metadata.named_files if facts.metadata else ():
             held = chain.files.tables.get(table.dfs_name)
             table_path = chain.store.table_file(table.dfs_name)
@@ -214,13 +215,12 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
             if facts.fault is not None:
                 bad[version] = Bad(facts.faulty_file or path, Flaw.CORRUPT, f"was read in full: {facts.fault.why}")
             elif facts.damage is not None:
-                bad[version] = Bad(path, Flaw.CORRUPT, _bare(facts.damage, path))
+                bad[version] = Bad(path, Flaw.CORRUPT, facts.damage.text)
     return bad
 
 
-def _bare(text: str, path: str) -> str:
-    """What an error's text says, without the file and the hint around it."""
-    return text.removeprefix(f"{path}: ").partition(" -> ")[0]
+def _problem(bad: Bad | None) -> FileProblem | None:
+    return None if bad is None else FileProblem(bad.path, bad.why)
 
 
 @dataclass

@@ -165,7 +165,7 @@ def _execute_store(
     if planned.base is not None and planned.base.version > 0:
         facts = look_at_snapshot(storage, store, planned.base, files)
         if not facts.is_whole:
-            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=facts.damage or facts.sidecar or "")
+            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=str(facts.damage or facts.sidecar or ""))
             return
         if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
             yield Deleted(
@@ -181,7 +181,7 @@ def _execute_store(
             continue
         facts = look_at_snapshot(storage, store, version, files)
         if facts.metadata is None:
-            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=facts.damage or "")
+            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=str(facts.damage or ""))
             return
         named |= {store.table_file(table.dfs_name) for table in facts.metadata.named_files}
     spared = tuple(sorted(going & named))

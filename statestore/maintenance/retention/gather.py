@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, SnapshotFacts, look_at_snapshot, walk
+from statestore.chain import Chain, FileProblem, SnapshotFacts, look_at_snapshot, walk
 from statestore.clock import Clock
 from statestore.commit_log import CommitLog
 from statestore.errors import DAMAGES, CorruptFile
@@ -201,8 +201,9 @@ def _doubted(chain: Chain, why: str) -> Chain:
     damaged. Which one does not matter: every store has to be able to return to a version with a snapshot."""
     whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
     newest = max(whole, default=0)
-    told = f"no snapshot could be made of it: {why}"
-    return replace(chain, broken={**{v: told for v in chain.versions if v.version > newest}, **chain.broken})
+    text = f"no snapshot could be made of it: {why}"
+    doubted = {v: FileProblem(chain.store.changelog(v), text) for v in chain.versions if v.version > newest}
+    return replace(chain, broken={**doubted, **chain.broken})
 
 
 def _log_files(storage: Storage) -> LogFiles:

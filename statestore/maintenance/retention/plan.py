@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from statestore.chain import Chain, SnapshotFacts
+from statestore.chain import Chain, FileProblem, SnapshotFacts
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
@@ -114,7 +114,7 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
             yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
 
 
-def _broken(chain: Chain, version: VersionId) -> str:
+def _broken(chain: Chain, version: VersionId) -> FileProblem:
     """Why a version does not load: what is wrong with its snapshot, where it has one, is what can be mended."""
     damage = chain.snapshots[version].damage if version in chain.snapshots else None
     return damage or chain.broken[version]

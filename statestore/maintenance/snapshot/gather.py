@@ -100,7 +100,7 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
         match step:
             case LoadPlan(base=base, replay=()):
                 facts = None if base == EMPTY else look_at_snapshot(storage, store, base, files)
-                problem = None if facts is None else facts.damage
+                problem = None if facts is None or facts.damage is None else str(facts.damage)
                 if facts is not None and facts.sidecar is not None:
                     problem = f"{names.sidecar(store.snapshot(base))}: {facts.sidecar}"
                 return StoreSnapshotFacts(store, head, step, 0, problem)

@@ -71,7 +71,7 @@ def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalo
     base = look_at_snapshot(storage, fact.store, fact.load.base, files)
     zip_bytes = files.snapshots[fact.load.base].size_bytes
     table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
-    problem = fact.problem or base.damage
+    problem = fact.problem or (None if base.damage is None else str(base.damage))
     return StoreSwitchFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
 
 
