@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from statestore.redaction import redacted
+from statestore.redaction import printable, redacted
 
 
 class StatekeeperError(Exception):
@@ -65,9 +65,9 @@ class StatekeeperError(Exception):
 
     def __init__(self, what: str, *, path: str | None = None, hint: str | None = None) -> None:
         # Errors reach logs, the record of a run and webhooks, and quote URLs and the words of other libraries.
-        self.what = redacted(what)
-        self.path = path and redacted(path)
-        self.hint = hint and redacted(hint)
+        self.what = printable(redacted(what))
+        self.path = path and printable(redacted(path))
+        self.hint = hint and printable(redacted(hint))
         super().__init__(self.what, self.path, self.hint)
 
     def __str__(self) -> str:

@@ -18,7 +18,15 @@ _NAMED = re.compile(
 )
 _MASK = "***"
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, change its colors or its title, or turn the direction of a text."""
+
 
 def redacted(text: str) -> str:
     """The text with each secret that can be recognized replaced by `***`."""
     return _NAMED.sub(rf"\g<before>{_MASK}", _PASSWORD.sub(rf"\g<before>{_MASK}@", text))
+
+
+def printable(text: str) -> str:
+    """The text with control characters written as escapes: names and values from a checkpoint reach terminals and logs."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)

@@ -9,7 +9,7 @@ import pytest
 
 from statestore.errors import StorageError
 from statestore.maintenance.config import Policies, Root
-from statestore.redaction import redacted
+from statestore.redaction import printable, redacted
 from statestore.storage import StorageSpec, open_storage
 
 SECRET = "hunter2/with+signs"
@@ -65,3 +65,16 @@ def test_what_describes_a_root_shows_neither_options_nor_a_secret_in_its_url() -
     assert SECRET not in shown
     assert "bucket/folder" in shown
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_an_error_shows_control_characters_of_a_file_as_escapes() -> None:
+    planted = "\x1b]0;owned\x07\x1b[2Jclean\u202e\x9b31m"
+    error = StorageError(f"names {planted}", path=planted, hint=planted)
+    for text in (str(error), str(pickle.loads(pickle.dumps(error)))):
+        assert text.isprintable()
+        assert text.count("\\x1b]0;owned") == 3
+
+
+def test_a_text_of_several_lines_and_languages_stays_as_it_is() -> None:
+    text = "überzählig\n\tzwei 漢字"
+    assert printable(text) == text
