@@ -24,7 +24,7 @@ run: env
 
 # Dagster for the roots in one's own statekeeper.toml: make platform ARGS="--config statekeeper.toml"
 platform: env
-	@$(BIN)/python -m pipelines.platform $(ARGS)
+	@$(BIN)/python -m resources.launcher.platform $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .

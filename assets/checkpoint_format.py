@@ -10,7 +10,8 @@ from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_SWITCHED, nothing_left_half_switched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources import Fleet, holder
+from resources.fleet import Fleet
+from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark

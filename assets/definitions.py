@@ -23,7 +23,9 @@ from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from assets.snapshot import snapshot
 from assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
-from resources import Fleet, Notifier, Worker
+from resources.fleet import Fleet
+from resources.notifier import Notifier
+from resources.worker import Worker
 from statestore.maintenance.config import FILE_NAME
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"

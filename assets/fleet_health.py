@@ -9,7 +9,7 @@ import dagster as dg
 from assets import metadata, pictures
 from assets.retention import retention
 from assets.sources import GROUP, OWNERS
-from resources import Fleet
+from resources.fleet import Fleet
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError
 from statestore.maintenance import health

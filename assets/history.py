@@ -7,7 +7,7 @@ import dagster as dg
 from dagster import DagsterRunStatus
 from pydantic import Field
 
-from resources import forget_dead
+from resources.worker import forget_dead
 from statestore.clock import SystemClock
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]

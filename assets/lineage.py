@@ -7,7 +7,7 @@ from assets.checks import LINEAGE_CHECKS, lineage_checks
 from assets.partitions import QUERIES
 from assets.snapshot import snapshot
 from assets.sources import GROUP, OWNERS
-from resources import Fleet
+from resources.fleet import Fleet
 from statestore.clock import SystemClock
 from statestore.maintenance import passes
 

@@ -9,7 +9,8 @@ from assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
 from assets.lineage import lineage
 from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import GROUP, OWNERS, STATE_STORE
-from resources import Fleet, holder
+from resources.fleet import Fleet
+from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import audit, passes
 from statestore.maintenance.passes import Maintainer

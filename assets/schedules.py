@@ -8,7 +8,7 @@ import dagster as dg
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
 from assets.partitions import QUERY_SET
-from resources import Fleet
+from resources.fleet import Fleet
 
 HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
 """How often the fleet is looked at: each hour; for a demonstration each minute."""

@@ -10,7 +10,9 @@ from assets.due import Ask, Cursor, Last, Wait
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
-from resources import HOLDER_TAG, Fleet, Notifier, holder, is_dead
+from resources.fleet import Fleet
+from resources.notifier import Notifier
+from resources.worker import HOLDER_TAG, holder, is_dead
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
 from statestore.maintenance import fleet as fleets

@@ -6,7 +6,8 @@ from assets import metadata
 from assets.checks import TAIL_IS_SHORT, tail_is_short
 from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
-from resources import Fleet, holder
+from resources.fleet import Fleet
+from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import passes
 from statestore.maintenance.passes import Maintainer

@@ -1,11 +1,5 @@
-"""What Dagster hands to assets, sensors and schedules: the fleet of checkpoints, the notifier, the sign of life of a run.
+"""Dagster's resources: the fleet of checkpoints, the notifier and the liveness lock of a run; `launcher` starts Dagster.
 
-Here belongs how the outside is reached. What is done with it is the business of `assets`, and how it is done that of
-`statestore`.
+A resource defines the access to the outside world. `assets` uses resources, and `statestore` does the work. This module
+imports no submodule: a Spark job imports `resources.launcher` without loading Dagster.
 """
-
-from resources.fleet import Fleet, OpenedQuery
-from resources.notifier import Notifier
-from resources.worker import HOLDER_TAG, Worker, forget_dead, holder, is_dead
-
-__all__ = ["HOLDER_TAG", "Fleet", "Notifier", "OpenedQuery", "Worker", "forget_dead", "holder", "is_dead"]

@@ -33,12 +33,12 @@ from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
-from pipelines.platform import LOGS, PORT, Platform, started
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
 from pipelines.sinks import DeltaSink
 from pipelines.status import Status
+from resources.launcher.platform import LOGS, PORT, Platform, started
 from statestore import catalog
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError

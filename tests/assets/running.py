@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.platform import LOGS
+from resources.launcher.platform import LOGS
 from tests.faults.processes import children_of, in_session, kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -16,7 +16,8 @@ import pytest
 from assets import history
 from assets.partitions import QUERY_SET
 from assets.schedules import nightly_sweep
-from resources import Fleet, Worker
+from resources.fleet import Fleet
+from resources.worker import Worker
 from tests.checkpoints import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]

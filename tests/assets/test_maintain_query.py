@@ -9,8 +9,7 @@ import pytest
 
 from assets.fleet_health import Looked, last_clean, of_fleet
 from assets.partitions import STORE_SET
-from resources import is_dead
-from resources.worker import HOST_TAG
+from resources.worker import HOST_TAG, is_dead
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.format.structure import Structure

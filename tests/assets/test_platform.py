@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.flights.job import Places
-from pipelines.platform import LOGS
+from resources.launcher.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
 from tests.assets.running import REPOSITORY, Running, assert_gone, running, succeeded
@@ -33,7 +33,7 @@ def platform_of(configuration: Path, port: int | None = None) -> AbstractContext
     home = folder / "home"
     arguments = ("--config", str(configuration), "--home", str(home))
     environment = {"STATEKEEPER_HEALTH_CRON": "* * * * *"}
-    return running(folder, "pipelines.platform", *arguments, home=home, environment=environment, port=port)
+    return running(folder, "resources.launcher.platform", *arguments, home=home, environment=environment, port=port)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
     platform.wait_for("the health of the fleet", lambda: platform.materializations("fleet_health"), 90)
 
 
-@pytest.mark.parametrize("module", ["pipelines.platform", "pipelines.flights.job"])
+@pytest.mark.parametrize("module", ["resources.launcher.platform", "pipelines.flights.job"])
 def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(
     configuration: Path, tmp_path: Path, module: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(
         taken.listen()
         port = str(taken.getsockname()[1])
         of_platform = ["--config", str(configuration), "--home", str(folder)]
-        where = of_platform if module == "pipelines.platform" else ["--folder", str(folder)]
+        where = of_platform if module == "resources.launcher.platform" else ["--folder", str(folder)]
         done = subprocess.run(
             [sys.executable, "-m", module, *where, "--port", port],
             cwd=REPOSITORY,
@@ -277,7 +277,7 @@ def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_s
     days = fed_days(folder) + 2
     batches_of_a_run(folder, days, seconds=400)
     configuration = ("--config", str(folder / "statekeeper.toml"))
-    with running(tmp_path, "pipelines.platform", *configuration, "--home", str(home), home=home) as last:
+    with running(tmp_path, "resources.launcher.platform", *configuration, "--home", str(home), home=home) as last:
         last.wait_for("an end of all runs", lambda: not at_work(last), 300)
         last.launch("flights")
         maintained_since(last, time.time())

@@ -131,7 +131,7 @@ def test_all_of_it_runs_with_history_in_postgres_and_a_root_in_a_bucket(
     flights.grow(9)
     configured = (home / "dagster.yaml").read_text()
     arguments = ("--config", str(configuration), "--home", str(home))
-    with running(tmp_path, "pipelines.platform", *arguments, home=home) as platform:
+    with running(tmp_path, "resources.launcher.platform", *arguments, home=home) as platform:
         (first,) = succeeded(platform)
         assert first["tags"]["dagster/sensor_name"] == "changelog_tail", "nobody asked for it but the sensor"
         (snapshot,) = platform.materializations("snapshot")

@@ -18,8 +18,9 @@ from assets import due, sensors
 from assets.due import Asked, Cursor
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
-from resources import Fleet, Notifier, Worker
-from resources.worker import HOLDER_TAG, HOST_TAG
+from resources.fleet import Fleet
+from resources.notifier import Notifier
+from resources.worker import HOLDER_TAG, HOST_TAG, Worker
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.maintenance import lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.sinks import DeltaSink
-from resources import Notifier
+from resources.notifier import Notifier
 
 
 def test_a_sink_shows_no_storage_options() -> None:

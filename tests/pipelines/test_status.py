@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipelines.children import Children, Command
-from pipelines.platform import Platform
 from pipelines.progress import Phase
 from pipelines.status import Status
+from resources.launcher.children import Children, Command
+from resources.launcher.platform import Platform
 from statestore.clock import SystemClock
 
 SLEEPS = "import time; time.sleep(600)"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.guardian import Guardian, has_members
+from resources.launcher.guardian import Guardian, has_members
 from statestore.clock import Clock
 
 _POLL_SECONDS = 0.25

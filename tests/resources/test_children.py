@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.children import Children, Command
+from resources.launcher.children import Children, Command
 from statestore.clock import SystemClock
 from tests.assets.running import REPOSITORY
 from tests.faults.processes import children_of, in_session, kill
@@ -25,7 +25,7 @@ A_PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SL
 A_LAUNCHER = f"""
 import os, sys, time
 from pathlib import Path
-from pipelines.children import Children, Command
+from resources.launcher.children import Children, Command
 from statestore.clock import SystemClock
 
 folder = Path(sys.argv[1])
@@ -183,7 +183,7 @@ def test_one_that_is_killed_before_it_has_written_down_whom_it_started_leaves_no
     """The launcher dies in the same moment in which it starts a child."""
     script = """
 import os, signal, subprocess
-from pipelines.guardian import Guardian
+from resources.launcher.guardian import Guardian
 
 guardian = Guardian()
 slow = ["/bin/sh", "-c", 'echo $$ > started; sleep 1; exec "$@"', "slow"]

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipelines.children import Children, Command
+from resources.launcher.children import Children, Command
 from statestore.clock import SystemClock
 from statestore.errors import PortInUse, StatekeeperError
 from statestore.maintenance import config
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 1.0
 LOGS = "process-logs"
 """Below a home: where the logs are."""
 
-_REPOSITORY = Path(__file__).resolve().parent.parent
+_REPOSITORY = Path(__file__).resolve().parents[2]
 _WORKSPACE = """load_from:
   - grpc_server: {{socket: "{socket}", location_name: statekeeper}}
 """
