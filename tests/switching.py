@@ -9,6 +9,7 @@ import pytest
 
 from statestore import catalog
 from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.sparks import Spark
@@ -33,7 +34,9 @@ def switch(
 ) -> list[Progress]:
     told: list[Progress] = []
     plan = planned(storage, to, scratch, spark)
-    assert not plan.refusals, plan.refusals
+    if plan.refusals:
+        # As every entry point does; a fault that is injected into the audit ends here.
+        raise RefusedAsUnsafe("; ".join(plan.refusals))
     machine = Machine(scratch, clock or SystemClock(), RandomIds(), workers=1)
     runs.switch(storage, plan, told.append, run=RandomIds().fresh(), holder="a test", machine=machine)
     return told
