@@ -18,8 +18,8 @@ _NAMED = re.compile(
 )
 _MASK = "***"
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that move a terminal's cursor, change its colors or its title, or turn the direction of a text."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move the cursor of a terminal, change its colors or title, reverse a text, or cannot be encoded."""
 
 
 def redacted(text: str) -> str:

@@ -68,7 +68,7 @@ def test_what_describes_a_root_shows_neither_options_nor_a_secret_in_its_url() -
 
 
 def test_an_error_shows_control_characters_of_a_file_as_escapes() -> None:
-    planted = "\x1b]0;owned\x07\x1b[2Jclean\u202e\x9b31m"
+    planted = "\x1b]0;owned\x07\x1b[2Jclean\u202e\x9b31m\ud800"
     error = StorageError(f"names {planted}", path=planted, hint=planted)
     for text in (str(error), str(pickle.loads(pickle.dumps(error)))):
         assert text.isprintable()

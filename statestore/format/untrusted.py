@@ -27,11 +27,19 @@ BAD_VALUES: tuple[type[Exception], ...] = (
 """Raised by `parsed_json`, and by picking fields from what it gives."""
 
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 def parsed_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises `ValueError`, also for one of more than `MOST_JSON_BYTES`; `RecursionError`."""
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"a JSON text of {len(text):,} bytes; texts of up to {MOST_JSON_BYTES:,} are read")
-    return json.loads(text)
+    value = json.loads(text)
+    if _SURROGATE.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
+        # Half of a surrogate pair is a string in Python that cannot be written or printed. `UnicodeEncodeError` is a
+        # `ValueError`; a whole pair is one character and passes.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def plain_number(text: object) -> int:
