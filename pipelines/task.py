@@ -39,7 +39,7 @@ from statestore.format.state_rows import (
 )
 from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
-from statestore.loading.loaded import LoadMetrics
+from statestore.loading.loaded import LoadReport
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
@@ -63,7 +63,7 @@ class StoreReport:
     operator: int
     base: VersionId
     new: VersionId
-    load: LoadMetrics
+    load: LoadReport
     commit: CommitMetrics
 
 
@@ -310,7 +310,7 @@ class _Partition:
             self._rows_in,
             self._rows_out,
             tuple(
-                StoreReport(operator, store.base, store.next, store.load_metrics, store.commit_metrics)
+                StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics)
                 for operator, store in enumerate(stores.values())
             ),
             self._update_seconds * 1000,

@@ -216,4 +216,4 @@ def opened(
         restored = loader.restore(contents.stores[store], Path(name) / "database")
         with restored.database as database:
             families = {} if restored.base is None else restored.base.column_families
-            yield OpenStore(contents, store, store_layout, database, families, restored.metrics.skipped_snapshots)
+            yield OpenStore(contents, store, store_layout, database, families, restored.report.skipped_snapshots)

@@ -32,7 +32,7 @@ from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import Lineage
-from statestore.loading.loaded import Loaded, LoadMetrics
+from statestore.loading.loaded import Loaded, LoadReport
 from statestore.loading.loader import Loader
 from statestore.storage import Storage
 
@@ -104,7 +104,7 @@ class StateStore:
         address: StoreAddress,
         base: VersionId,
         loaded: Loaded,
-        load_metrics: LoadMetrics,
+        load_report: LoadReport,
         *,
         storage: Storage,
         folder: LocalCopyFolder,
@@ -115,7 +115,7 @@ class StateStore:
     ) -> None:
         self.base = base
         self.next = VersionId(base.version + 1, None if structure is Structure.V1 else ids.fresh())
-        self.load_metrics = load_metrics
+        self.load_report = load_report
         self.commit_metrics = CommitMetrics(
             lineage_versions=len(loaded.lineage), tail_changelogs=_tail_changelogs(base, loaded.lineage, snapshots)
         )
@@ -134,7 +134,7 @@ class StateStore:
         self.needs_compaction = loaded.database.wants_merge() or (
             ahead_keys > 0
             and (
-                load_metrics.replayed_changelogs >= _AHEAD_VERSIONS
+                load_report.replayed_changelogs >= _AHEAD_VERSIONS
                 or ahead_keys >= _AHEAD_KEYS
                 or self._pending.held_bytes >= _AHEAD_BYTES
             )

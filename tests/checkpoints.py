@@ -115,7 +115,7 @@ class Checkpoint:
         """Every store has a snapshot at its head that alone gives what the model holds."""
         for store, version, state in zip(self.stores, self.versions[-1], self.states[-1], strict=True):
             with self.load(store, version, host) as opened:
-                metrics = opened.load_metrics
+                metrics = opened.load_report
                 assert metrics.skipped_snapshots == (), store
                 assert (metrics.base, metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 0), store
                 assert dict(opened.scan()) == state, store

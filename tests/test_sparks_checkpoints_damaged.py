@@ -74,7 +74,7 @@ def test_a_changelog_that_was_written_on_top_of_another_one_is_not_replayed(
     bodies = one.read_bytes(), other.read_bytes()
     other.write_bytes(bodies[0])
     one.write_bytes(bodies[1])
-    with pytest.raises(VersionNotLoadable, match="was written on top of version") as refused:
+    with pytest.raises(VersionNotLoadable, match="as its predecessor instead of version") as refused:
         take(open_storage(str(root)), tmp_path)
     assert refused.value.path in {str(path.relative_to(root)) for path in (one, other)}
     assert list((root / refused.value.path).parent.glob("*.zip")) == []
@@ -84,7 +84,7 @@ def test_what_is_wrong_with_the_only_snapshot_that_names_the_families_is_told(wr
     root = written("v2-transformWithState")
     table = only(root, "state/0/0/SSTs/*.sst")
     table.unlink()
-    with pytest.raises(VersionNotLoadable, match=f"needs a snapshot that names its column families.*{table.name}"):
+    with pytest.raises(VersionNotLoadable, match=f"needs a snapshot that names the column families.*{table.name}"):
         take(open_storage(str(root)), tmp_path)
 
 

@@ -248,12 +248,12 @@ def test_a_warm_load_makes_no_request(host: Host) -> None:
     history.grow(host, 3)
     assert host.advance_local_copy(history.versions[1])
     with host.load(history.head) as store:
-        metrics = store.load_metrics
+        metrics = store.load_report
         assert (metrics.base, metrics.replayed_changelogs, metrics.replayed_keys) == (BaseKind.LOCAL, 2, 5)
         assert (metrics.requests, metrics.fetched_bytes, metrics.fetched_files) == (0, 0, 0)
     assert host.advance_local_copy(history.head)
     with host.load(history.head) as store:
-        metrics = store.load_metrics
+        metrics = store.load_report
         assert (metrics.base, metrics.replayed_changelogs, metrics.requests) == (BaseKind.LOCAL, 0, 0)
         assert dict(store.scan()) == history.states[-1]
 
@@ -275,7 +275,7 @@ def test_a_cold_load_fetches_each_changelog_once_after_one_listing(host: Host, o
     history.grow(host, 5)
     sizes = [entry.size_bytes for entry in storage.list(STORE.folder)]
     with other.load(history.head) as store:
-        metrics = store.load_metrics
+        metrics = store.load_report
     assert metrics.base is BaseKind.NOTHING
     assert (metrics.replayed_changelogs, metrics.fetched_files, metrics.requests) == (5, 5, 6)
     assert metrics.fetched_bytes == sum(sizes)
@@ -290,7 +290,7 @@ def test_a_host_catches_up_with_what_another_wrote_by_fetching_just_that(host: H
     other.read(history.head)
     history.grow(host, 2)
     with other.load(history.head) as store:
-        metrics = store.load_metrics
+        metrics = store.load_report
         assert dict(store.scan()) == history.states[-1]
     assert (metrics.base, metrics.replayed_changelogs, metrics.fetched_files) == (BaseKind.LOCAL, 2, 2)
     assert metrics.requests == 2
@@ -426,10 +426,10 @@ def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, ba
     DAMAGES[damage](current(host))
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.replaced_damaged_copy
+        assert store.load_report.replaced_damaged_copy
     with host.load(history.head) as store:
-        assert store.load_metrics.base is BaseKind.LOCAL
-        assert not store.load_metrics.replaced_damaged_copy
+        assert store.load_report.base is BaseKind.LOCAL
+        assert not store.load_report.replaced_damaged_copy
     assert len(list(host.folder.glob("db-*"))) == 1
 
 
@@ -483,7 +483,7 @@ def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: H
     with lock_held_by_another_process(host.folder):
         # An older version than the copy holds: what is a little behind is served without the lock.
         with host.load(history.versions[2], limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
-            assert store.load_metrics.used_private_copy
+            assert store.load_report.used_private_copy
             assert dict(store.scan()) == history.states[2]
             assert len(list(host.folder.glob("private-*"))) == 1
             store.put(column([b"x"]), column([b"y"]))
@@ -491,7 +491,7 @@ def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: H
         assert current(host) == served
         assert not list(host.folder.glob("private-*"))
         with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
-            assert not store.load_metrics.used_private_copy
+            assert not store.load_report.used_private_copy
     assert host.read(twin) == {**history.states[2], b"x": b"y"}
 
 
@@ -502,7 +502,7 @@ def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
         assert not host.advance_local_copy(history.head)
         history.grow(host, 3)
         with host.load(history.head, limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
-            assert not store.load_metrics.used_private_copy
+            assert not store.load_report.used_private_copy
             assert dict(store.scan()) == history.states[-1]
 
 
@@ -517,7 +517,7 @@ def test_a_cached_changelog_that_is_damaged_is_fetched_again(host: Host) -> None
         (host.folder / "changelogs" / cached_changelog(version)).write_bytes(damaged)
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.fetched_files == 2
+        assert store.load_report.fetched_files == 2
 
 
 @pytest.mark.parametrize("cold", [True, False])
@@ -541,7 +541,7 @@ def test_a_missing_or_damaged_changelog_names_file_store_version_and_what_still_
         other.load(history.head)
     assert raised.value.path == STORE.changelog(history.versions[3])
     assert f"version 6 (batch 5) of {STORE} cannot be loaded" in str(raised.value)
-    assert "newest version that still loads is version 2 (batch 1)" in str(raised.value)
+    assert "newest version that can be loaded is version 2 (batch 1)" in str(raised.value)
     assert other.read(history.versions[2]) == history.states[2]
 
 
@@ -567,7 +567,7 @@ def test_a_first_changelog_that_is_gone_leaves_the_empty_version(host: Host, oth
     history = History()
     history.grow(host, 2)
     storage.delete([STORE.changelog(history.versions[1])])
-    with pytest.raises(VersionNotLoadable, match="still loads is version 0, the empty one"):
+    with pytest.raises(VersionNotLoadable, match="can be loaded is version 0"):
         other.load(history.head)
 
 
@@ -593,7 +593,7 @@ def test_a_file_that_is_restored_is_believed_again(host: Host, other: Host, stor
 def test_a_changelog_without_lineage_under_an_id_is_refused_by_name(host: Host, storage: Storage) -> None:
 
     storage.create(STORE.changelog(GONE), written([(b"a", b"b")], Header(None)))
-    with pytest.raises(UnknownFormatVersion, match="without lineage"):
+    with pytest.raises(UnknownFormatVersion, match="header has no lineage"):
         host.load(GONE)
 
 
@@ -613,7 +613,7 @@ def test_a_cold_load_starts_from_the_newest_snapshot_of_its_lineage(
         snapshot(history, number, storage, tmp_path)
     with other.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        metrics = store.load_metrics
+        metrics = store.load_report
         assert store.lineage == carried(host, history.versions[5:])
     assert (metrics.base, metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 3)
     assert metrics.skipped_snapshots == ()
@@ -642,7 +642,7 @@ def test_a_warm_host_does_not_fetch_a_snapshot_to_go_one_version_on(
     host.read(history.versions[3])
     snapshot(history, 4, storage, tmp_path)
     with host.load(history.head, snapshots={history.head}) as store:
-        assert (store.load_metrics.base, store.load_metrics.requests) == (BaseKind.LOCAL, 0)
+        assert (store.load_report.base, store.load_report.requests) == (BaseKind.LOCAL, 0)
         assert store.lineage == carried(host, [history.head])
 
 
@@ -682,7 +682,7 @@ def test_the_trace_goes_further_back_when_the_presumed_snapshot_is_gone(
     storage.delete([gone["zip"]])
     with other.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.replayed_changelogs == 5
+        assert store.load_report.replayed_changelogs == 5
         assert store.lineage == carried(host, history.versions[2:])
 
 
@@ -724,7 +724,7 @@ def test_a_damaged_snapshot_is_reported_and_an_older_one_with_a_longer_replay_us
             overwrite(storage, table, data[:-60] + bytes(60))
     with other.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        metrics = store.load_metrics
+        metrics = store.load_report
         assert (metrics.base, metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 5)
         assert store.lineage == carried(host, history.versions[2:])
     (skipped,) = metrics.skipped_snapshots
@@ -741,8 +741,8 @@ def test_when_all_snapshots_are_damaged_the_load_begins_with_nothing(
         overwrite(storage, snapshot(history, number, storage, tmp_path)["zip"], b"garbage")
     with other.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.base is BaseKind.NOTHING
-        assert len(store.load_metrics.skipped_snapshots) == 2
+        assert store.load_report.base is BaseKind.NOTHING
+        assert len(store.load_report.skipped_snapshots) == 2
 
 
 @ONLY_V2
@@ -757,7 +757,7 @@ def test_a_late_snapshot_of_a_dead_attempt_is_ignored(
     fresh = Host(storage, tmp_path / "host c")
     with fresh.load(history.head, snapshots={dead}) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.base is BaseKind.NOTHING
+        assert store.load_report.base is BaseKind.NOTHING
         assert store.lineage == tuple(history.versions[1:])
 
 

@@ -82,7 +82,7 @@ def test_a_zombie_that_replaces_a_confirmed_changelog_is_found_out_by_the_next_l
             assert raised.value.path == STORE.changelog(history.versions[3])
             assert "version 5 (batch 4) of state/0/3 cannot be loaded" in str(raised.value)
             assert "replaced by an attempt that was not confirmed" in str(raised.value)
-            assert "newest version that still loads is version 2 (batch 1)" in str(raised.value)
+            assert "newest version that can be loaded is version 2 (batch 1)" in str(raised.value)
         assert host.read(history.versions[2]) == history.states[2]
     # Who has the confirmed one goes on, and has what the others need.
     assert hosts[0].read(history.head) == history.states[-1]
@@ -127,7 +127,7 @@ def test_a_host_that_made_both_attempts_at_a_version_takes_the_confirmed_one_and
     attempt(hosts[0], base, b"lost")
     with hosts[0].load(won) as store:
         assert dict(store.scan()) == {b"counter": b"won"}
-        assert (store.load_metrics.base, store.load_metrics.requests) == (BaseKind.LOCAL, 0)
+        assert (store.load_report.base, store.load_report.requests) == (BaseKind.LOCAL, 0)
 
 
 def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_which_it_was(hosts: list[Host]) -> None:
@@ -138,7 +138,7 @@ def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_whi
     head = attempt(hosts[1], middle, b"3")
     with hosts[0].load(head) as store:
         assert dict(store.scan()) == {b"counter": b"3"}
-        assert store.load_metrics.base is BaseKind.LOCAL
+        assert store.load_report.base is BaseKind.LOCAL
 
 
 def test_a_snapshot_of_which_no_commit_tells_the_digest_is_no_base_and_that_is_said(
@@ -151,13 +151,11 @@ def test_a_snapshot_of_which_no_commit_tells_the_digest_is_no_base_and_that_is_s
     storage.delete([names.commits(3)])
     with hosts[1].load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert (store.load_metrics.base, store.load_metrics.replayed_changelogs) == (BaseKind.SNAPSHOT, 4)
-        assert store.load_metrics.skipped_snapshots == (
-            "state/0/3/4.zip: commits/3 does not tell the digest of its version",
-        )
+        assert (store.load_report.base, store.load_report.replayed_changelogs) == (BaseKind.SNAPSHOT, 4)
+        assert store.load_report.skipped_snapshots == ("state/0/3/4.zip: commits/3 has no digest of its version",)
     storage.delete([names.commits(1), STORE.changelog(VersionId(1))])
     with pytest.raises(
-        VersionNotLoadable, match=r"1\.changelog.*is not there; state/0/3/4\.zip: commits/3 does not tell"
+        VersionNotLoadable, match=r"1\.changelog.*is not there;.*snapshots: state/0/3/4\.zip: commits/3 has no digest"
     ):
         hosts[2].load(history.head)
 

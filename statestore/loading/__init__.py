@@ -1,9 +1,11 @@
-"""Bringing a version of a store onto this host: from its local copy, or from a snapshot, and the changelogs after it.
+"""Loads of one version onto this host: from the local copy or a snapshot, plus the changelogs after it.
 
-loader      the order of steps, and what is tried when one fails
-planning    from which files: the facts are fetched until `lineage`, or `confirmed`, has decided
+request     one version of one store to load
+facts       the files of the store; each fact is fetched at most once
+planning    from request and facts to the base and the changelogs; `lineage` or `confirmed` decides
 base        a snapshot, fetched and opened
 changelogs  fetched once, read in windows
-replay      applied to the database; `merges` and `key_count` on the way
-loaded      what comes of it
+replay      the changelogs of a plan, applied to the database; uses `merges` and `key_count`
+loader      the order of steps, and the alternative when one fails
+loaded      the results: an open version and a report
 """

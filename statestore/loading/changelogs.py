@@ -1,6 +1,6 @@
-"""The changelogs of one store as one load sees them: fetched once onto this host, read in windows.
+"""The changelogs of one store for one load: fetched once onto this host, read in windows.
 
-Which of them give a version is `lineage`'s decision; when they are read, and what a bad one means, `loader`'s.
+`planning` chooses the changelogs; `replay` reads them and reports a corrupt one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
-from statestore.errors import CorruptFile, ObjectMissing
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
 from statestore.format.names import StorePath, VersionId
 from statestore.format.replay import Window
@@ -25,8 +25,8 @@ from statestore.storage import Storage, at_once
 
 
 class Changelogs:
-    """Of one store, for one load. `fetched_files` counts what storage was asked for; for `most_record_bytes` see
-    `read_changelog`."""
+    """The changelogs of one store, for one load. `fetched_files`: the number of files fetched from storage;
+    `most_record_bytes`: see `read_changelog`."""
 
     def __init__(
         self, store: StorePath, storage: Storage, folder: LocalCopyFolder, conf: StateConf, *, most_record_bytes: int
@@ -41,14 +41,14 @@ class Changelogs:
         self._before: dict[int, VersionId] = {}
 
     def are_here(self, versions: Iterable[VersionId]) -> bool:
-        """Whether this host has all of these files."""
+        """Whether all of these files are on this host."""
         return all(self._folder.cached_changelog(version).exists() for version in versions)
 
     def chain(self, base: VersionId, target: VersionId, *, fetch: bool) -> Lineage | None:
-        """In structure V1: the versions after `base` up to `target`, by whose changelogs the one becomes the other; None
-        when those that are at hand do not lead there. With `fetch` what is not on this host is asked of storage.
+        """Find the versions after `base` whose changelogs lead to `target`, in structure V1. None if there are none.
 
-        Afterwards they are on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`.
+        With `fetch`, changelogs that are not on this host are fetched. All changelogs of the result are on this host.
+        Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`.
         """
         if base.id is not None or base.version > target.version:
             return None
@@ -64,7 +64,7 @@ class Changelogs:
             while found[-1].version < target.version:
                 continuing = [v for v in here.get(found[-1].version + 1, ()) if self._continues(found[-1], v)]
                 if len(continuing) != 1:
-                    # None; or a host has seen two attempts at one version: storage has one of them.
+                    # Either none, or the host has the changelogs of two attempts. Storage has one of them.
                     if not fetch:
                         return None
                     continuing = [self._kept(found[-1], files)]
@@ -72,7 +72,7 @@ class Changelogs:
         return self._remembered(found) if found[-1].is_same(target) else None
 
     def as_stored(self, base: VersionId, target: VersionId) -> Lineage:
-        """In structure V1: the versions that the changelogs in storage make of `base`, up to the target's number.
+        """The versions that the changelogs in storage add to `base`, up to the number of the target, in structure V1.
 
         Raises as `chain`.
         """
@@ -93,7 +93,7 @@ class Changelogs:
 
     @contextlib.contextmanager
     def _downloaded(self, numbers: Sequence[int]) -> Iterator[dict[int, Path]]:
-        """What storage has as the changelogs of these versions of structure V1, in files that are gone afterwards."""
+        """Download the changelogs of these versions of structure V1 into temporary files."""
         files: dict[int, Path] = {}
 
         def download(number: int) -> None:
@@ -108,7 +108,7 @@ class Changelogs:
                 file.unlink(missing_ok=True)
 
     def _kept(self, base: VersionId, files: dict[int, Path]) -> VersionId:
-        """The version that the changelog in storage makes of `base`; it is on this host then."""
+        """Cache the next changelog after `base` in storage. Return its version, with its digest."""
         number = base.version + 1
         if number not in files:
             files[number] = self._download(VersionId(number))
@@ -134,7 +134,7 @@ class Changelogs:
         return unfinished
 
     def header(self, version: VersionId) -> Header:
-        """The head of a changelog. Raises `ObjectMissing`, or `CorruptFile` when storage has no better one."""
+        """Read the header of a changelog. Raises `ObjectMissing`; `CorruptFile` if the file in storage is corrupt, too."""
         self.fetch([version])
         path = self._store.changelog(version)
         try:
@@ -143,11 +143,22 @@ class Changelogs:
             self.fetch_again([version])
             return read_header(self._content(version), path)
 
-    def windows(self, versions: Iterable[VersionId], memory_bytes: int) -> Iterator[Changes]:
-        """What is left of the changes of these versions, in windows of bounded size, oldest first.
+    def lineage(self, version: VersionId) -> Lineage:
+        """Read the lineage in a changelog of structure V2. Raises as `header`, `UnknownFormatVersion`."""
+        lineage = self.header(version).lineage
+        if lineage is None:
+            raise UnknownFormatVersion(
+                "its name has a checkpoint id, but its header has no lineage; the version cannot be loaded",
+                path=self._store.changelog(version),
+                hint="if a later release of Spark or Statekeeper wrote the file, upgrade Statekeeper",
+            )
+        return lineage
 
-        Within a window each key stands once, with its last record, and in key order. No window is empty. The files have
-        to be on this host, and hold puts and deletions only. Raises `CorruptFile` as late as the damage comes.
+    def windows(self, versions: Iterable[VersionId], memory_bytes: int) -> Iterator[Changes]:
+        """Read the changes of these versions in windows of bounded size, oldest first.
+
+        A window has the last record of each key, in key order. No window is empty. The files must be on this host and
+        contain only puts and deletions. Raises `CorruptFile` when it reaches the corrupt bytes.
         """
         window = Window(memory_bytes)
         for version in versions:
@@ -159,22 +170,22 @@ class Changelogs:
             yield window.survivors()
 
     def pieces(self, version: VersionId) -> Iterator[Changes]:
-        """The records of one, as the database gets them, in their order. Raises as `windows`."""
+        """Read the records of one changelog in order. Raises as `windows`."""
         path = self._store.changelog(version)
         _, pieces = read_changelog(self._content(version), path, most_record_bytes=self._most_record_bytes)
         return (verified(piece, path) for piece in pieces) if self._conf.row_checksums else pieces
 
     def check(self, version: VersionId) -> bool:
-        """Read one to its end: whether it only puts and deletes. Raises as `windows`."""
+        """Read a changelog to its end. Return whether it contains only puts and deletions. Raises as `windows`."""
         kinds = [piece.kinds is None for piece in self.pieces(version)]
         return all(kinds)
 
     def small(
         self, versions: Iterable[VersionId], *, most_records: int, most_bytes: int
     ) -> dict[bytes, bytes | None] | None:
-        """The changes of these versions as one map; None as soon as they are more than that, plain bytes counted.
+        """Read the changes of these versions into one map; None if they exceed a limit. Bytes are uncompressed.
 
-        At most that and one piece of a changelog is held. Raises as `windows`.
+        At most the limits plus one piece of a changelog are in memory. Raises as `windows`.
         """
         changes: dict[bytes, bytes | None] = {}
         records = plain_bytes = 0
@@ -188,14 +199,14 @@ class Changelogs:
         return changes
 
     def fetch(self, versions: Iterable[VersionId]) -> None:
-        """Have these changelogs on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`."""
+        """Fetch the changelogs that are not on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`."""
         absent = [version for version in versions if not self._folder.cached_changelog(version).exists()]
         at_once(self._fetch_one, absent)
         self._fetched.update(absent)
         self.fetched_files += sum(version.digest is None for version in absent)
 
     def fetch_again(self, versions: Iterable[VersionId]) -> None:
-        """A cached changelog cannot be read: storage decides. What was fetched just now is not asked for again."""
+        """Replace unreadable changelogs on this host by those in storage, except those that this load fetched."""
         for version in versions:
             if version not in self._fetched:
                 self._folder.cached_changelog(version).unlink(missing_ok=True)
@@ -207,11 +218,14 @@ class Changelogs:
             with translated(file):
                 file.replace(self._folder.cached_changelog(version))
         elif not self._kept(self._before[version.version], {}).is_same(version):
-            raise CorruptFile("is not the file that was confirmed", path=self._store.changelog(version))
+            raise CorruptFile(
+                "is not the confirmed file: its digest differs from that of its commit",
+                path=self._store.changelog(version),
+            )
 
     def _content(self, version: VersionId) -> Readable:
         try:
             return readable(self._folder.cached_changelog(version))
         except FileNotFoundError as error:
-            # Who reads without the lock may find what its holder has just forgotten.
-            raise CorruptFile("left the host's cache", path=self._store.changelog(version)) from error
+            # Race: this load has no lock, and the process with the lock removes the changelog.
+            raise CorruptFile("was removed from the local cache", path=self._store.changelog(version)) from error

@@ -1,32 +1,22 @@
-"""Loading a version of structure V1 that a commit of ours confirmed: from which base, and whether the files still say so.
+"""Plans for structure V1 roots of Statekeeper, where commits confirm a digest of each version.
 
-The base is the newest snapshot whose digest is known: the commit of its version tells it. From there the changelogs in
-storage must lead to the digest that is asked for; when they do not, one of them is not the one that was confirmed.
+The base is the newest snapshot with a known digest: the commit of its version names it. The changelogs after it must lead
+to the digest of the target. If they do not, one of them is not the confirmed file.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
-from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.lineage import MOST_REPLAYED, BaseKind, Lineage, LoadPlan
-from statestore.loading.changelogs import Changelogs
+from statestore.loading.facts import LoadFacts
+from statestore.loading.request import LoadRequest
 from statestore.storage import Storage, read_or_none
 
 
-@dataclass(frozen=True)
-class ConfirmedPlan:
-    """How to load a version, and which snapshots are no base because nothing tells their digest."""
-
-    plan: LoadPlan
-    skipped: tuple[str, ...]
-
-
 def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | None:
-    """A version as its commit says it is; None where the commit is gone, or says no digest. One request.
+    """Read the digest of a version from its commit; None if the commit is missing or has no digests. One request.
 
     Raises `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
@@ -38,103 +28,81 @@ def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | No
     if digests is None:
         return None
     try:
-        # A partition of ours has one store.
+        # A partition of a Statekeeper root has one store.
         return VersionId(number, digest=digests[store.operator][store.partition][0])
     except (KeyError, IndexError):
-        raise CorruptFile(f"names no digest of {store}", path=path) from None
+        raise CorruptFile(
+            f"has no digest of store {store}; {VersionId(number).in_words} cannot be verified",
+            path=path,
+            hint="restore the file from a backup",
+        ) from None
 
 
-def plan_confirmed(
-    storage: Storage,
-    store: StorePath,
-    target: VersionId,
-    snapshots: Collection[VersionId],
-    changelogs: Changelogs,
-    tried: Collection[str] = (),
-) -> ConfirmedPlan:
-    """How to load `target`. `snapshots`: the versions that have one; `tried`: what is wrong with others, where they were
-    the base. The changelogs are on this host then, and verified.
+def plan_confirmed(request: LoadRequest, facts: LoadFacts) -> LoadPlan:
+    """Plan a load of a version with a digest. All snapshots must be listed. Fetch and verify the changelogs.
 
-    Requests: one for each snapshot that is looked at, and the changelogs. Raises `VersionNotLoadable`, `StorageError`,
+    Requests: one for each snapshot that is a candidate, and the changelogs. Raises `VersionNotLoadable`, `StorageError`,
     `LocalDiskFull`.
     """
-    skipped: list[str] = []
-    base = EMPTY
-    for snapshot in sorted((s for s in snapshots if s.id is None and s.version <= target.version), reverse=True):
-        known = target if snapshot == target else _known(storage, store, snapshot, skipped)
-        if known is not None:
-            base = known
-            break
+    target, changelogs = request.target, facts.changelogs
+    base = _base(request, facts)
     if (changes := target.version - base.version) > MOST_REPLAYED:
-        what = f"{changes:,} changelogs lie between it and the newest snapshot"
-        raise _not_loadable(store, target, target, what, "restore a snapshot")
+        problem = f"{changes:,} changelogs lie between it and the newest snapshot"
+        raise request.not_loadable(target, problem, action="restore a snapshot from a backup")
     try:
         replay = changelogs.chain(base, target, fetch=True)
         if replay is None:
-            # What this host has may be of attempts that lost: storage decides.
+            # The changelogs on this host may be of attempts that were not confirmed. Storage decides.
             replay = changelogs.as_stored(base, target)
     except ObjectMissing as error:
-        raise _missing(store, target, error, [*tried, *skipped]) from error
+        file = names.parse_store_path(error.path or "")
+        assert file is not None
+        raise request.not_loadable(file[1].version, error.what, skipped=facts.skipped) from error
     if replay and not replay[-1].is_same(target):
-        raise _refused(storage, store, target, replay, changelogs)
-    kind = BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT
-    return ConfirmedPlan(LoadPlan(kind, base, replay, ()), tuple(skipped))
+        raise _mismatch(request, facts, replay)
+    return LoadPlan(BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT, base, replay, ())
 
 
-def _known(storage: Storage, store: StorePath, snapshot: VersionId, skipped: list[str]) -> VersionId | None:
-    path = store.snapshot(snapshot)
-    try:
-        known = confirmed(storage, store, snapshot.version)
-    except (CorruptFile, UnknownFormatVersion) as error:
-        skipped.append(f"{path}: {error}")
-        return None
-    if known is None:
-        skipped.append(f"{path}: {names.commits(snapshot.version - 1)} does not tell the digest of its version")
-    return known
+def _base(request: LoadRequest, facts: LoadFacts) -> VersionId:
+    candidates = (s for s in facts.snapshots if s.id is None and s.version <= request.target.version)
+    for snapshot in sorted(candidates, reverse=True):
+        if snapshot == request.target:
+            return request.target
+        try:
+            known = confirmed(facts.storage, request.store, snapshot.version)
+        except (CorruptFile, UnknownFormatVersion) as error:
+            facts.skip(snapshot, str(error), is_usable=True)
+            continue
+        if known is not None:
+            return known
+        facts.skip(snapshot, f"{names.commits(snapshot.version - 1)} has no digest of its version", is_usable=True)
+    return EMPTY
 
 
-def _missing(store: StorePath, target: VersionId, error: ObjectMissing, skipped: list[str]) -> VersionNotLoadable:
-    file = names.parse_store_path(error.path or "")
-    assert file is not None
-    what = "".join((error.what, *(f"; {reason}" for reason in skipped)))
-    return _not_loadable(store, target, file[1].version, what, "restore the file")
+def _mismatch(request: LoadRequest, facts: LoadFacts, stored: Lineage) -> VersionNotLoadable:
+    """The error for changelogs in storage that do not lead to the target.
 
-
-def _refused(
-    storage: Storage, store: StorePath, target: VersionId, stored: Lineage, changelogs: Changelogs
-) -> VersionNotLoadable:
-    """Which file is not the confirmed one: the first that is damaged, or behind which files and commits part."""
+    The culprit is the first changelog that is corrupt, or whose digest differs from that of its commit.
+    """
     culprit = stored[-1]
     for version in stored:
         try:
-            changelogs.check(version)
-            said = confirmed(storage, store, version.version)
+            facts.changelogs.check(version)
+            known = confirmed(facts.storage, request.store, version.version)
         except CorruptFile as error:
-            if error.path != store.changelog(version):
+            if error.path != request.store.changelog(version):
                 continue
-            return _not_loadable(store, target, version, error.what, "restore the file")
+            return request.not_loadable(version, error.what)
         except UnknownFormatVersion:
             continue
-        if said is not None and not said.is_same(version):
+        if known is not None and not known.is_same(version):
             culprit = version
             break
-    kept = names.cached_changelog(VersionId(culprit.version, digest="<digest>"))
-    return _not_loadable(
-        store,
-        target,
+    cached = names.cached_changelog(VersionId(culprit.version, digest="<digest>"))
+    return request.not_loadable(
         culprit,
-        "was replaced by an attempt that was not confirmed, and holds other changes than the confirmed one did: for the "
-        "same input the update function gives this or that",
-        f"restore the file: a host of the query may still have it in its local folder, as changelogs/{kept}; and mend the "
-        "function, or go on in structure V2, where each attempt has files of its own",
-    )
-
-
-def _not_loadable(
-    store: StorePath, target: VersionId, culprit: VersionId, what: str, action: str
-) -> VersionNotLoadable:
-    return VersionNotLoadable(
-        f"{target.in_words} of {store} cannot be loaded: {what}",
-        path=store.changelog(culprit),
-        hint=f"{action}; the newest version that still loads is {VersionId(culprit.version - 1).in_words}",
+        "was replaced by an attempt that was not confirmed and made other changes: the update function is not "
+        "deterministic",
+        action=f"restore the file; a host of the query may still have it in its local folder, as changelogs/{cached}. "
+        "Then make the function deterministic, or use structure V2, where each attempt writes its own files",
     )

@@ -1,4 +1,4 @@
-"""What a load gives: a version that is open, and what it took."""
+"""The results of a load: an open version and a report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from statestore.format.snapshot import SnapshotMetadata
 from statestore.lineage import BaseKind, Lineage
 
 
-@dataclass
-class LoadMetrics:
-    """What a load did. Bytes, files and requests are those of storage; `base` is where it started."""
+@dataclass(frozen=True)
+class LoadReport:
+    """The work of one load. Bytes, files and requests are those of storage; `base` is the kind of base.
+
+    `skipped_snapshots`: the snapshots that could not be the base, each with its problem.
+    """
 
     base: BaseKind = BaseKind.NOTHING
     replayed_changelogs: int = 0
@@ -29,9 +32,9 @@ class LoadMetrics:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version, open for reading: a database, and over it the changes of the versions that are not in it yet.
+    """A version, open for reading: a database, and in `ahead` the changes of later versions that it does not contain yet.
 
-    `lineage` is what a successor carries; `private` is removed when it is closed.
+    `lineage`: the lineage of the next version; `private`: a directory that `close` removes.
     """
 
     database: Database
@@ -40,7 +43,7 @@ class Loaded:
     private: Path | None = None
 
     def close(self) -> None:
-        """Close the database, and remove it if nobody else may use it."""
+        """Close the database. Remove it if it is private."""
         self.database.close()
         if self.private is not None:
             shutil.rmtree(self.private, ignore_errors=True)
@@ -48,14 +51,16 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Restored:
-    """A version in a directory of its own, open for writing.
+    """A version in its own directory, open for writing.
 
-    `base` is the metadata of the snapshot that it grew from, None when it grew from nothing; `lineage` as in `Loaded`;
-    `keys` how many it holds, None when only `Database.count_keys` can say it.
+    base      the metadata of the snapshot that the replay started from; None if it started from version 0
+    lineage   the lineage of the next version
+    keys      the number of keys; None if only `Database.count_keys` can determine it
+    report    without bytes, requests, time and the files of changelogs
     """
 
     database: Database
     base: SnapshotMetadata | None
     lineage: Lineage
     keys: int | None
-    metrics: LoadMetrics
+    report: LoadReport

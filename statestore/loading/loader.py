@@ -1,7 +1,7 @@
-"""Loads versions of one store onto this host: by its local copy, or from storage beside it.
+"""Loads of one store onto this host: request -> plan -> replay -> report.
 
-Here belongs the order of steps and what is tried when one fails. From which files a version comes is found out in
-`planning`; how the local folder is shared is `engine.local_copy`'s.
+This module orders the steps and chooses the alternative when one fails. `planning` chooses the files;
+`engine.local_copy` shares the local folder among processes.
 """
 
 from __future__ import annotations
@@ -15,31 +15,28 @@ from pathlib import Path
 from statestore.clock import Clock
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import (
-    CorruptFile,
-    LocalStateDamaged,
-    LocalStateError,
-    VersionNotLoadable,
-)
-from statestore.format.names import StorePath, VersionId
+from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, VersionNotLoadable
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import BaseKind, LoadPlan, LocalCopy
+from statestore.lineage import BaseKind, LocalCopy
 from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.loading.changelogs import Changelogs
-from statestore.loading.loaded import Loaded, LoadMetrics, Restored
-from statestore.loading.planning import Attempt
+from statestore.loading.facts import LoadFacts
+from statestore.loading.loaded import Loaded, LoadReport, Restored
+from statestore.loading.planning import plan_from_local, plan_from_storage
 from statestore.loading.replay import Replay
+from statestore.loading.request import LoadRequest
 from statestore.storage import Storage
 
 AHEAD_CHANGELOGS = 32
 AHEAD_RECORDS = 75_000
 AHEAD_BYTES = 16 * 1024 * 1024
-"""So many changelogs, records and plain bytes of them are read into memory over the local copy, at most."""
+"""The most changelogs, records and uncompressed bytes that a load keeps in memory over the local copy."""
 
 
 class Loader:
-    """Loads versions of one store. Not safe for use from several threads."""
+    """Loads versions of one store. Not thread-safe."""
 
     def __init__(
         self,
@@ -60,54 +57,67 @@ class Loader:
         self._lock_timeout_seconds = lock_timeout_seconds
         self._conf = conf
 
-    def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadMetrics]:
-        """The version, open for reading. A copy that is a little behind is served with the missing changes in memory;
-        one that is far behind, or on another branch, is moved to the version first.
+    def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadReport]:
+        """Open a version for reading.
 
-        Raises `VersionNotLoadable` with what is missing and what still loads, `StorageError`, `LocalDiskFull`.
+        A local copy that is a few versions behind stays as it is, with the missing changes in memory. A copy that is far
+        behind or on another branch is moved to the version first. Raises `VersionNotLoadable` with the unusable file and
+        the newest version that can be loaded, `StorageError`, `LocalDiskFull`.
         """
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        attempt = self._attempt(target, known_snapshots)
-        loaded: Loaded | None = None
+        request = LoadRequest(self._store, target)
+        facts = self._facts(known_snapshots)
+        found: tuple[Loaded, LoadReport] | None = None
+        # Without the lock these errors prove nothing: another process may be changing the copy.
         with contextlib.suppress(LocalStateDamaged, VersionNotLoadable):
-            # Without the lock neither proves anything: another process may be in the middle of a change.
-            loaded = self._serve(attempt)
-        if loaded is None:
+            database = self._folder.open_current()
+            if database is not None:
+                found = self._serve(request, facts, database)
+        if found is None:
             with self._folder.locked(self._lock_timeout_seconds) as held:
-                loaded = self._move_shared_copy(attempt) if held else self._build_private_copy(attempt)
+                found = self._move_shared_copy(request, facts) if held else self._build_private_copy(request, facts)
+        loaded, report = found
         spent = self._storage.requests.since(before)
-        attempt.metrics.fetched_files += attempt.changelogs.fetched_files
-        attempt.metrics.requests = spent.total
-        attempt.metrics.fetched_bytes = spent.bytes_read
-        attempt.metrics.milliseconds = (self._clock.monotonic_seconds() - started) * 1000
-        return loaded, attempt.metrics
+        return loaded, replace(
+            report,
+            fetched_files=report.fetched_files + facts.changelogs.fetched_files,
+            fetched_bytes=spent.bytes_read,
+            requests=spent.total,
+            milliseconds=(self._clock.monotonic_seconds() - started) * 1000,
+            skipped_snapshots=facts.skipped,
+        )
 
     def restore(self, target: VersionId, path: Path) -> Restored:
-        """The version from storage alone, in the new directory `path`, unmarked: what a snapshot is made of. Every block of
-        the base is read: one that is damaged is passed over for an older base, and named in `metrics.skipped_snapshots`.
+        """Restore a version from storage alone into the new directory `path`, for a snapshot.
 
-        Raises as `load`.
+        The database is not marked with its version. Every block of the base is verified: if one is corrupt, an older base
+        is used, and `report.skipped_snapshots` names the snapshot. Raises as `load`.
         """
-        return self._rebuilt(self._attempt(target, ()), path, marked=False)
+        return self._rebuild(LoadRequest(self._store, target), self._facts(()), path, marked=False)
 
     def advance_local_copy(self, target: VersionId) -> bool:
-        """Move the local copy forward to a committed version, and merge its tables when many have gathered.
+        """Move the local copy forward to a committed version. Compact its tables if there are many.
 
-        Off the batch's path: what `load` holds in memory is written down here, several versions in one go. Returns
-        whether the copy holds the version then; not when another process is at it, or the copy is on another branch.
-        A copy that turns out to be damaged is served no longer. Raises as `load`.
+        For use between batches: this writes the changes of several versions that `load` keeps in memory. Returns whether
+        the copy then contains the version: it does not if another process holds the lock or the copy is on another branch.
+        A damaged copy is no longer served. Raises as `load`.
         """
         with self._folder.locked(timeout_seconds=0) as held:
-            attempt = self._attempt(target, ())
+            if not held:
+                return False
+            request, facts = LoadRequest(self._store, target), self._facts(())
             try:
-                step = self._step_forward(attempt) if held else None
-                if step is None:
+                local = self._local_copy()
+                plan = None if local is None else plan_from_local(request, facts, local[1], fetch=True)
+                if local is None or plan is None:
                     return False
-                path, plan = step
+                path = local[0]
                 with Database.open_for_writing(path, self._limits) as database:
                     if plan.replay:
-                        self._replay(attempt, plan).onto(database)
+                        Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf).onto(
+                            database
+                        )
                     self._folder.forget_changelogs(target.version)
                     if database.wants_merge():
                         database.merge_tables()
@@ -116,141 +126,150 @@ class Loader:
                 raise
             return True
 
-    def _attempt(self, target: VersionId, known_snapshots: Collection[VersionId]) -> Attempt:
+    def _facts(self, known_snapshots: Collection[VersionId]) -> LoadFacts:
         changelogs = Changelogs(
             self._store, self._storage, self._folder, self._conf, most_record_bytes=self._limits.record_bytes
         )
-        return Attempt(self._store, self._storage, target, set(known_snapshots), changelogs)
+        return LoadFacts(self._storage, self._store, known_snapshots, changelogs)
 
-    def _replay(self, attempt: Attempt, plan: LoadPlan) -> Replay:
-        window_bytes, delimiter = self._limits.replay_bytes, self._conf.merge_delimiter
-        return Replay(attempt, plan, window_bytes=window_bytes, merge_delimiter=delimiter)
-
-    def _serve(self, attempt: Attempt) -> Loaded | None:
-        """The local copy, when it holds what is asked for, or all but a few changes that this host has at hand."""
-        database = self._folder.open_current()
-        if database is None:
-            return None
+    def _serve(self, request: LoadRequest, facts: LoadFacts, database: Database) -> tuple[Loaded, LoadReport] | None:
+        """Serve the local copy if it contains the target, or all but a few changes that are in changelogs on this host.
+        Otherwise close it."""
+        found: tuple[Loaded, LoadReport] | None = None
         try:
             holds = database.holds()
-            loaded = None if holds is None else self._with_changes_ahead(attempt, database, holds)
-        except BaseException:
-            database.close()
-            raise
-        if loaded is None:
-            database.close()
-            return None
-        self._folder.touch()
-        return loaded
+            if holds is not None:
+                found = self._with_changes_ahead(request, facts, database, holds)
+        finally:
+            if found is None:
+                database.close()
+        if found is not None:
+            self._folder.touch()
+        return found
 
-    def _with_changes_ahead(self, attempt: Attempt, database: Database, holds: LocalCopy) -> Loaded | None:
-        if attempt.target.version - holds.version.version > AHEAD_CHANGELOGS:
+    def _with_changes_ahead(
+        self, request: LoadRequest, facts: LoadFacts, database: Database, holds: LocalCopy
+    ) -> tuple[Loaded, LoadReport] | None:
+        target, changelogs = request.target, facts.changelogs
+        if target.version - holds.version.version > AHEAD_CHANGELOGS:
             return None
-        if not holds.version.is_same(attempt.target) and not attempt.changelogs.are_here([attempt.target]):
+        if not holds.version.is_same(target) and not changelogs.are_here([target]):
             return None
-        plan = attempt.plan_from(holds, fetch=False)
+        plan = plan_from_local(request, facts, holds, fetch=False)
         if plan is None:
             return None
-        # Losing schedule: another process moves the copy after this one has opened it, and removes the changelogs that
-        # are in it then. Whatever cannot be read here is looked at again under the lock.
+        # Race: another process moves the copy after this one has opened it, and removes the changelogs that the copy then
+        # contains. If a changelog cannot be read here, the load continues under the lock.
         with contextlib.suppress(CorruptFile):
-            ahead = attempt.changelogs.small(plan.replay, most_records=AHEAD_RECORDS, most_bytes=AHEAD_BYTES)
+            ahead = changelogs.small(plan.replay, most_records=AHEAD_RECORDS, most_bytes=AHEAD_BYTES)
             if ahead is not None:
-                attempt.metrics.replayed_changelogs = len(plan.replay)
-                attempt.metrics.replayed_keys = len(ahead)
-                return Loaded(database, plan.lineage, ahead)
+                report = LoadReport(BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(ahead))
+                return Loaded(database, plan.lineage, ahead), report
         return None
 
-    def _move_shared_copy(self, attempt: Attempt) -> Loaded:
-        """Called under the lock."""
+    def _move_shared_copy(self, request: LoadRequest, facts: LoadFacts) -> tuple[Loaded, LoadReport]:
+        """Bring the shared local copy to the target. The caller holds the lock."""
+        is_damaged = False
+        found: tuple[Loaded, LoadReport] | None = None
         try:
-            loaded = self._catch_up(attempt)
+            local = self._local_copy()
+            if local is not None:
+                found = self._catch_up(request, facts, *local)
         except LocalStateDamaged:
-            attempt.metrics.replaced_damaged_copy = True
-            loaded = None
+            is_damaged = True
         except VersionNotLoadable:
-            # The copy is older than what retention has left: a newer snapshot may have replaced those changelogs.
-            loaded = None
-        if loaded is None:
-            loaded = self._build(attempt, self._folder.fresh_directory())
-            self._folder.serve(loaded.database.path)
-        self._folder.forget_changelogs(attempt.target.version)
+            # Retention may have deleted the changelogs after the copy; a newer snapshot replaces them.
+            pass
+        if found is None:
+            found = self._build(request, facts, self._folder.fresh_directory())
+            self._folder.serve(found[0].database.path)
+        self._folder.forget_changelogs(request.target.version)
         self._folder.sweep()
-        return loaded
+        loaded, report = found
+        return loaded, replace(report, replaced_damaged_copy=is_damaged)
 
-    def _build_private_copy(self, attempt: Attempt) -> Loaded:
-        """Somebody keeps the lock: work goes on beside it, at the cost of a load from storage."""
-        attempt.metrics.used_private_copy = True
+    def _build_private_copy(self, request: LoadRequest, facts: LoadFacts) -> tuple[Loaded, LoadReport]:
+        """Load from storage into a private directory, because another process holds the lock."""
         path = self._folder.fresh_private_directory()
-        return replace(self._build(attempt, path), private=path)
+        loaded, report = self._build(request, facts, path)
+        return replace(loaded, private=path), replace(report, used_private_copy=True)
 
-    def _catch_up(self, attempt: Attempt) -> Loaded | None:
-        """Apply what is missing to the local copy; None when it is not an ancestor of the target."""
-        step = self._step_forward(attempt)
-        if step is None:
-            return None
-        path, plan = step
-        if plan.replay:
-            with Database.open_for_writing(path, self._limits) as database:
-                self._replay(attempt, plan).onto(database)
-        self._folder.touch()
-        return Loaded(Database.open_read_only(path, self._limits), plan.lineage)
-
-    def _step_forward(self, attempt: Attempt) -> tuple[Path, LoadPlan] | None:
-        """The local copy's directory and what it lacks; None when it is not an ancestor of the target."""
+    def _local_copy(self) -> tuple[Path, LocalCopy] | None:
+        """The directory of the local copy and its version; None if there is none."""
         path = self._folder.current()
         database = self._folder.open_current()
         if path is None or database is None:
             return None
         with database:
             holds = database.holds()
-        if holds is None or holds.version.version > attempt.target.version:
+        return None if holds is None else (path, holds)
+
+    def _catch_up(
+        self, request: LoadRequest, facts: LoadFacts, path: Path, holds: LocalCopy
+    ) -> tuple[Loaded, LoadReport] | None:
+        """Replay the missing changelogs onto the local copy; None if the copy is no ancestor of the target."""
+        plan = plan_from_local(request, facts, holds, fetch=True)
+        if plan is None:
             return None
-        plan = attempt.plan_from(holds, fetch=True)
-        return None if plan is None else (path, plan)
+        written_keys = 0
+        if plan.replay:
+            with Database.open_for_writing(path, self._limits) as database:
+                written_keys = (
+                    Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf)
+                    .onto(database)
+                    .written_keys
+                )
+        self._folder.touch()
+        report = LoadReport(BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
+        return Loaded(Database.open_read_only(path, self._limits), plan.lineage), report
 
-    def _build(self, attempt: Attempt, path: Path) -> Loaded:
-        """Build the version in a directory of its own, which nobody else knows yet."""
-        restored = self._rebuilt(attempt, path, marked=True)
+    def _build(self, request: LoadRequest, facts: LoadFacts, path: Path) -> tuple[Loaded, LoadReport]:
+        """Build the target in a new directory that no other process uses yet."""
+        restored = self._rebuild(request, facts, path, marked=True)
         restored.database.close()
-        return Loaded(Database.open_read_only(path, self._limits), restored.lineage)
+        return Loaded(Database.open_read_only(path, self._limits), restored.lineage), restored.report
 
-    def _rebuilt(self, attempt: Attempt, path: Path, *, marked: bool) -> Restored:
+    def _rebuild(self, request: LoadRequest, facts: LoadFacts, path: Path, *, marked: bool) -> Restored:
         while True:
-            plan = attempt.plan()
+            plan = plan_from_storage(request, facts)
             database: Database | None = None
             try:
-                database, base = self._base_database(attempt, plan, path, verified=not marked)
-                keys = self._replay(attempt, plan).onto(database, base=base, marked=marked)
-                return Restored(database, base, plan.lineage, keys, attempt.metrics)
+                database, base = self._open_base(plan.base, path, verified=not marked)
+                replayed = Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf).onto(
+                    database, base=base, marked=marked
+                )
+                report = LoadReport(
+                    plan.base_kind,
+                    replayed_changelogs=len(plan.replay),
+                    replayed_keys=replayed.written_keys,
+                    fetched_files=1 + len(base.tables) if base else 0,
+                    skipped_snapshots=facts.skipped,
+                )
+                return Restored(database, base, plan.lineage, replayed.keys, report)
             except BaseException as error:
                 if database is not None:
-                    # What a damaged database says when it is closed is less than what was wrong with it before.
+                    # An error on closing a damaged database would hide the first error.
                     with contextlib.suppress(LocalStateError):
                         database.close()
                 shutil.rmtree(path, ignore_errors=True)
                 if not isinstance(error, SnapshotUnusable):
                     raise
-                # GC or bit rot took the presumed base: the next older one and a longer replay do as well.
-                attempt.snapshots.discard(plan.base)
-                attempt.metrics.skipped_snapshots += (f"{self._store.snapshot(plan.base)}: {error}",)
+                # The base was deleted or is corrupt. An older base and a longer replay give the same version.
+                facts.skip(plan.base, str(error))
 
-    def _base_database(
-        self, attempt: Attempt, plan: LoadPlan, path: Path, *, verified: bool
-    ) -> tuple[Database, SnapshotMetadata | None]:
-        if plan.base_kind is BaseKind.NOTHING:
+    def _open_base(self, base: VersionId, path: Path, *, verified: bool) -> tuple[Database, SnapshotMetadata | None]:
+        if base == EMPTY:
             return Database.create(path, self._limits), None
-        # Our own jobs write no sidecars; Spark refuses a snapshot that its sidecar does not fit, and so does a load.
+        # Jobs of Statekeeper write no sidecars. Spark rejects a snapshot whose sidecar does not fit, so a load does, too.
         is_sparks = self._conf != OURS
-        base = open_base(
+        opened = open_base(
             self._storage,
             self._store,
-            plan.base,
+            base,
             path,
             self._limits,
             self._conf,
             compare_sidecar=is_sparks,
             verified=verified,
         )
-        attempt.metrics.fetched_files += 1 + len(base.metadata.tables)
-        return base.database, base.metadata
+        return opened.database, opened.metadata

@@ -1,133 +1,129 @@
-"""The changelogs of a plan, applied to a database: all of them, or none."""
+"""The replay of a plan: all of its changelogs are applied to a database, or none."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
-from statestore.engine.rocks import Database
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format.changelog import Changes
-from statestore.format.names import EMPTY, VersionId
+from statestore.format.names import EMPTY
 from statestore.format.snapshot import SnapshotMetadata
+from statestore.format.state_conf import StateConf
 from statestore.lineage import LoadPlan, LocalCopy
+from statestore.loading.facts import LoadFacts
 from statestore.loading.key_count import KeyCount
 from statestore.loading.merges import OrderedWindow
-from statestore.loading.planning import Attempt
+from statestore.loading.request import LoadRequest
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """`written_keys`: the number of keys that the replay wrote. `keys`: the number of keys in the database after it; None
+    if only `Database.count_keys` can determine it."""
+
+    written_keys: int
+    keys: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What an attempt has planned. `window_bytes`: so much of it is held in memory; `merge_delimiter`: see `merges`."""
+    """A plan, the request and facts that it comes from, and the memory and configuration for its replay."""
 
-    def __init__(self, attempt: Attempt, plan: LoadPlan, *, window_bytes: int, merge_delimiter: bytes) -> None:
-        self._attempt = attempt
-        self._plan = plan
-        self._window_bytes = window_bytes
-        self._merge_delimiter = merge_delimiter
+    request: LoadRequest
+    plan: LoadPlan
+    facts: LoadFacts
+    limits: EngineLimits
+    conf: StateConf
 
-    def onto(
-        self,
-        database: Database,
-        *,
-        base: SnapshotMetadata | None = None,
-        marked: bool = True,
-    ) -> int | None:
-        """Apply the plan's changelogs and mark the database. Nothing is applied unless all of it can be read.
+    def onto(self, database: Database, *, base: SnapshotMetadata | None = None, marked: bool = True) -> Replayed:
+        """Apply the changelogs of the plan. Apply none if one of them cannot be read.
 
-        Returned is, for an unmarked one, how many keys it has then; None when that takes going over all. Raises
-        `VersionNotLoadable` with the oldest file that is broken, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
+        `marked`: write version and lineage into the database; otherwise count its keys. Raises `VersionNotLoadable` with
+        the oldest unusable changelog, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
         """
-        holds = LocalCopy(self._attempt.target, self._plan.lineage) if marked else None
-        has_families = base is not None and bool(base.column_families)
-
-        def apply() -> int | None:
-            if has_families:
-                self._apply_in_order(database)
-                return None
-            return self._apply(database, holds, None if marked else _key_count(base))
-
+        changelogs, replay = self.facts.changelogs, self.plan.replay
         try:
-            self._attempt.changelogs.fetch(self._plan.replay)
+            changelogs.fetch(replay)
             if not marked:
-                self._require_families(has_families)
+                self._require_families(base is not None and bool(base.column_families))
                 self._require_one_lineage()
             try:
-                keys = apply()
+                return self._apply(database, base, marked=marked)
             except CorruptFile:
-                self._attempt.changelogs.fetch_again(self._plan.replay)
-                keys = apply()
+                changelogs.fetch_again(replay)
+                return self._apply(database, base, marked=marked)
         except (ObjectMissing, CorruptFile) as error:
-            broken, what = self._oldest_broken(error)
-            raise VersionNotLoadable(
-                f"{self._attempt.target.in_words} of {self._attempt.store} cannot be loaded: {what}{self._attempt.skipped}",
-                path=self._attempt.store.changelog(broken),
-                hint=f"restore the file; the newest version that still loads is {VersionId(broken.version - 1).in_words}",
-            ) from error
-        self._attempt.metrics.replayed_changelogs = len(self._plan.replay)
-        return keys
+            raise self._not_loadable(error) from error
 
-    def _require_families(self, has_families: bool) -> None:
-        """What the families of a store are called stands in its snapshots alone: without one they would be lost."""
-        for version in self._plan.replay:
-            if self._attempt.changelogs.header(version).is_typed != has_families:
-                if self._attempt.metrics.skipped_snapshots:
-                    raise VersionNotLoadable(
-                        f"{self._attempt.target.in_words} of {self._attempt.store} needs a snapshot that names its column "
-                        f"families, and the newest cannot be used: {self._attempt.metrics.skipped_snapshots[0]}",
-                        path=self._attempt.store.changelog(version),
-                        hint="restore what is missing or damaged from a backup",
-                    )
-                base = "nothing" if self._plan.base == EMPTY else f"the snapshot of version {self._plan.base.version}"
-                raise UnknownFormatVersion(
-                    f"is of a store with{'out' if has_families else ''} column families, and would be replayed over "
-                    f"{base}, which is of one with{'' if has_families else 'out'}",
-                    path=self._attempt.store.changelog(version),
-                    hint="restore a snapshot that Spark wrote after it changed the families",
-                )
-
-    def _require_one_lineage(self) -> None:
-        """Each changelog says on top of which one it was written: under an id in the head's lineage there may lie that of
-        another store or version."""
-        for before, version in itertools.pairwise((self._plan.base, *self._plan.replay)):
-            told = self._attempt.changelogs.header(version).lineage
-            if told is not None and told[-1:] != (() if before == EMPTY else (before,)):
-                base = f"version {told[-1]}" if told else "nothing"
-                raise CorruptFile(
-                    f"was written on top of {base}, and is replayed over version {before}",
-                    path=self._attempt.store.changelog(version),
-                )
-
-    def _apply(self, database: Database, holds: LocalCopy | None, held_keys: int | None) -> int | None:
-        count = KeyCount(database, held_keys)
-        windows = self._attempt.changelogs.windows(self._plan.replay, self._window_bytes)
-        # Not a loop of its own: that would hold a window while the next one is read.
+    def _apply(self, database: Database, base: SnapshotMetadata | None, *, marked: bool) -> Replayed:
+        if base is not None and base.column_families:
+            return self._apply_in_order(database)
+        count = KeyCount(database, None if marked else _key_count(base))
+        windows = self.facts.changelogs.windows(self.plan.replay, self.limits.replay_bytes)
+        # A loop would keep a window in memory while the next one is read.
         counted = map(Changes.pairs, map(count.count, windows))
-        self._attempt.metrics.replayed_keys = database.apply(counted, holds)
-        return count.keys
+        mark = LocalCopy(self.request.target, self.plan.lineage) if marked else None
+        return Replayed(database.apply(counted, mark), count.keys)
 
-    def _apply_in_order(self, database: Database) -> None:
-        # All of it is read before: what was merged into the database must not be merged a second time.
-        only_puts = [self._attempt.changelogs.check(version) for version in self._plan.replay]
+    def _apply_in_order(self, database: Database) -> Replayed:
+        changelogs = self.facts.changelogs
+        # All changelogs are read before: a merge must not be applied twice.
+        only_puts = [changelogs.check(version) for version in self.plan.replay]
         if all(only_puts):
-            windows = self._attempt.changelogs.windows(self._plan.replay, self._window_bytes)
-            self._attempt.metrics.replayed_keys = database.apply(map(Changes.pairs, windows), None)
-            return
-        window = OrderedWindow(database, self._merge_delimiter, self._window_bytes)
-        for version in self._plan.replay:
-            for piece in self._attempt.changelogs.pieces(version):
+            windows = changelogs.windows(self.plan.replay, self.limits.replay_bytes)
+            return Replayed(database.apply(map(Changes.pairs, windows), None))
+        window = OrderedWindow(database, self.conf.merge_delimiter, self.limits.replay_bytes)
+        for version in self.plan.replay:
+            for piece in changelogs.pieces(version):
                 window.add(piece)
         window.write()
-        self._attempt.metrics.replayed_keys = window.written_keys
+        return Replayed(window.written_keys)
 
-    def _oldest_broken(self, seen: ObjectMissing | CorruptFile) -> tuple[VersionId, str]:
-        """What was noticed first need not be the oldest, and all below the oldest still loads."""
-        for version in self._plan.replay:
+    def _require_families(self, has_families: bool) -> None:
+        """Only snapshots contain the names of column families. Changelogs with families need a snapshot with families."""
+        for version in self.plan.replay:
+            if self.facts.changelogs.header(version).is_typed == has_families:
+                continue
+            if self.facts.skipped:
+                raise self.request.not_loadable(
+                    version,
+                    "needs a snapshot that names the column families of the store",
+                    skipped=self.facts.skipped[:1],
+                    action="restore the missing or damaged file from a backup",
+                    newest="changelogs alone cannot restore a store with column families",
+                )
+            base = "version 0" if self.plan.base == EMPTY else f"the snapshot of version {self.plan.base.version}"
+            kind, base_kind = ("without", "with") if has_families else ("with", "without")
+            raise UnknownFormatVersion(
+                f"belongs to a store {kind} column families, but the base is {base} of a store {base_kind} them; "
+                f"{self.request.target.in_words} of {self.request.store} cannot be loaded",
+                path=self.request.store.changelog(version),
+                hint="restore a snapshot that Spark wrote after the column families changed",
+            )
+
+    def _require_one_lineage(self) -> None:
+        """A changelog names its predecessor. A file of another store or version may have the name of one in the lineage."""
+        for before, version in itertools.pairwise((self.plan.base, *self.plan.replay)):
+            lineage = self.facts.changelogs.header(version).lineage
+            if lineage is not None and lineage[-1:] != (() if before == EMPTY else (before,)):
+                raise CorruptFile(
+                    f"names version {lineage[-1] if lineage else 0} as its predecessor instead of version {before}",
+                    path=self.request.store.changelog(version),
+                )
+
+    def _not_loadable(self, seen: ObjectMissing | CorruptFile) -> VersionNotLoadable:
+        """The error for the oldest unusable changelog, not for the one seen first: versions below it can be loaded."""
+        changelogs, replay, store = self.facts.changelogs, self.plan.replay, self.request.store
+        for version in replay:
             try:
-                self._attempt.changelogs.fetch([version])
-                self._attempt.changelogs.check(version)
+                changelogs.fetch([version])
+                changelogs.check(version)
             except (ObjectMissing, CorruptFile) as error:
-                return version, error.what
-        first, store = self._plan.replay[0], self._attempt.store
-        return next((v for v in self._plan.replay if store.changelog(v) == seen.path), first), seen.what
+                return self.request.not_loadable(version, error.what, skipped=self.facts.skipped)
+        culprit = next((version for version in replay if store.changelog(version) == seen.path), replay[0])
+        return self.request.not_loadable(culprit, seen.what, skipped=self.facts.skipped)
 
 
 def _key_count(base: SnapshotMetadata | None) -> int | None:

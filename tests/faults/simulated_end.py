@@ -120,7 +120,7 @@ def _require_snapshots_right(world: World, store: StorePath) -> None:
             continue
         folder = world.folder("last reader")
         with world.load(store, version, world.root, folder) as opened:
-            metrics = opened.load_metrics
+            metrics = opened.load_report
             if metrics.skipped_snapshots or metrics.replayed_changelogs:
                 raise Lost(f"the snapshot of {store} {version} counts as whole: {metrics}")
             if dict(opened.scan()) != world.states[store, version]:

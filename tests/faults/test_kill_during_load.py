@@ -93,7 +93,7 @@ def test_whatever_a_kill_interrupts_the_next_load_gives_what_was_committed(tmp_p
         while len(states) <= head.version:
             states.append(changed(states[-1], batch(len(states))))
         with Host(open_storage(str(root)), tmp_path / "host").load(head) as store:
-            damaged += store.load_metrics.replaced_damaged_copy
+            damaged += store.load_report.replaced_damaged_copy
             assert dict(store.scan()) == states[head.version]
     fresh = Host(open_storage(str(root)), tmp_path / "fresh")
     assert fresh.read(head) == states[-1]

@@ -73,8 +73,8 @@ def test_sparks_snapshot_and_the_changelogs_behind_it_give_the_state_that_spark_
         address = StoreAddress(path, tmp_path / f"local {partition}")
         with StateStore.load(address, target, storage=storage, clock=SystemClock(), ids=RandomIds()) as store:
             values = pa.array([value for _, value in store.scan()], pa.large_binary())
-            assert store.load_metrics.base is BaseKind.SNAPSHOT
-            assert store.load_metrics.replayed_changelogs == head + 1 - max(snapshots)
+            assert store.load_report.base is BaseKind.SNAPSHOT
+            assert store.load_report.replayed_changelogs == head + 1 - max(snapshots)
         held = decode_values(values, VALUE).to_pylist()
         assert sorted((row["n"], row["total"]) for row in held) == by_partition[partition]
         assert held

@@ -65,7 +65,7 @@ def test_an_older_base_replaces_one_with_a_damaged_block_which_is_named(checkpoi
     with restored.database as database:
         held = {key: value for keys, values in database.scan() for key, value in zip(keys, values, strict=True)}
     assert held == checkpoint.states[-1][0]
-    (skipped,) = restored.metrics.skipped_snapshots
+    (skipped,) = restored.report.skipped_snapshots
     assert table in skipped
     assert "the checksum of the block at byte" in skipped
     assert str(tmp_path) not in skipped

@@ -55,7 +55,7 @@ def test_up_to_each_limit_the_copy_is_read_over_and_beyond_it_the_copy_moves(
 ) -> None:
     history = grown(host, *map(numbered, range(10, 16)))
     with host.load(history.versions[2]) as store:
-        assert store.load_metrics.replayed_changelogs <= 2
+        assert store.load_report.replayed_changelogs <= 2
     assert host.advance_local_copy(history.versions[2])
     if value is None:
         in_three = [piece for v in history.versions[3:6] for piece in plain_pieces(host, v)]
@@ -124,7 +124,7 @@ def test_a_copy_that_another_process_moves_between_opening_and_reading_is_looked
     monkeypatch.setattr(Changelogs, "small", late)
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]
-        assert store.load_metrics.requests == 0, "what was removed from the cache is in the copy"
+        assert store.load_report.requests == 0, "what was removed from the cache is in the copy"
     assert moved
 
 

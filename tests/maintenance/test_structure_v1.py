@@ -79,7 +79,7 @@ def test_no_snapshot_is_made_of_a_changelog_that_was_replaced(
 ) -> None:
     checkpoint.grow(5)
     replace_changelog(storage, 4)
-    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: version 5 .* not confirmed"):
+    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not confirmed.* version 5 "):
         take_snapshots(storage, tmp_path)
     assert checkpoint.stores[0] not in catalog.snapshots(storage)
     held = contents.contents_at(storage)

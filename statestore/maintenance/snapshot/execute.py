@@ -150,8 +150,8 @@ def execute(
         len(tables),
         len(fresh),
         sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
-        restored.metrics.replayed_keys,
-        restored.metrics.skipped_snapshots,
+        restored.report.replayed_keys,
+        restored.report.skipped_snapshots,
         restore_seconds,
         clock.monotonic_seconds() - started,
         digest,
@@ -169,10 +169,10 @@ class _Keys:
 
 def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     base = restored.base
-    if base is not None and base.column_families and restored.metrics.skipped_snapshots:
+    if base is not None and base.column_families and restored.report.skipped_snapshots:
         # The one that is damaged may name families that the older one does not know, also such as have no key yet.
         raise CorruptFile(
-            f"is damaged, and only it is sure to name all column families: {restored.metrics.skipped_snapshots[0]}",
+            f"is damaged, and only it is sure to name all column families: {restored.report.skipped_snapshots[0]}",
             path=action.store.snapshot(action.load.base),
             hint="restore it from a backup",
         )
