@@ -1,4 +1,4 @@
-"""PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and how to start it."""
+"""PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and the call that starts it."""
 
 from pipelines.host import Host
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update

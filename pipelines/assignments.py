@@ -1,4 +1,4 @@
-"""Which versions the stores of each partition build on, packed so that a task reads its own part alone."""
+"""The base versions of all partitions' stores, packed so that a task unpickles only its own part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Assigned:
-    """What a task needs to know of one of its stores: the version that the batch builds on, and those with a snapshot."""
+    """The base version of one store of a task, and the versions that have a snapshot."""
 
     base: VersionId
     snapshots: frozenset[VersionId]
@@ -23,10 +23,10 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Assignments:
-    """The stores of all partitions. `parts` are the pickled parts one after another, `ends` says where each one ends.
+    """The stores of all partitions. `parts` holds the pickled parts one after another, `ends` the end of each part.
 
-    Spark sends one function to all tasks of a batch. If that holds a version as an object for each store, every task
-    unpickles those of all the others: 63 ms at 1,000 partitions, and as many tasks. Two strings of bytes are copied.
+    Spark sends one function to all tasks of a batch. If it held an object per store, each task would unpickle the
+    objects of all tasks: 63 ms at 1,000 partitions. Two byte strings are only copied.
     """
 
     parts: bytes
@@ -36,7 +36,7 @@ class Assignments:
     def of(
         cls, bases: Mapping[int, tuple[VersionId, ...]], snapshots: Mapping[StorePath, Collection[VersionId]]
     ) -> Assignments:
-        """`bases`: operator -> the version of each partition's store, of as many partitions each."""
+        """Pack the stores. `bases`: operator -> the version of each partition's store; shape (operators, partitions)."""
         parts = []
         for partition in range(min(map(len, bases.values()), default=0)):
             of_partition = [
@@ -54,10 +54,10 @@ class Assignments:
         return cls(b"".join(parts), b"".join(ends))
 
     def of_partition(self, partition: int) -> tuple[Assigned, ...]:
-        """The stores of a partition, by operator."""
+        """Return the stores of a partition, sorted by operator."""
         start = _END.unpack_from(self.ends, (partition - 1) * _END.size)[0] if partition else 0
         [end] = _END.unpack_from(self.ends, partition * _END.size)
-        # The driver's own bytes, as the function is that they came with.
+        # Trusted: the driver wrote these bytes and the function that holds them.
         of_partition: list[tuple[_Version, list[_Version]]] = pickle.loads(self.parts[start:end])  # noqa: S301
         return tuple(
             Assigned(VersionId(*base), frozenset(VersionId(*version) for version in snapshots))

@@ -1,4 +1,4 @@
-"""A Delta table as its log shows it, followed commit by commit: which batches it holds, and what others did to it.
+"""Incremental reader of a Delta table's log: the batches that the table holds, and changes by others.
 
 Opening a Delta table reads its whole state, every file of it, and a sink is asked twice a batch. Here the state is read
 once. From then on each look reads the beginning of the newest commit that is known, to see that it is still the same
@@ -15,19 +15,19 @@ from typing import Any
 
 _HEAD_BYTES = 4096
 _COMMITS = 100
-"""So many of the newest commits are kept; an older one is read from the table again."""
+"""Number of newest commits in memory; older ones are read from the table again."""
 
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """The table's id, which a table that replaces it does not have, and its properties."""
+    """The table's properties and its id; a table that replaces it has another id."""
 
     id: str
     configuration: Mapping[str, str]
 
 
 class DeltaLog:
-    """The log of the table at a path. `look` it up before asking."""
+    """The log of the table at a path. Call `look` first."""
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class DeltaLog:
         self._known: _Known | None = None
 
     def look(self) -> KnownTable | None:
-        """The table as it is now; None when there is none."""
+        """Return the current table; None if there is none."""
         if self._known is None or not self._follow(self._known):
             self._known = self._opened()
         return None if self._known is None else KnownTable(self._known, self._table)
@@ -56,7 +56,7 @@ class DeltaLog:
         return known
 
     def _follow(self, known: _Known) -> bool:
-        """Read the commits since; False when what is known is not of this table any more."""
+        """Read the commits since the last call. Returns False if the table was replaced."""
         if self._read(known.version, _HEAD_BYTES) != known.head:
             return False
         while (data := self._read(known.version + 1, None)) is not None:
@@ -64,7 +64,7 @@ class DeltaLog:
         return True
 
     def _read(self, version: int, length: int | None) -> bytes | None:
-        """A commit of the log, or its first bytes; None when there is none of this version."""
+        """Return a commit of the log, or its first bytes; None if the version does not exist."""
         import pyarrow.fs
         from deltalake.exceptions import TableNotFoundError
         from deltalake.fs import DeltaStorageHandler
@@ -90,16 +90,16 @@ class _Known:
     transactions: dict[str, int | None] = field(default_factory=dict)
     commits: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_COMMITS))
     has_all: bool = False
-    """Whether `commits` were all that the log had; it may begin behind version 0."""
+    """Whether `commits` hold the whole log, which may begin after version 0."""
 
     def add(self, data: bytes) -> None:
-        """The next commit: actions as JSON, one a line."""
+        """Apply the next commit: one JSON action per line."""
         self.version += 1
         self.has_all = self.has_all and len(self.commits) < _COMMITS
         self.head = data[:_HEAD_BYTES]
         info: dict[str, Any] = {}
         for line in data.splitlines():
-            # Most lines are files, and their statistics are long.
+            # Most lines are files with long statistics, which are skipped.
             if not line.startswith((b'{"txn"', b'{"metaData"', b'{"commitInfo"')):
                 continue
             action = json.loads(line)
@@ -115,29 +115,29 @@ class _Known:
 
 @dataclass(frozen=True)
 class KnownTable:
-    """What is known of a table; the same questions as a `deltalake.DeltaTable` answers."""
+    """The known part of a table, with the methods of `deltalake.DeltaTable`."""
 
     _known: _Known
     _open: Any
 
     def version(self) -> int:
-        """The newest version."""
+        """Return the newest version."""
         return self._known.version
 
     def metadata(self) -> TableMetadata:
-        """Id and properties."""
+        """Return id and properties."""
         return self._known.metadata
 
     def transaction_version(self, app_id: str) -> int | None:
-        """The newest version of an application's transactions; None when it has none."""
+        """Return the newest transaction version of an application; None if it has none."""
         known = self._known.transactions
         if app_id not in known:
-            # Asked for the first time: a transaction that came meanwhile is read again by the next look.
+            # First call for this application: the next look reads newer transactions again.
             known[app_id] = self.opened().transaction_version(app_id)
         return known[app_id]
 
     def history(self, limit: int) -> list[dict[str, Any]]:
-        """The newest commits, newest first."""
+        """Return the newest commits, newest first."""
         commits = self._known.commits
         if limit <= len(commits) or self._known.has_all:
             return list(commits)[:limit]
@@ -145,5 +145,5 @@ class KnownTable:
         return found
 
     def opened(self) -> Any:
-        """The `deltalake.DeltaTable` with all of its state."""
+        """Return the `deltalake.DeltaTable` with all of its state."""
         return self._open()

@@ -1,9 +1,9 @@
-"""One batch on the driver: from the query's offsets to `commits/N`, so that state and sink cannot disagree.
+"""One batch on the driver: from the query's offsets to `commits/N`, so that state and sink always agree.
 
     begin -> offsets/N -> [ the sink holds N? its attempt's ids ] -> tasks -> reports checked -> pending/N-<attempt>
           -> sink -> the sink asked again -> commits/N
 
-Each arrow may be the last thing that happens. A re-run of the batch then starts at `begin` and finds out how far it came.
+The driver can die at each arrow. A re-run of the batch starts at `begin` and detects the completed steps.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class StopWanted(Exception):
-    """Ends a query between two batches."""
+    """Raised between two batches to end a query."""
 
 
 class BatchDriver:
-    """Runs the batches of one streaming query over one state root; the function that `foreachBatch` gets."""
+    """Runs the batches of one streaming query over one state root; it is the function for `foreachBatch`."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class BatchDriver:
         self._now: tuple[Phase, float] | None = None
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Run one batch. Raises the library's errors; `failure` keeps the one that stopped the query.
+        """Run one batch. Raises the library's errors; `failure` holds the error that stopped the query.
 
-        `is_awaited`: whether a caller waits for the query and gets the error; otherwise it is logged."""
+        The error is logged unless a caller waits for the query (`is_awaited`) and receives it."""
         self.is_in_batch = True
         try:
             if self._stop_is_wanted.is_set():
@@ -124,18 +124,18 @@ class BatchDriver:
             self.is_in_batch = False
 
     def refuse_further_batches(self) -> None:
-        """Let the batch that runs end, and start no other: interrupting a Python function makes Spark match the whole
-        text of the exception against one regular expression, which can overflow the stack of its thread."""
+        """Finish the current batch and start no other. An interrupt would be worse: Spark then matches the whole text of
+        the exception against one regular expression, which can overflow the stack of its thread."""
         self._stop_is_wanted.set()
 
     def look_for_snapshots(self) -> None:
-        """See which snapshots maintenance has made: the lineage of the next versions starts at the newest. Off the
-        batch's path."""
+        """Find new snapshots of maintenance, so that the lineage of the next versions starts at the newest. Runs outside
+        of batches."""
         self._snapshots.look(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
 
     @property
     def snapshots(self) -> Snapshots:
-        """The snapshots that are known."""
+        """Return the known snapshots."""
         return self._snapshots.versions
 
     def _run(self, rows: DataFrame, batch: int) -> None:
@@ -187,7 +187,7 @@ class BatchDriver:
         return self._root
 
     def _look_at_sink(self, root: StateRoot, query_id: str, batch: int) -> str | None:
-        """The attempt that the sink holds of the batch. Raises `SinkChanged` if others replaced what it held."""
+        """Return the attempt of the batch that the sink holds. Raises `SinkChanged` if others replaced its rows."""
         if not isinstance(self._sink, TracedSink):
             return self._sink.held(query_id, batch)
         look = self._sink.look(query_id, batch, self._sink_position or root.sink_before(batch - 1))
@@ -223,13 +223,13 @@ class BatchDriver:
                 try:
                     self._sink.write(output.rows_of([report.tag for report in reports]), attempt)
                 except Exception as error:
-                    # Losing schedule: two drivers write at once and the sink's own check stops this one, or the reply
-                    # to its commit is lost. What the sink holds now decides, not what the writer was told.
+                    # Race: two drivers write at once and the sink's check stops this one, or the reply to its commit
+                    # is lost. The content of the sink decides, not the reply.
                     if self._sink.held(query_id, batch) is not None:
                         self._enter(batch, Phase.SINK_WRITTEN)
                         return reports, pending, number
-                    # Losing schedule: speculative twins leave a block each, and a read may take either; or the only
-                    # block is lost with its executor. Nothing was committed to the sink: the batch is computed anew.
+                    # Race: speculative twins leave one block each, and a read can take either; or the only block is
+                    # lost with its executor. The sink committed nothing, so the batch is computed again.
                     if not output_is_unreadable(error):
                         raise
                     if number == _ATTEMPTS:
@@ -244,12 +244,12 @@ class BatchDriver:
         raise AssertionError("unreachable")
 
     def _keep_lineage_short(self, batch: int) -> None:
-        """When maintenance has stopped: make the snapshots here, before the lineage is too long for another batch."""
+        """Make snapshots if maintenance has stopped, before the lineage reaches the ceiling."""
         if self._structure is Structure.V1:
-            return  # no lineage, and no ceiling
+            return  # V1 has no lineage and no ceiling
         tail = batch if self._tail_changelogs is None else self._tail_changelogs
         if self._emergency.before(batch, tail):
-            # Those of others, too: the tail may be long only as far as this driver knows.
+            # Includes snapshots of others: this driver may not know the newest ones.
             self._snapshots.look_at_all(self._storage)
 
     def _channel_of(self, session: SparkSession) -> ReportChannel:
@@ -273,8 +273,8 @@ class BatchDriver:
         )
 
     def _checked(self, reports: Sequence[Reported], ready: Ready, partitions: int) -> list[PartitionReport]:
-        """One attempt for each partition, each built on what was sent. Raises `PartitionMissing`, `BaseIdMismatch`, and
-        what a partition failed with."""
+        """Return one report per partition, built on the base that the driver sent. Raises `PartitionMissing`,
+        `BaseIdMismatch`, and the error of a partition."""
         chosen: dict[int, PartitionReport] = {}
         for report in reports:
             if isinstance(report, PartitionFailure):
@@ -299,7 +299,7 @@ class BatchDriver:
     def _settled_with_sink(
         self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]
     ) -> tuple[Mapping[int, tuple[str, ...]], tuple[str, ...]]:
-        """The ids to commit. The sink decides: it may have skipped our write, because another driver was first."""
+        """Return the ids to commit. The sink decides: it skips this write if another driver was first."""
         if not self._sink.supports_exactly_once:
             return mine.ids, ()
         held = self._sink.held(query_id, batch)
@@ -312,7 +312,7 @@ class BatchDriver:
         return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
 
     def _taken_over(self, root: StateRoot, pending: Pending) -> Mapping[int, tuple[str, ...]]:
-        """The ids of an attempt that another run of the query made, with where the sink is now written down.
+        """Return the ids of an attempt of an earlier run, and record the current position of the sink.
 
         Failure sequence: the user accepts a change of the sink at this batch; the next run starts from the position that
         the attempt recorded before the change, and reports the change again."""
@@ -325,7 +325,7 @@ class BatchDriver:
     ) -> Pending:
         pending = root.pending(batch, attempt)
         if pending is not None and pending.structure is not root.structure:
-            # The root was switched between the sink's commit and its own: the files are those of the other structure.
+            # The root was switched between the sink's commit and its own, so its files have the other structure.
             held = pending.structure
             raise SinkConflict(
                 f"the sink holds batch {batch} from attempt {attempt}, which ran in structure {held.name}",

@@ -1,4 +1,4 @@
-"""Snapshots that a job makes itself when nobody else does: the last resort before its lineage is too long to go on."""
+"""Emergency snapshots: a job makes them itself if maintenance does not, before its lineage reaches the ceiling."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from statestore.maintenance.records import Record
 from statestore.storage import Storage
 
 EMERGENCY_CHANGELOGS = 600
-"""A store with so many since its newest snapshot gets one. Some 840 are the most that a lineage can name (SPARK-49374)."""
+"""Length of the tail from which a store gets a snapshot. A lineage holds about 840 versions (SPARK-49374)."""
 
 LONGEST_PAUSE_BATCHES = 64
-"""Between two tries. From `EMERGENCY_CHANGELOGS` to the ceiling there are then nine."""
+"""Most batches between two attempts. Nine attempts fit between `EMERGENCY_CHANGELOGS` and the ceiling."""
 
 
 class EmergencySnapshots:
-    """Looks at all stores when a tail is long, and makes the snapshots that are missing.
+    """Makes missing snapshots when a tail is long.
 
-    A try that does not help is repeated after 1, 2, 4 ... `LONGEST_PAUSE_BATCHES` batches: it costs a listing of all of
-    `state/` and a replay of each store, while the query waits. A failure is reported when it is new.
+    A failed attempt is repeated after 1, 2, 4 ... `LONGEST_PAUSE_BATCHES` batches: it lists all of `state/` and replays
+    each store while the query waits. The same failure is reported once.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class EmergencySnapshots:
         self._reported: str | None = None
 
     def before(self, batch: int, tail_changelogs: int) -> bool:
-        """Call it before each batch, with the longest tail of its stores. Returns whether it looked at the stores.
+        """Make emergency snapshots if the longest tail is too long. Call it before each batch; it blocks the batch.
 
-        It takes as long as it takes. What fails is reported, and the job continues as long as it can.
+        Returns whether it listed the stores. Reports failures, so that the job continues until the ceiling.
         """
         if tail_changelogs < self._changelogs:
             self._pause_batches = self._next_batch = 0
@@ -71,7 +71,7 @@ class EmergencySnapshots:
                 f"{len(late)} stores have {self._changelogs} changelogs or more without a snapshot: the job makes them "
                 "itself now, and the query waits; see that `statekeeper snapshot` runs for this root"
             )
-        # Without a lease, which a maintainer may hold, and without a record, if need be: this cannot wait.
+        # Works without the lease, which a maintainer may hold, and without a record if storage rejects it: it cannot wait.
         history = History.begin(self._storage, "snapshot", self._ids.fresh(), self._clock)
         with _reported(self._warn):
             history.plan(map(records.of_action, late))

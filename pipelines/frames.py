@@ -1,4 +1,4 @@
-"""Arrow tables as the pandas frames that an update function receives, without the loss of a bit.
+"""Conversion of Arrow tables to pandas frames without loss.
 
 pandas' default dtypes lose values: int64 with a null becomes float64 and is rounded beyond 2**53, NaN and null become the
 same, nested columns become objects. So each column gets a dtype with a mask of its own:
@@ -7,7 +7,7 @@ same, nested columns become objects. So each column gets a dtype with a mask of 
     string                      pandas' string dtype on Arrow
     all others                  pandas.ArrowDtype
 
-How results come back is the subject of `results`.
+`results` converts in the other direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 
 def to_pandas(table: pa.Table) -> Any:
-    """The table as a DataFrame whose columns keep each value, NaN and null apart."""
+    """Return the table as a DataFrame whose columns keep each value, with NaN and null apart."""
     return table.to_pandas(types_mapper=_dtype, ignore_metadata=True)
 
 
@@ -32,7 +32,7 @@ def _dtype(kind: pa.DataType) -> Any:
 
 @functools.cache
 def _nullable_dtypes() -> Mapping[pa.DataType, Any]:
-    # Imported by the first frame: a job with Arrow tables has no use for pandas.
+    # Imported by the first frame: a job with Arrow tables does not need pandas.
     import pandas as pd
 
     text = pd.StringDtype("pyarrow")

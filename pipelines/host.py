@@ -1,4 +1,4 @@
-"""What an operator may use on the machines that it runs on."""
+"""Limits of the resources that an operator uses on each host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from statestore.store import StoreLimits
 
 @dataclass(frozen=True)
 class Host:
-    """What the operator may use on each host. A relative folder is taken from the worker's own directory. The copies lie in
-    `statekeeper-<uid>` below it, which no other user may read or write.
+    """Limits the resources that the operator uses on each host. A relative folder starts at the worker's directory. Local
+    copies are in `statekeeper-<uid>` below it; no other user can read or write them.
 
-    quota_bytes      what the copies of all queries in the folder may take together; the least recently used go first
-    unused_seconds   how long a copy stays that nobody asks for
+    quota_bytes      limit for the local copies of all queries in the folder; the least recently used are deleted first
+    unused_seconds   time after which an unused local copy is deleted
     """
 
     local_folder: str

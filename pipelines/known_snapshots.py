@@ -24,7 +24,7 @@ Snapshots = Mapping[StorePath, frozenset[VersionId]]
 
 
 class KnownSnapshots:
-    """The snapshots of a root, as far as they were seen. Safe to use from several threads."""
+    """The known snapshots of a root. Thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class KnownSnapshots:
 
     @property
     def versions(self) -> Snapshots:
-        """The versions of each store that have a snapshot."""
+        """Return store -> versions that have a snapshot."""
         return self._found
 
     def look_at_all(self, storage: Storage) -> None:
@@ -45,10 +45,10 @@ class KnownSnapshots:
             self._look_at_all(storage)
 
     def look(self, storage: Storage) -> None:
-        """See what maintenance did since the last look. Raises `StorageError`."""
+        """Apply the records of maintenance since the last call. Raises `StorageError`."""
         with self._lock:
             lease = tuple(storage.list(names.LEASES))
-            # A run of maintenance takes the lease, writes it again now and then, and gives it back after its record.
+            # A maintenance run acquires the lease, renews it, and releases it after it has written its record.
             if lease == self._lease:
                 return
             try:
@@ -57,7 +57,7 @@ class KnownSnapshots:
                 self._look_at_all(storage)
 
     def _look_at_all(self, storage: Storage) -> None:
-        # The records before the files: what is recorded in between is in both.
+        # List records before files: a snapshot recorded in between is then in both.
         lease = tuple(storage.list(names.LEASES))
         records = _records(storage)
         self._found = catalog.snapshots(storage)
@@ -78,11 +78,11 @@ class KnownSnapshots:
                 for store, version in _deleted(storage, path):
                     found.get(store, set()).discard(version)
             else:
-                # A switchover or a repair changes more than a record of it tells.
+                # The record of a switchover or a repair does not name all changed files.
                 self._look_at_all(storage)
                 return
         unfinished = {path: self._unfinished.get(path, _epoch(lease)) for path in self._waiting(records)}
-        # Runs that died, or were given up, before they could record what they had made.
+        # Runs that ended before they recorded their snapshots.
         abandoned = [path for path, epoch in unfinished.items() if epoch != _epoch(lease)]
         for store in sorted({store for path in abandoned for store in _planned(storage, path)}):
             of_store = catalog.files(storage, store.folder).get(store)
@@ -101,7 +101,7 @@ def _records(storage: Storage) -> frozenset[str]:
 
 
 def _unfinished(plans: Iterable[str], records: frozenset[str]) -> list[str]:
-    """Of these records, the plans of snapshots whose outcome is not there."""
+    """Return the snapshot plans among these records that have no outcome."""
     wanted = ("snapshot", "plan")
     return [path for path in plans if names.parse_history(path) == wanted and names.outcome_of(path) not in records]
 
@@ -111,20 +111,20 @@ def _epoch(lease: tuple[Entry, ...]) -> str:
 
 
 def _taken(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
-    """The snapshots that a run made."""
+    """Return the snapshots that a run made."""
     for line in json_lines(read_or_none(storage, path) or b"", path):
         if "outcome" in line:
             yield from _snapshot_at(f"{line.get('store')}/{line.get('version')}.zip")
 
 
 def _deleted(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
-    """The snapshots that a run of retention is about to delete."""
+    """Return the snapshots that a retention run plans to delete."""
     for line in json_lines(read_or_none(storage, path) or b"", path):
         yield from _snapshot_at(str(line.get("delete")))
 
 
 def _planned(storage: Storage, path: str) -> Iterable[StorePath]:
-    """The stores of which a run was about to make a snapshot."""
+    """Return the stores that a run planned to snapshot."""
     for line in json_lines(read_or_none(storage, path) or b"", path):
         place = names.parse_place(f"{line.get('store')}/any")
         if place is not None:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _WHOLE_BITS = {16: 11, 32: 24, 64: 53}
-"""By the width of a float: up to which power of two it tells all whole numbers apart."""
+"""Width of a float in bits -> the power of two up to which it holds every integer."""
 
 
 class Lossy(ValueError):
-    """A cast that would change a value. `by_type`: no value of the two types could be kept."""
+    """Raised for a cast that would change a value. `by_type`: the cast would change every value."""
 
     def __init__(self, reason: str, *, by_type: bool = False) -> None:
         super().__init__(reason)
@@ -24,7 +24,7 @@ class Lossy(ValueError):
 
 
 def lossless(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
-    """The column as `declared`. Raises `Lossy`, or Arrow's own exceptions, unless each value stays what it is."""
+    """Cast the column to `declared`. Raises `Lossy`, or Arrow's exceptions, if a value would change."""
     if column.type == declared:
         # Arrow's cast of a struct to its own type refuses a null whose fields are declared without nulls.
         return column
@@ -38,7 +38,7 @@ def lossless(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
 
 
 def first_refused(column: pa.ChunkedArray, convert: Callable[[pa.ChunkedArray], object]) -> int:
-    """The row of a value that makes `convert` fail for the whole column; shape: one place of (rows,)."""
+    """Return the row of a value for which `convert` fails; an index into (rows,)."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -51,7 +51,7 @@ def first_refused(column: pa.ChunkedArray, convert: Callable[[pa.ChunkedArray], 
 
 
 def _are_kin(given: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether values of one type can be values of the other, before a look at them."""
+    """Return whether values of one type can be values of the other, judged by type only."""
     is_a = pa.types
     if given == declared or is_a.is_null(given):
         return True
@@ -60,10 +60,10 @@ def _are_kin(given: pa.DataType, declared: pa.DataType) -> bool:
     if is_a.is_floating(given):
         return bool(is_a.is_integer(declared) or is_a.is_floating(declared))
     if is_a.is_decimal(given):
-        # Not a float: a decimal fraction is no binary fraction, and would come back rounded.
+        # Not a float: most decimal fractions have no exact binary form.
         return bool(is_a.is_integer(declared) or is_a.is_decimal(declared))
     if is_a.is_timestamp(given):
-        # With a zone a moment, without one a time on the wall: neither is the other without a guess.
+        # With a zone it is an instant, without one a local time; a conversion would have to guess the zone.
         if is_a.is_timestamp(declared):
             return (given.tz is None) == (declared.tz is None)
         return bool(is_a.is_date(declared) and given.tz is None)
@@ -105,7 +105,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _require_kept(given: pa.ChunkedArray, cast: pa.ChunkedArray) -> None:
-    """Raises `Lossy` for what Arrow's safe cast does not look at, at any depth."""
+    """Raise `Lossy` for losses that Arrow's safe cast does not check, at any depth."""
     is_a = pa.types
     if given.type == cast.type or is_a.is_null(given.type):
         return

@@ -1,4 +1,4 @@
-"""The Spark jobs of one attempt: rows routed to their partitions, the operator run once, its output kept and checked."""
+"""Spark jobs of one attempt: route rows to their partitions, run the operator once, keep and check its output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from statestore.binding import Binding
 
 
 class Materialised:
-    """The operator's output of one attempt, computed once, its lineage cut; freed on leaving.
+    """The operator's output of one attempt: computed once, with its Spark lineage cut; freed on exit.
 
-    With the lineage cut a lost block is an error when it is read; it never makes Spark run the operator a second time.
+    Because the lineage is cut, reading a lost block raises an error; Spark never runs the operator a second time.
     """
 
     def __init__(self, plan: TaskPlan, binding: Binding, rows: DataFrame) -> None:
@@ -25,8 +25,8 @@ class Materialised:
         session = rows.sparkSession
         # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
         session.conf.set("spark.sql.adaptive.enabled", "false")
-        # Columns go by their places: PySpark looks names up unquoted on this way, and the tasks know the places, too. And
-        # as SQL text, since each call of a function of `pyspark.sql.functions` is some round trips to the JVM.
+        # Columns are addressed by position, because PySpark resolves names here without quotes; tasks use positions too.
+        # SQL text, because each call of `pyspark.sql.functions` costs several round trips to the JVM.
         place = {name: f"_{number}" for number, name in enumerate((*rows.columns, GROUP_COLUMN))}
         keys = [place[name] for name in plan.operator.keys]
         order = [place[name] for name in plan.operator.order_by]
@@ -43,8 +43,8 @@ class Materialised:
         self._nullable = plan.operator.output
 
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
-        """The output without markers; reading a row of another attempt than its partition's one of `tags` fails."""
-        # The tags stand in an array, since Spark compiles single numbers into its code, anew for each batch (0.15 s).
+        """Return the output without markers. Reading a row of an attempt that is not in `tags` fails."""
+        # The tags are in an array, because Spark compiles single numbers into code, again for each batch (0.15 s).
         chosen = f"element_at(array({', '.join(f'{tag}L' for tag in tags)}), spark_partition_id() + 1) = {TAG_COLUMN}"
         foreign = f"CAST(raise_error('{FOREIGN_BLOCK}') AS BOOLEAN)"
         return self._frame.where(f"CASE WHEN {chosen} THEN NOT {MARKER_COLUMN} ELSE {foreign} END").drop(

@@ -1,6 +1,6 @@
-"""A stateful operator as its user declares it: keys, order, state, output, and one vectorised function.
+"""Declaration of a stateful operator: keys, order, state, output, and one vectorized function.
 
-What belongs here: the declaration and the checks of it. How a batch runs is `driver`'s and `task`'s business.
+`driver` and `task` run its batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statestore.format.types import check_supported, spark_schema_json
 
 
 class Frames(Enum):
-    """What the update function is given and returns."""
+    """Type of the tables that the update function receives and returns."""
 
     ARROW = "pyarrow.Table"
     PANDAS = "pandas.DataFrame"
@@ -28,13 +28,13 @@ class Frames(Enum):
 
 @dataclass(frozen=True)
 class Update:
-    """What an update function returns.
+    """Result of an update function.
 
-    output    one table of the output schema's columns, any number of rows
-    state     key columns and value columns of the keys whose state is new; a key at most once
-    deleted   key columns of the keys whose state goes
+    output    one table with the columns of the output schema; any number of rows
+    state     key columns and value columns of the keys with new state; each key at most once
+    deleted   key columns of the keys whose state is deleted
 
-    With several named stores, `state` and `deleted` are mappings from the store's name.
+    With several named stores, `state` and `deleted` are mappings: name of the store -> table.
     """
 
     output: Any
@@ -43,17 +43,17 @@ class Update:
 
 
 UpdateFunction = Callable[[Any, Any], Update]
-"""`update(rows, state) -> Update`. `rows`: all rows of this batch of a number of whole keys, sorted by key, then by the
-order columns. `state`: key and value columns of those of these keys that have state (a mapping by name with several
-stores). It must give the same for the same input: an attempt that runs again has to compute the same."""
+"""`update(rows, state) -> Update`. `rows`: all rows of the batch for some whole keys, sorted by key, then by the order
+columns. `state`: key and value columns of these keys, without keys that have no state (a mapping by name with several
+stores). The function must be deterministic: another attempt of the batch must compute the same result."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """How many rows the update function gets at once. A key is never cut, but for `split_hot_keys`.
+    """Limits the rows of one call of the update function. A call holds whole keys, unless `split_hot_keys` is set.
 
-    `split_hot_keys`: a key with more than `hot_key_rows` rows or `hot_key_bytes` in a batch may be given in pieces, in
-    order, the state after one piece being the input of the next; without it such a key is refused as `HotKey`.
+    A key is hot if a batch has more than `hot_key_rows` rows or `hot_key_bytes` of it. `split_hot_keys` passes its rows in
+    several calls, in order; each call gets the state of the previous one. Otherwise the batch fails with `HotKey`.
     """
 
     rows: int = 65_536
@@ -67,13 +67,13 @@ class Pieces:
 class StatefulOperator:
     """Keeps state by key over the batches of a streaming query.
 
-    keys       names of the key columns; null is a key like any other
-    order_by   names of the columns by which the rows of a key are sorted
-    state      value columns of the state; or, by name, those of several stores
+    keys       names of the key columns; null is a valid key
+    order_by   names of the columns that sort the rows of a key
+    state      value columns of the state; for several stores a mapping: name -> value columns
     output     columns of the output
     update     see `UpdateFunction`
 
-    Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for names that clash.
+    Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for duplicate names.
     """
 
     keys: Sequence[str]
@@ -96,23 +96,20 @@ class StatefulOperator:
 
     @property
     def stores(self) -> Mapping[str, pa.Schema]:
-        """Value columns by the name of the store, in the order of their operator ids."""
+        """Return name of the store -> value columns, in the order of the operator ids."""
         return {DEFAULT_STORE: self.state} if self.has_one_store else dict(self.state)
 
     @property
     def has_one_store(self) -> bool:
-        """Whether `state` is a single schema, so that the update function sees tables and not mappings of them."""
+        """Return whether `state` is a single schema, so that the update function gets tables instead of mappings."""
         return isinstance(self.state, pa.Schema)
 
     def key_columns(self, row_columns: pa.Schema) -> pa.Schema:
-        """The key columns of the state, from the columns of the input.
-
-        Null is a key like any other, and a source may turn nullable later: they always are nullable.
-        """
+        """Return the key columns of the state. They are always nullable, because the source may become nullable later."""
         return pa.schema([row_columns.field(name).with_nullable(True) for name in self.keys])
 
     def store_schemas(self, row_columns: pa.Schema) -> tuple[StoreSchema, ...]:
-        """The stores as a root is bound to them. Raises `UnsupportedType` for a key column."""
+        """Return the schemas to which a root is bound. Raises `UnsupportedType` for a key column."""
         key_columns = self.key_columns(row_columns)
         check_supported(key_columns, key=True)
         key_json = spark_schema_json(key_schema(key_columns))

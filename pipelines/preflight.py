@@ -1,6 +1,6 @@
-"""What can be found wrong before a query starts: each of these would otherwise stop its first batch, or a later one.
+"""Checks before a query starts. Each of these errors would otherwise stop the first batch or a later one.
 
-It reads and writes nothing but what it returns: a root is made by the first batch.
+The checks write nothing; the first batch creates the root.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _RESERVED = (GROUP_COLUMN, TAG_COLUMN, MARKER_COLUMN)
 
 @runtime_checkable
 class CheckedSink(Protocol):
-    """A sink that can find out before the query starts whether it will take the output."""
+    """A sink that can check the output schema before the query starts."""
 
     def require_ready(self, session: SparkSession, output: pa.Schema) -> None:
-        """Raises `UnsafeSink`, `SchemaMismatch`, `UnsupportedEnvironment`."""
+        """Check the sink. Raises `UnsafeSink`, `SchemaMismatch`, `UnsupportedEnvironment`."""
 
 
 def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int) -> int:
-    """How many partitions a new root gets. Raises `UnsupportedEnvironment`."""
+    """Return the number of partitions of a new root. Raises `UnsupportedEnvironment`."""
     if asked is None:
         # Spark's default of 200 shuffle partitions is more than the default number of key groups.
         return min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
@@ -60,7 +60,7 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
 
 
 def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
-    """The stream's columns as tasks get them. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
+    """Return the columns of the stream for tasks. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
     if not stream.isStreaming:
         raise UnsupportedEnvironment("the rows are no stream", hint="read them with spark.readStream")
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
@@ -88,8 +88,8 @@ def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
 
 
 def require_usable(operator: StatefulOperator) -> None:
-    """Raises `UnusableFunction`, `SchemaMismatch`, `UnsupportedEnvironment` for an operator that no task could run."""
-    # Spark looks columns up without regard to case, and the sink's table does, too.
+    """Raise `UnusableFunction`, `SchemaMismatch`, `UnsupportedEnvironment` for an operator that tasks cannot run."""
+    # Spark and the sink's table resolve column names case-insensitively.
     counts = Counter(name.lower() for name in operator.output.names)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
@@ -110,7 +110,7 @@ def require_usable(operator: StatefulOperator) -> None:
             f"the update function does not take two arguments: {error}", hint="declare it as update(rows, state)"
         ) from error
     except ValueError:
-        pass  # written in C, without a signature
+        pass  # functions written in C can lack a signature
     try:
         cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -121,7 +121,7 @@ def require_usable(operator: StatefulOperator) -> None:
 
 
 def require_trigger(trigger: Mapping[str, Any] | None) -> None:
-    """Raises `UnsupportedEnvironment` for a trigger that runs no batches."""
+    """Raise `UnsupportedEnvironment` for a trigger that runs no batches."""
     if trigger and "continuous" in trigger:
         raise UnsupportedEnvironment(
             "a continuous trigger runs no batches", hint="use trigger={'processingTime': '0 seconds'}"
@@ -129,7 +129,7 @@ def require_trigger(trigger: Mapping[str, Any] | None) -> None:
 
 
 def require_places_apart(places: Mapping[str, str]) -> None:
-    """Raises `UnsupportedEnvironment` if one of the places (name -> URL) is the other, or inside of it."""
+    """Raise `UnsupportedEnvironment` if two of the places (name -> URL) are equal or nested."""
     parts = {name: _parts(url) for name, url in places.items()}
     for name, mine in parts.items():
         for other, theirs in parts.items():
@@ -143,8 +143,8 @@ def require_places_apart(places: Mapping[str, str]) -> None:
 def require_root(
     root: Storage, checkpoint: Storage, operator: StatefulOperator, columns: pa.Schema, structure: Structure
 ) -> None:
-    """Raises what the first batch would raise of a root and a checkpoint that do not belong together: `ForeignRoot`,
-    `RootLost`, `SchemaMismatch`, `OtherStructure`, `HalfSwitched`; and `AccessDenied` for a folder that cannot be created.
+    """Check that root and checkpoint belong together. Raises `ForeignRoot`, `RootLost`, `SchemaMismatch`, `OtherStructure`,
+    `HalfSwitched`, and `AccessDenied` for a folder that cannot be created.
     """
     for storage in (root, checkpoint):
         _require_writable(storage.url)
@@ -155,7 +155,7 @@ def require_root(
 
 
 def _require_writable(url: str) -> None:
-    """Raises for a local folder that cannot be made or written to. What a bucket allows shows when it is written to."""
+    """Raise for a local folder that cannot be created or written. The permissions of a bucket show at the first write."""
     parts = _parts(url)
     if not parts[0].startswith("/"):
         return
@@ -190,8 +190,8 @@ def _require_order(column: StructField) -> None:
 
 
 def _require_bytes_tell_equality(key: StructField) -> None:
-    # Losing schedule: strings that are equal under a collation have unequal bytes. They stand mixed in a sorted
-    # partition, so that one key would come in two pieces and be two keys in the state.
+    # Under a collation, equal strings can have different bytes. They are mixed in a sorted partition, so that one key
+    # would be split into two pieces and become two keys in the state.
     for kind in _leaves(key.dataType):
         if isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
             raise UnsupportedType(f"key column {key.name} has a collation", hint="collate it to UTF8_BINARY")

@@ -1,4 +1,4 @@
-"""How far a batch is, and what it did: what a driver tells whoever watches."""
+"""Progress of a batch, as the driver reports it to an observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipelines.task import PartitionReport
 
 
 class Phase(Enum):
-    """Where a batch is, in the order of the protocol."""
+    """Phases of a batch, in the order of the protocol."""
 
     STARTED = "started"
     OFFSETS_WRITTEN = "offsets written"
@@ -24,7 +24,7 @@ class Phase(Enum):
 
 
 class Outcome(Enum):
-    """How a batch ended."""
+    """Result of a batch."""
 
     COMPUTED = "computed"
     TAKEN_FROM_SINK = "the sink held it already"
@@ -33,7 +33,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What a batch did. `milliseconds` by phase: the time until the next one."""
+    """Report of a committed batch. `milliseconds`: phase -> time until the next phase."""
 
     batch: int
     outcome: Outcome
@@ -45,10 +45,10 @@ class BatchReport:
 
 
 class Observer(Protocol):
-    """Is told what happens, on the driver."""
+    """Receives the progress of a query, on the driver."""
 
     def phase(self, batch: int, phase: Phase) -> None:
-        """The batch has come this far."""
+        """Called when the batch enters a phase."""
 
     def finished(self, report: BatchReport) -> None:
-        """The batch is committed."""
+        """Called when the batch is committed."""

@@ -1,4 +1,4 @@
-"""Starting a stateful operator on a stream."""
+"""Start of a stateful operator on a stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Silent:
 
 
 class StatefulQuery:
-    """A running query with state. Stop it when done; `await_termination` raises what stopped it, by name."""
+    """A running stateful query. `await_termination` raises the typed error that stopped it."""
 
     def __init__(self, query: StreamingQuery, driver: BatchDriver, watch: SnapshotWatch) -> None:
         self.streaming_query = query
@@ -46,11 +46,11 @@ class StatefulQuery:
         self._watch = watch
 
     def await_termination(self, timeout_seconds: float | None = None) -> bool:
-        """Wait for the end; returns whether it came in time. Raises the library's own error when one ended it."""
+        """Wait until the query ends; return whether it ended in time. Raises the error that ended it."""
         waiting: Any = self.streaming_query
         self.driver.is_awaited = True
         try:
-            # PySpark takes whole seconds only; below it are milliseconds.
+            # PySpark accepts only whole seconds, the JVM method milliseconds.
             ended = (
                 waiting.awaitTermination()
                 if timeout_seconds is None
@@ -76,7 +76,7 @@ class StatefulQuery:
         return ended
 
     def stop(self) -> None:
-        """Stop after the batch that runs; returns when the query has ended."""
+        """Finish the current batch, then stop the query. Returns when the query has ended."""
         self.driver.refuse_further_batches()
         while is_active(self.streaming_query):
             if not self.driver.is_in_batch and not self._ends_within(_IDLE_SECONDS) and not self.driver.is_in_batch:
@@ -107,18 +107,18 @@ def start(
 ) -> StatefulQuery:
     """Run `operator` on a streaming DataFrame.
 
-    root         where the state lives: a path or URL, one for each query
-    checkpoint   the streaming query's own checkpoint location, somewhere else than the root
-    partitions   how many stores the state has, fixed when the root is made; by default `spark.sql.shuffle.partitions`, but
-                 at most `key_groups`
-    key_groups   into how many groups keys are hashed, fixed likewise; the most partitions that the state can ever have
-    structure    how a new root names its files. V1 is for readers that know no other: there an update function that gives
-                 this or that for the same input can cost versions, which V2 keeps apart. A root that has one keeps it:
-                 another one is refused as `OtherStructure`, and `statekeeper switch` changes it
+    root         path or URL of the state; each query needs its own
+    checkpoint   checkpoint location of the streaming query, outside the root
+    partitions   number of stores, fixed when the root is created; the default is `spark.sql.shuffle.partitions`, at most
+                 `key_groups`
+    key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
+    structure    checkpoint structure of a new root. Use V1 only for readers that do not support V2: in V1 an update
+                 function that is not deterministic can make versions unrecoverable. If the root has the other structure,
+                 the query fails with `OtherStructure`; `statekeeper switch` changes the structure
     trigger      arguments of `DataStreamWriter.trigger`
 
-    Whatever can be known before the first batch is checked here. Raises `UnsupportedEnvironment` (Spark Connect, Delta
-    not configured, more partitions than key groups, places inside of each other), `UnsupportedType`, `SchemaMismatch`,
+    Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
+    configured, more partitions than key groups, nested locations), `UnsupportedType`, `SchemaMismatch`,
     `UnusableFunction`, `ForeignRoot`, `RootLost`, `OtherStructure`, `HalfSwitched`, `UnsafeSink`, `AccessDenied`,
     `StorageError`.
     """

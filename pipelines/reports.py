@@ -1,9 +1,8 @@
-"""How tasks tell the driver what they committed: one accumulator for all batches, emptied after each attempt.
+"""Reports from tasks to the driver: one accumulator for all batches, emptied after each attempt.
 
-PySpark keeps every accumulator in a dictionary for as long as the driver lives, and there is no call that releases one.
-An accumulator for each attempt would thus keep the reports of all batches: 14 GB a day at 200 partitions and a batch
-every two seconds. Taking one out of that dictionary is no way either: an update that comes later, of a task that was
-given up, would end PySpark's only connection for updates.
+PySpark keeps every accumulator in a dictionary until the driver ends, and has no call that releases one. An accumulator
+per attempt would keep the reports of all batches: 14 GB a day at 200 partitions and a batch every two seconds. Do not
+delete entries of that dictionary: a late update of an abandoned task would end PySpark's only connection for updates.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ class _Concatenated(AccumulatorParam[_Tagged]):
 
 @dataclass(frozen=True)
 class AttemptReporter:
-    """A task's end: sends the reports of one attempt at a batch."""
+    """The task's side of the channel: sends the reports of one attempt of a batch."""
 
     accumulator: Accumulator[_Tagged]
     attempt: str
 
     def add(self, report: Reported) -> None:
-        """Tell the driver; it hears of it when the task has succeeded."""
+        """Send a report. The driver receives it when the task has succeeded."""
         self.accumulator.add([(self.attempt, report)])
 
 
 class ReportChannel:
-    """The driver's end. It holds the reports of one attempt at most."""
+    """The driver's side of the channel. Holds the reports of at most one attempt."""
 
     def __init__(self, context: SparkContext) -> None:
         self._accumulator: Accumulator[Any] = context.accumulator([], _Concatenated())
 
     def open(self, attempt: str) -> AttemptReporter:
-        """A reporter for the tasks of an attempt."""
+        """Return a reporter for the tasks of an attempt."""
         self._accumulator.value = []
         return AttemptReporter(self._accumulator, attempt)
 
     def take(self, reporter: AttemptReporter) -> Sequence[Reported]:
-        """The reports of an attempt whose tasks have ended. What came late, from tasks of earlier ones, is dropped."""
+        """Return the reports of an attempt whose tasks have ended. Late reports of earlier attempts are dropped."""
         reports = self._accumulator.value
         self._accumulator.value = []
         return [report for attempt, report in reports if attempt == reporter.attempt]

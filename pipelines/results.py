@@ -1,6 +1,6 @@
-"""What an update function returned, as a table of the declared columns, or `WrongResult`.
+"""Conversion of an update function's result to a table with the declared columns.
 
-A value comes back as it was returned or not at all: nothing is rounded, cut or read as another kind of value.
+Values are never rounded, cut or reinterpreted: the conversion is lossless or raises `WrongResult`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_EXAMPLE = 80
 
 
 def as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
-    """The columns of `schema` from an Arrow table or a pandas frame; `what` names it in errors.
+    """Convert an Arrow table or a pandas frame to the columns of `schema`; `what` is its name in errors.
 
     NaN in a column of a NumPy or object dtype means null, as it does in pandas. Raises `WrongResult`.
     """
@@ -104,7 +104,7 @@ def _shown(scalar: pa.Scalar) -> str:
     try:
         return _cut(repr(scalar.as_py()))
     except (ValueError, OverflowError):
-        # Python's dates end with the year 9999.
+        # Python supports no dates after the year 9999.
         return _cut(str(scalar))
 
 
@@ -113,7 +113,7 @@ def _cut(text: str) -> str:
 
 
 class _Refused(ValueError):
-    """An object that a column cannot hold."""
+    """Raised for an object that a column cannot hold."""
 
     def __init__(self, reason: str, row: int, example: str) -> None:
         super().__init__(reason)
@@ -122,9 +122,9 @@ class _Refused(ValueError):
 
 
 def _infers_exactly(values: Any) -> bool:
-    """Whether the type that Arrow finds for a column of objects holds each of them as it is.
+    """Return whether the type that Arrow infers for a column of objects holds each of them exactly.
 
-    Not for times and nested values: Arrow takes a datetime beside a date for a date, cuts nanoseconds, and finds no maps.
+    False for times and nested values: Arrow reads a datetime beside a date as a date, cuts nanoseconds, and infers no maps.
     """
     try:
         kind = pa.array(values, from_pandas=True).type
@@ -134,7 +134,7 @@ def _infers_exactly(values: Any) -> bool:
 
 
 def _from_objects(values: Any, declared: pa.DataType) -> pa.Array:
-    """Python's objects as an Arrow array, each compared with what became of it."""
+    """Convert Python objects to an Arrow array and compare each object with its converted value."""
 
     def convert(column: Any) -> pa.Array:
         return pa.array(column, declared, from_pandas=True)
@@ -151,7 +151,7 @@ def _from_objects(values: Any, declared: pa.DataType) -> pa.Array:
 
 
 class _Sliced:
-    """A series with the one method of Arrow's columns that the search for a row needs."""
+    """A pandas series with the `slice` method of Arrow columns, for `first_refused`."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -207,7 +207,7 @@ def _is_same_value(given: Any, kept: Any, kind: pa.DataType) -> bool:
 
 
 def _null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
-    """The path of a field that is declared without nulls and holds one, at any depth."""
+    """Return the path of a non-nullable field that holds a null, at any depth."""
     if column.null_count and not field.nullable:
         return path
     if pa.types.is_struct(field.type):

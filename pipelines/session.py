@@ -1,4 +1,4 @@
-"""A Spark session as the pipelines need it: a Java that works, Delta, RocksDB, this interpreter in the workers."""
+"""Start of a Spark session for the pipelines: Java 17 or 21, Delta, RocksDB, this interpreter in the workers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ S3A_PACKAGES = (
     "software.amazon.awssdk:s3:2.35.4",
     "software.amazon.awssdk:s3-transfer-manager:2.35.4",
 )
-"""Hadoop's connector to S3 in the release of Spark 4.2's Hadoop, and what it needs of Amazon's SDK: 15 MB, where the bundle
-that it asks for itself is 690."""
+"""Hadoop's S3 connector in the release of Spark 4.2's Hadoop, with the needed parts of Amazon's SDK: 15 MB instead of the
+690 MB of the bundle."""
 
 _LEFT_OUT = (
     "software.amazon.awssdk:bundle",
     "org.wildfly.openssl:wildfly-openssl",
-    # Spark brings its own, and these are found first.
+    # Spark contains netty, and its own version is found first.
     "io.netty:*",
 )
 
@@ -40,16 +40,16 @@ _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # Spark recognises an interrupted Python function by a regular expression that recurses once a character.
+    # Spark detects an interrupted Python function by a regular expression that recurses once per character.
     "spark.driver.extraJavaOptions": "-Xss16m",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Small tables: fifty tasks to read a table's state cost more than the state.
+    # Tables are small: Delta's default of 50 tasks to read a table's state costs more than the state.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.jars.excludes": ",".join(_LEFT_OUT),
-    # What Spark's reader of the state needs to be told; a checkpoint does not say it.
+    # Spark's state reader needs these settings; a checkpoint does not contain them.
     PROVIDER: ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
@@ -57,7 +57,7 @@ _CONF = {
 
 
 def require_java() -> None:
-    """Raises `UnsupportedEnvironment`, with one line on how to get it, unless Java 17 or 21 is there."""
+    """Raise `UnsupportedEnvironment`, with instructions to install Java, unless Java 17 or 21 is found."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or shutil.which(java) is None:
@@ -67,7 +67,7 @@ def require_java() -> None:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
     except OSError as error:
         raise UnsupportedEnvironment(f"{java} cannot be run: {error.strerror}", hint=_GET_JAVA) from error
-    # Up to 8 it called itself 1.x.
+    # Java 8 and earlier report 1.x.
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None or int(found[1]) not in _JAVA_VERSIONS:
         version = found[1] if found else "unknown"
@@ -75,7 +75,7 @@ def require_java() -> None:
 
 
 def require_classic(session: SparkSession) -> None:
-    """Raises `UnsupportedEnvironment` for Spark Connect: the protocol needs accumulators and the driver's own session."""
+    """Raise `UnsupportedEnvironment` for Spark Connect: the protocol needs accumulators and the driver's session."""
     if not hasattr(session, "_jsparkSession"):
         raise UnsupportedEnvironment(
             "a Spark Connect session", hint="run the job with classic Spark: SparkSession.builder.master(...)"
@@ -85,8 +85,8 @@ def require_classic(session: SparkSession) -> None:
 def spark_session(
     name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None, packages: Sequence[str] = ()
 ) -> SparkSession:
-    """A session with Delta and with `packages` (`S3A_PACKAGES`, for tables and checkpoints on `s3a://`). `conf` goes over
-    the defaults. Raises `UnsupportedEnvironment`."""
+    """Start a session with Delta and with `packages` (`S3A_PACKAGES` for tables and checkpoints on `s3a://`). `conf`
+    overrides the defaults. Raises `UnsupportedEnvironment`."""
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,7 +1,7 @@
-"""Where a batch's output goes, and how the sink is asked what it holds.
+"""Sinks: they write a batch's output and report which attempt of a batch they hold.
 
-A sink that can be asked makes state and output agree whatever dies when: the attempt's name is in the sink's own commit,
-and the ids of that attempt go into the commit log. One that cannot be asked is at-least-once, and says so.
+With an exactly-once sink, state and output agree after each crash: the sink's commit names the attempt, and the commit log
+gets the ids of that attempt. A sink that cannot report its batches is at-least-once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _DELTA_CONF = {
 }
 _NO_TABLE = SinkPosition("", -1)
 _REPLACING = ("RESTORE", "REPLACE TABLE", "CLONE")
-"""What the names of those operations contain that put other rows in place of a table's."""
+"""Parts of the names of operations that replace the rows of a table."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Who writes to the sink: one try at one batch of one query."""
+    """Identifies a write to the sink: one attempt of one batch of one query."""
 
     query_id: str
     root_id: str
@@ -45,21 +45,21 @@ class Attempt:
 
 
 class Sink(Protocol):
-    """Takes the output of batches."""
+    """Writes the output of batches."""
 
     supports_exactly_once: ClassVar[bool]
 
     def held(self, query_id: str, batch: int) -> str | None:
-        """The attempt that the sink holds of a batch; None when it does not hold the batch. Asked before each batch
-        and after each write. Raises `SinkConflict` when it holds the batch but cannot say from which attempt."""
+        """Return the attempt of a batch that the sink holds; None if it does not hold the batch. Called before each batch
+        and after each write. Raises `SinkConflict` if the sink holds the batch and the attempt is unknown."""
 
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
-        """Write all rows and the attempt's name in one atomic commit, or, when the batch is held already, nothing."""
+        """Write all rows and the attempt in one atomic commit. Write nothing if the sink already holds the batch."""
 
 
 @dataclass(frozen=True)
 class SinkLook:
-    """A sink before a batch. `held` as in `Sink.held`."""
+    """State of a sink before a batch. `held`: see `Sink.held`."""
 
     held: str | None
     position: SinkPosition
@@ -67,10 +67,10 @@ class SinkLook:
 
 @runtime_checkable
 class TracedSink(Sink, Protocol):
-    """A sink with a history, which shows what others did to the rows of earlier batches."""
+    """A sink whose history shows changes by others to the rows of earlier batches."""
 
     def look(self, query_id: str, batch: int, last: SinkPosition | None) -> SinkLook:
-        """Look at the sink before a batch. `last`: where it was before the previous batch wrote; None if unknown.
+        """Read the sink before a batch. `last`: its position before the write of the previous batch; None if unknown.
 
         Raises `UnsafeSink`, `SinkChanged`, `SinkConflict`.
         """
@@ -78,13 +78,13 @@ class TracedSink(Sink, Protocol):
 
 @dataclass(frozen=True)
 class DeltaSink:
-    """Appends to a Delta table, exactly once: the query and batch are the commit's txn (Delta's idempotent writes), the
-    attempt its `userMetadata`. `storage_options` are for reading the table's log where its files are not local.
+    """Appends to a Delta table exactly once: query and batch are the commit's txn (Delta's idempotent writes), the attempt
+    is its `userMetadata`. `storage_options` give access to the table's log if it is not on local disk.
 
-    Before each batch the table's history is checked: that it still holds the previous batch, and that no one has
-    deleted, replaced, overwritten or restored it since. Such a change stops the query with `SinkChanged`.
+    Checks the table's history before each batch: the table must hold the previous batch, and since then no other writer may
+    have deleted, replaced, overwritten or restored it. Otherwise the query stops with `SinkChanged`.
 
-    continue_at_batch   the batch at which you accept the table as it is, after such a change, or to start a new table
+    continue_at_batch   the batch from which you accept the changed table, or a new one
 
     *Danger*: with `continue_at_batch` rows of earlier batches may be missing from the table permanently.
     """
@@ -99,14 +99,14 @@ class DeltaSink:
         object.__setattr__(self, "_log", DeltaLog(self.path, self.storage_options))
 
     def __repr__(self) -> str:
-        # Without the options, which hold credentials.
+        # Leaves out the options, which hold credentials.
         return f"{type(self).__name__}(path={redacted(self.path)!r})"
 
     def require_ready(self, session: SparkSession, output: pa.Schema) -> None:
-        """Raises what the first write would raise: `UnsupportedEnvironment` in a session without Delta, `UnsafeSink`,
-        `SchemaMismatch` for a table without a column of the output."""
+        """Check the table before the query starts. Raises `UnsupportedEnvironment` for a session without Delta,
+        `UnsafeSink`, `SchemaMismatch` for a table without a column of the output."""
         for conf, wanted in _DELTA_CONF.items():
-            # Other catalogs may extend Delta's; the extension is a member of a list.
+            # Other catalogs may extend Delta's catalog; the extension is one item of a list.
             held = str(session.conf.get(conf, ""))
             if not held or (conf == _EXTENSIONS and wanted not in held):
                 raise UnsupportedEnvironment(
@@ -149,11 +149,11 @@ class DeltaSink:
         return SinkLook(self._attempt_of(table, query_id, batch), position)
 
     def _table(self) -> KnownTable | None:
-        # Read by its log, without a Spark job: milliseconds instead of a second, twice a batch.
+        # Reads the log without a Spark job: milliseconds instead of a second, twice per batch.
         return self._log.look()
 
     def _require_lasting_transactions(self, table: KnownTable) -> None:
-        """Raises `UnsafeSink` for a table that forgets which batches it holds.
+        """Raise `UnsafeSink` for a table that deletes the record of its batches.
 
         Failure sequence: the sink commits batch N, the driver dies before `commits/N`, the transaction of N expires; the
         restarted query finds no N in the table, and Delta's own check finds none either: the rows are written twice.
@@ -170,7 +170,7 @@ class DeltaSink:
     def _require_unchanged(
         self, table: KnownTable | None, query_id: str, batch: int, last: SinkPosition | None
     ) -> None:
-        """Raises `SinkChanged` unless the table holds what earlier batches wrote, as far as its history shows."""
+        """Raise `SinkChanged` unless the table holds the rows of earlier batches, as far as its history shows."""
         if batch == 0:
             return
         if table is None:
@@ -241,9 +241,9 @@ class DeltaSink:
 
 @dataclass(frozen=True)
 class AtLeastOnceSink:
-    """Hands each batch to a function; after a crash a batch may come again, from another attempt.
+    """Passes each batch to a function. After a crash a batch can arrive again, from another attempt.
 
-    `function(rows, batch)` has to read `rows` to the end.
+    `function(rows, batch)` must read all `rows`.
     """
 
     function: Callable[[DataFrame, int], None]
@@ -262,8 +262,8 @@ def _app_id(query_id: str) -> str:
 
 
 def _replaces_rows(commit: Mapping[str, Any]) -> bool:
-    """Whether a commit put other rows in place of all rows. Delta's DELETE, UPDATE, MERGE and OPTIMIZE do not count:
-    they are what an owner of a table does on purpose, row by row."""
+    """Return whether a commit replaced all rows. Delta's DELETE, UPDATE, MERGE and OPTIMIZE do not count: the owner of a
+    table runs them on purpose, for some rows."""
     operation = str(commit.get("operation", "")).upper()
     if any(name in operation for name in _REPLACING):
         return True

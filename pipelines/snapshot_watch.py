@@ -1,4 +1,4 @@
-"""Seeing the snapshots that maintenance makes while a query runs."""
+"""Detection of the snapshots that maintenance makes while a query runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class SnapshotWatch:
-    """Looks for new snapshots every so often, in a thread of its own."""
+    """Looks for new snapshots periodically, in its own thread."""
 
     def __init__(self, look: Callable[[], None], every_seconds: float, warn: Callable[[str], None]) -> None:
         self._look = look
@@ -17,11 +17,11 @@ class SnapshotWatch:
         self._thread = threading.Thread(target=self._watch, name="snapshot-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; returns when the thread has ended."""
+        """Stop the thread. Returns when it has ended."""
         self._stopped.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""The one place that reads the texts of Spark's exceptions."""
+"""Recognizes Spark's exceptions by their texts; no other module does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from statestore.errors import StatekeeperError
 _FROM_WORKER = re.compile(r"statestore\.errors\.(?P<name>[A-Za-z]+): (?P<text>.*)")
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 FOREIGN_BLOCK = "statekeeper: rows of an attempt that was not chosen"
-"""What the check of the operator's output raises inside Spark."""
+"""Message that the check of the operator's output raises inside Spark."""
 
 
 def named(error: BaseException) -> StatekeeperError | None:
-    """The library's own error inside an exception of Spark: a worker's one comes as the text of its traceback."""
+    """Return the library's error inside a Spark exception. An error of a worker arrives as the text of its traceback."""
     if isinstance(error, StatekeeperError):
         return error
     found = list(_FROM_WORKER.finditer(str(error)))
@@ -28,13 +28,13 @@ def named(error: BaseException) -> StatekeeperError | None:
 
 
 def output_is_unreadable(error: BaseException) -> bool:
-    """Whether the operator's materialised output cannot be read as chosen: a block lost, or of another attempt."""
+    """Return whether the operator's output cannot be read: a block is lost or belongs to another attempt."""
     text = str(error)
     return FOREIGN_BLOCK in text or _LOST_BLOCK in text
 
 
 def is_active(query: StreamingQuery) -> bool | None:
-    """Whether a query runs; None when there is no JVM any more that could say so."""
+    """Return whether a query runs; None if the JVM has ended."""
     try:
         return bool(query.isActive)
     except (Py4JError, OSError):

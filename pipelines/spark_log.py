@@ -17,9 +17,9 @@ _LOGGER = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 
 
 def hide_end_of_query(session: SparkSession, query_id: str) -> None:
-    """Let Spark not log that this query ended with an error. Other queries and other messages are not affected.
+    """Suppress Spark's log message that this query ended with an error. Other messages are not affected.
 
-    Where Spark logs by another library than Log4j 2, its message stays."""
+    The message stays if Spark does not log with Log4j 2."""
     jvm: Any = session._jvm  # noqa: SLF001 - Spark has no call for its filters
     try:
         log4j = jvm.org.apache.logging.log4j

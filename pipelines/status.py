@@ -36,10 +36,10 @@ class _Totals:
 
 
 class Status:
-    """An `Observer` that shows what a job does: a live table on a terminal, a line now and then elsewhere.
+    """An `Observer` that shows the progress of a job: a live table on a terminal, otherwise a line from time to time.
 
-    `stop_after`: so many batches in this run, then `wanted_batches_are_done` is set. `beside`: figures of what runs
-    beside the job, by name; in the live table, or a line each time that one changes: see `tell_beside`.
+    `stop_after`: number of batches after which `wanted_batches_are_done` is set. `beside`: name -> figure of a process
+    beside the job; shown in the live table, or as a line when a figure changes (see `tell_beside`).
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Status:
         self._phase = (batch, phase)
 
     def stopping(self) -> None:
-        """Say that the job ends after the batch that runs."""
+        """Show that the job stops after the current batch."""
         self._is_stopping = True
 
     def finished(self, report: BatchReport) -> None:
@@ -99,7 +99,7 @@ class Status:
             self.wanted_batches_are_done.set()
 
     def tell_beside(self) -> None:
-        """Print how it stands with what runs beside the job when that has changed, and no live table shows it."""
+        """Print the figures of the processes beside the job if they changed and no live table shows them."""
         if self._live.is_started:
             return
         figures = list(self._beside())
@@ -109,7 +109,7 @@ class Status:
         self._told_beside = figures
 
     def print_summary(self, closing: Callable[[], str]) -> None:
-        """What the run did, at its end."""
+        """Print the summary of the run."""
         seconds = self._clock.monotonic_seconds() - self._started
         table = Table(
             title=f"{self._totals.batches} batches in {seconds:.0f} s", title_justify="left", show_header=False
@@ -128,7 +128,7 @@ class Status:
             if self._phase is None
             else f"batch {self._phase[0]}: {self._phase[1].value}"
         )
-        hint = "stopping after this batch" if self._is_stopping else "Ctrl-C stops; run again to go on"
+        hint = "stopping after this batch" if self._is_stopping else "Ctrl-C stops; run again to continue"
         return Group(Text(now, style="bold"), table, Text(hint, style="dim"))
 
     def _figures(self) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""What runs in Spark's Python workers: one partition of one batch.
+"""Work of Spark's Python workers: one partition of one batch.
 
-Load the partition's stores, give the rows of whole keys and their state to the update function, commit, report. The last
-row of each partition is a marker: with it also a partition without output says which attempt it is of.
+Load the partition's stores, pass the rows of whole keys and their state to the update function, commit, report. The last
+row of each partition is a marker, which names the attempt also for a partition without output.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _SWEEP_SECONDS = 10 * 60.0
 
 
 def tag_of(fresh_id: str) -> int:
-    """63 bits of an attempt's id: what each of its rows carries, at the price of a long."""
+    """Return 63 bits of an attempt's id, the tag of each of its rows; a long is cheap."""
     return int(fresh_id.replace("-", "")[:16], 16) >> 1
 
 
 @dataclass(frozen=True)
 class StoreReport:
-    """What became of one store of a partition."""
+    """Load and commit of one store of a partition."""
 
     operator: int
     base: VersionId
@@ -69,10 +69,11 @@ class StoreReport:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What a task tells the driver after its commits. Memory is the peak of the worker's process, in bytes. `tag`: what
-    the attempt's rows carry.
+    """Report of a task to the driver after its commits.
 
-    `host` is where the partition's local copies are: the machine's name and the operator's folder on it.
+    host                the place of the partition's local copies: the machine's name and the operator's folder on it
+    peak_memory_bytes   peak memory of the worker's process
+    tag                 tag of the attempt's rows, see `tag_of`
     """
 
     partition: int
@@ -87,7 +88,7 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class PartitionFailure:
-    """What a task tells the driver in place of its report when the batch cannot succeed. Nothing was committed."""
+    """Report of a task if the batch cannot succeed. Nothing was committed."""
 
     partition: int
     error: StatekeeperError
@@ -97,15 +98,15 @@ Reported = PartitionReport | PartitionFailure
 
 
 class Reporter(Protocol):
-    """Where a task's report goes."""
+    """Receives the reports of tasks."""
 
     def add(self, report: Reported) -> None:
-        """Tell the driver of a partition that is committed, or cannot be."""
+        """Send the report of a partition that is committed, or cannot be."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """All that a task needs, for any partition of the batch; sent to the workers."""
+    """Input of a task, the same for all partitions of a batch; sent to the workers."""
 
     root: StorageSpec
     root_id: str
@@ -120,7 +121,7 @@ class TaskPlan:
     reports: Reporter
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The function for `mapInArrow`."""
+        """Run one partition; the function for `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -129,13 +130,13 @@ class TaskPlan:
         try:
             yield from partition.run(batches)
         except (HotKey, LineageCeiling, WrongResult) as error:
-            # No other attempt would do better. A task that fails is tried again, and each try leaves its stacks in Spark's
-            # log; one that reports its error stops the batch just as well.
+            # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
+            # error also stops the batch.
             self.reports.add(PartitionFailure(context.partitionId(), error))
             yield from partition.marker()
 
     def output_schema(self) -> pa.Schema:
-        """The output's columns, nullable for the marker's sake, and the two that say which attempt a row is of."""
+        """Return the output's columns, nullable because of the marker, and the columns of tag and marker."""
         nullable = [column.with_nullable(True) for column in self.operator.output]
         return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
 
@@ -178,7 +179,7 @@ class _Partition:
         self._keep_house_in_background(stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
-        # Spark hands timestamps over in the session's time zone; the state's are UTC.
+        # Spark passes timestamps in the session's time zone; the state holds UTC.
         return pa.Table.from_batches([batch]).rename_columns(self._row_columns.names).cast(self._row_columns)
 
     def _address(self, operator: int) -> StoreAddress:
@@ -264,7 +265,7 @@ class _Partition:
         return None if part is None else as_table(part, schema, f"{what} of store {name!r}")
 
     def _known(self, keys: pa.LargeBinaryArray, named: pa.Table, name: str) -> pa.LargeBinaryArray:
-        """The full key of each row of `named`. Raises `WrongResult` for a key that the piece does not hold, or twice."""
+        """Return the full key of each row of `named`. Raises `WrongResult` for an unknown or a repeated key."""
         known = bare_keys(keys)
         asked = encode_bare_keys(named.select(list(self._operator.keys)))
         if asked.equals(known):
@@ -281,8 +282,8 @@ class _Partition:
         return keys.take(places)
 
     def _rewrite(self, store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
-        """Bring each row to a schema with more columns at the end. Spark tells rows of different widths apart by
-        nothing, so that all of them change in one version."""
+        """Convert each row to a schema with more columns at the end. Spark cannot distinguish rows of different widths, so
+        all rows change in one version."""
         added = list(newer)[len(older) :]
         for keys, values in _batched(store.scan()):
             rows = decode_values(values, older)
@@ -298,7 +299,7 @@ class _Partition:
         yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
 
     def marker(self) -> Iterator[pa.RecordBatch]:
-        """The last row of a partition: no output, only the attempt's tag."""
+        """Return the last row of a partition: no output, only the attempt's tag."""
         nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
         row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
         yield from self._tagged(row, marker=True)
@@ -319,7 +320,7 @@ class _Partition:
         )
 
     def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
-        """After the batch's work is handed over; a worker that is killed meanwhile loses nothing."""
+        """Maintain the host after the batch's work is done. A worker that is killed meanwhile loses nothing."""
         wanting = [
             (self._address(operator), self._assigned[operator].base)
             for operator, store in enumerate(stores.values())
@@ -329,12 +330,11 @@ class _Partition:
 
 
 def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:
-    """Move the host's copies forward to the versions that were this batch's bases, which are committed, and now and then
-    remove what nobody on this host uses any more."""
-    # A client of its own: what the next task counts as its requests is its own.
+    """Advance the host's local copies to this batch's bases, which are committed. Periodically delete unused copies."""
+    # Uses its own client, so that the next task counts only its own requests.
     storage = open_storage(plan.root)
     for address, base in wanting:
-        # What is wrong with a copy is known by then: it is served no longer, and the next load builds it anew.
+        # A damaged copy is already marked: it is not used any more, and the next load rebuilds it.
         with contextlib.suppress(StatekeeperError):
             advance_local_copy(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
     folder = user_folder(Path(plan.local_folder).absolute())
@@ -343,7 +343,7 @@ def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPla
 
 @functools.lru_cache(maxsize=4)
 def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
-    # Workers are forked and used again: one client for each process, never one from before the fork.
+    # Workers are forked and reused: one client per process, never one from before the fork.
     del process_id
     return open_storage(spec)
 

@@ -1,4 +1,4 @@
-"""Cutting a partition's sorted rows into pieces of whole keys, so that memory does not grow with the partition."""
+"""Split of a partition's sorted rows into pieces of whole keys, so that memory does not grow with the partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statestore.errors import HotKey
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows and, row by row, the bytes of their state keys; equal keys stand together."""
+    """Rows and the bytes of their state keys; shape (rows,) each. Equal keys are adjacent."""
 
     rows: pa.Table
     keys: pa.LargeBinaryArray
@@ -28,7 +28,7 @@ class Piece:
         return int(self.rows.nbytes + self.keys.nbytes)
 
     def first_of_key(self) -> pa.BooleanArray:
-        """True where a row's key differs from the row before; shape (rows,)."""
+        """Return True where a row's key differs from the previous row; shape (rows,)."""
         changes = pc.not_equal(self.keys[1:], self.keys[:-1]).to_numpy(zero_copy_only=False)
         return pa.array(np.concatenate([np.ones(min(len(self.keys), 1), dtype=bool), changes]))
 
@@ -40,10 +40,10 @@ def whole_keys(
     *,
     key_columns: Sequence[str] = (),
 ) -> Iterator[Piece]:
-    """The rows of `tables`, sorted by key, as pieces of whole keys of about `limits.rows` rows or `limits.size_bytes`.
+    """Split the rows of `tables`, sorted by key, into whole keys: about `limits.rows` rows or `limits.size_bytes` a piece.
 
-    At most twice that is held, or that and what a single key may have: `hot_key_rows` rows, `hot_key_bytes`. Raises
-    `HotKey` for a key beyond these, naming it by `key_columns`, unless hot keys may be split.
+    Memory holds at most two pieces, or one piece and one key of `hot_key_rows` rows or `hot_key_bytes`. Raises `HotKey`
+    with the values of `key_columns` for a larger key, unless hot keys may be split.
     """
     held: list[Piece] = []
     for rows in _slices(tables, limits):
@@ -52,7 +52,7 @@ def whole_keys(
         if not _exceeds(held, limits.rows - 1, limits.size_bytes - 1):
             continue
         if held[0].keys[0].equals(newest.keys[-1]):
-            # One key fills it all. Not joined yet: that would copy what is held with each table that comes.
+            # One key fills the piece. Joining now would copy the held rows again for each new table.
             if not _exceeds(held, limits.hot_key_rows, limits.hot_key_bytes):
                 continue
             yield _allowed(_joined(held), limits, key_columns)
@@ -67,7 +67,7 @@ def whole_keys(
 
 
 def _slices(tables: Iterable[pa.Table], limits: Pieces) -> Iterator[pa.Table]:
-    """Spark's batches have a size of their own; what is more than a piece comes in slices."""
+    """Slice Arrow batches of Spark that are larger than a piece."""
     for table in tables:
         by_size = table.num_rows * limits.size_bytes // max(table.nbytes, 1)
         at_once = max(1, min(limits.rows, by_size))
@@ -80,7 +80,7 @@ def _exceeds(pieces: list[Piece], rows: int, size_bytes: int) -> bool:
 
 
 def _allowed(piece: Piece, limits: Pieces, key_columns: Sequence[str]) -> Piece:
-    """The piece itself. Raises `HotKey` for one with a key that has too many rows."""
+    """Return the piece. Raises `HotKey` if a key has too many rows or bytes."""
     if limits.split_hot_keys:
         return piece
     starts = np.flatnonzero(piece.first_of_key().to_numpy(zero_copy_only=False))

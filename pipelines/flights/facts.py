@@ -1,4 +1,4 @@
-"""What the past of an aircraft says about each of its flights: the update function of the flights job.
+"""Update function of the flights job: for each flight, facts from the past flights of its aircraft.
 
 What belongs here: arithmetic on Arrow tables. It knows nothing of Spark, of batches or of where state is kept.
 
@@ -23,7 +23,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 _MICROS_PER_MINUTE = 60_000_000
 
 KEYS = ("tailnum",)
-"""The aircraft. Flights whose aircraft is not known have null here, which is no aircraft: they have no past."""
+"""The aircraft. It is null if the aircraft is unknown; such flights have no past."""
 
 ORDER = ARRIVAL_ORDER
 """The order of rows within a key."""
