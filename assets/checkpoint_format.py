@@ -81,7 +81,7 @@ def checkpoint_format(
     """
     query = fleet.open(context.partition_key)
     storage, policies, scratch = query.storage, query.policies, fleet.scratch_folder()
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
     run = by.ids.fresh()
 
     def told(progress: Progress) -> None:

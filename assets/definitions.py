@@ -27,12 +27,13 @@ from resources.fleet import Fleet
 from resources.notifier import Notifier
 from resources.worker import Worker
 from statestore.maintenance.config import FILE_NAME
+from statestore.maintenance.quiet import QUIET_SECONDS
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
 
 
-def build(environment: Mapping[str, str]) -> dg.Definitions:
-    """The definitions for an environment: tests bring their own."""
+def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECONDS) -> dg.Definitions:
+    """Build the definitions for an environment. Tests inject both arguments."""
     return dg.Definitions(
         assets=[
             STREAMING_QUERY,
@@ -52,6 +53,7 @@ def build(environment: Mapping[str, str]) -> dg.Definitions:
                 config_file=str(Path(environment.get("STATEKEEPER_CONFIG", FILE_NAME)).resolve()),
                 scratch=environment.get("STATEKEEPER_SCRATCH", tempfile.gettempdir()),
                 worker=Worker(),
+                quiet_seconds=quiet_seconds,
             ),
             # By its name: the UI shows what a resource was given, and a webhook's URL is a secret.
             "notifier": Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else ""),

@@ -8,6 +8,7 @@ import dagster as dg
 from resources.worker import Worker
 from statestore.maintenance import config, fleet
 from statestore.maintenance.config import Configuration, Policies
+from statestore.maintenance.quiet import QUIET_SECONDS
 from statestore.storage import Storage, open_storage
 
 
@@ -32,6 +33,8 @@ class Fleet(dg.ConfigurableResource):
     """A folder on local disk to work in."""
     worker: dg.ResourceDependency[Worker]
     """The sign of life of the run that works with the fleet."""
+    quiet_seconds: float = QUIET_SECONDS
+    """How long a checkpoint must not change before its query counts as stopped."""
 
     def configuration(self) -> Configuration:
         """What the file says. Raises `BadConfiguration`."""

@@ -210,8 +210,9 @@ def holder() -> str:
 
 
 def this_process() -> Maintainer:
-    """This process as the one that carries a verb out."""
-    return Maintainer(holder(), SystemClock(), RandomIds())
+    """Return the maintainer of this process: the one in the click context's object, else one with the machine's clock."""
+    injected = click.get_current_context().find_object(Maintainer)
+    return injected or Maintainer(holder(), SystemClock(), RandomIds())
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:

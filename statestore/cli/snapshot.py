@@ -89,6 +89,7 @@ def snapshot(
         at_head=at_head,
         stopped=stopped,
         spark=spark,
+        quiet_seconds=by.quiet_seconds,
     )
     plan = prepared.plan
     if dry_run:

@@ -1,7 +1,7 @@
-"""Whether a query is stopped: as far as that can be told from outside.
+"""Decides whether a query is stopped, as far as its checkpoint shows it.
 
-What is only safe then needs a person's word, since a query that waits for data looks just like one that is stopped; and the
-checkpoint has to be quiet besides.
+An idle query looks like a stopped one. A verb that is safe only while the query is stopped needs two conditions: a person
+confirms that the query is stopped, and the checkpoint does not change for `QUIET_SECONDS`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from statestore.format import names
 from statestore.storage import Entry, Storage
 
 QUIET_SECONDS = 5.0
-"""Nothing may change for so long. A query that commits less often is told by the person alone."""
+"""The checkpoint must not change for this time. For a query that commits less often, only the confirmation counts."""
 
 
-def require_stopped(storage: Storage, *, said: bool, clock: Clock, seconds: float = QUIET_SECONDS) -> None:
-    """Raises `RefusedAsUnsafe` unless somebody `said` so and nothing of the query's is written, replaced or deleted while
-    this looks: logs, files of stores, also such as are unfinished. Two listings of each.
+def require_stopped(storage: Storage, *, confirmed: bool, clock: Clock, seconds: float = QUIET_SECONDS) -> None:
+    """Require that a person has `confirmed` that the query is stopped, and that the checkpoint does not change.
+
+    A change is a log or a store file, also a hidden one, that is written, replaced or deleted within `seconds`. Requests:
+    two listings of each folder. Raises `RefusedAsUnsafe`, `StorageError`.
     """
-    if not said:
+    if not confirmed:
         raise RefusedAsUnsafe(
-            "this is safe only while the query is stopped, and an idle one looks the same",
+            "the query may be running; an idle query looks like a stopped one",
             path=storage.url,
-            hint="stop the query, see that its application is gone, and add --confirm-stopped",
+            hint="stop the query, verify that its application has ended, and add --confirm-stopped",
         )
     before = _files(storage)
     clock.sleep(seconds)
     changed = sorted(_files(storage) ^ before, key=lambda entry: entry.path)
     if changed:
         raise RefusedAsUnsafe(
-            f"changed within {seconds:g} s: the query runs, or somebody maintains it",
+            f"changed within {seconds:g} s: the query or another maintainer is running",
             path=changed[0].path,
-            hint="stop the query, see that its application is gone, and run this again",
+            hint="stop the query, verify that its application has ended, and run this command again",
         )
 
 

@@ -12,6 +12,7 @@ from assets.definitions import build
 from assets.partitions import QUERY_SET
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
+from tests.support.maintainers import QUIET_SECONDS
 
 CONFIGURATION = """
 [defaults]
@@ -37,7 +38,8 @@ def configuration(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def definitions(configuration: Path, tmp_path: Path) -> dg.Definitions:
-    return build({"STATEKEEPER_CONFIG": str(configuration), "STATEKEEPER_SCRATCH": str(tmp_path / "scratch")})
+    environment = {"STATEKEEPER_CONFIG": str(configuration), "STATEKEEPER_SCRATCH": str(tmp_path / "scratch")}
+    return build(environment, quiet_seconds=QUIET_SECONDS)
 
 
 @pytest.fixture

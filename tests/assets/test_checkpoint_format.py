@@ -10,17 +10,12 @@ import pytest
 
 from statestore import catalog
 from statestore.format import names
-from statestore.maintenance import quiet, switchover
+from statestore.maintenance import switchover
 from statestore.storage import Storage
 from tests.assets.test_maintain_query import checks, shown
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import Fault, FaultyStorage, Request
 from tests.structures import as_sparks, held
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
 
 
 def launched(definitions: dg.Definitions, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
 from statestore.format.structure import Structure
-from statestore.maintenance import quiet
 from tests.checkpoints import Checkpoint
 from tests.structures import as_sparks, without_ids
+from tests.support.maintainers import MAINTAINER
 from tests.switching import (
     contents,
     is_right,
@@ -21,13 +20,12 @@ from tests.switching import (
 
 
 def statekeeper(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["switch", *map(str, arguments)])
+    return CliRunner().invoke(main, ["switch", *map(str, arguments)], obj=MAINTAINER)
 
 
 def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_conf_comes_next(
-    checkpoint: Checkpoint, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, root: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
     without_ids(as_sparks(checkpoint))
     before = contents(checkpoint.storage)
     shown = statekeeper(root, "--to", "v2")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from statestore.format.structure import Structure
-from statestore.maintenance import quiet
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT
 from tests.interop.twins import statekeeper
@@ -97,8 +96,7 @@ class UsersQuery:
 
 
 @pytest.fixture(params=["1", "2"])
-def query(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[UsersQuery]:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
+def query(request: pytest.FixtureRequest) -> Iterator[UsersQuery]:
     with public_folder() as folder:
         (folder / "tmp").mkdir()
         java = folder / "java" / "bin" / "java"

@@ -25,6 +25,7 @@ from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import Storage, open_storage
 from tests.interop.dumped import dumped, expected, shown
 from tests.interop.native import NativeQuery
+from tests.support.maintainers import MAINTAINER
 
 State = Mapping[str, Counter[str]]
 """What Spark's reader shows: view -> the rows of it."""
@@ -51,7 +52,7 @@ class Twin:
 
 def statekeeper(*arguments: str, exit_code: int = 0) -> str:
     """What the command says; it must end well, or as it is said to."""
-    done = CliRunner().invoke(main, arguments)
+    done = CliRunner().invoke(main, arguments, obj=MAINTAINER)
     assert done.exit_code == exit_code, done.output
     return done.output
 

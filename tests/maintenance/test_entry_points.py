@@ -21,20 +21,20 @@ from click.testing import CliRunner
 from assets.definitions import build
 from assets.partitions import QUERY_SET
 from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
+from statestore.clock import SystemClock
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance import config, lease, passes, quiet
+from statestore.maintenance import config, lease, passes
 from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import Maintainer
 from statestore.storage import Storage, open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import Fault
 from tests.structures import as_sparks
+from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
 from tests.switching import die_at, take_snapshots
 
-BY = Maintainer("a test", SystemClock(), RandomIds())
+BY = MAINTAINER
 CONFIGURATION = """
 [roots.flights]
 url = "root"
@@ -73,13 +73,14 @@ class World:
         return {e.path: self.storage.read(e.path) for e in self.storage.list("") if not e.path.startswith(own)}
 
     def command(self, *arguments: str) -> None:
-        result = CliRunner().invoke(main, ["--config", str(self.configuration), *arguments])
+        result = CliRunner().invoke(main, ["--config", str(self.configuration), *arguments], obj=BY)
         assert not result.exception or isinstance(result.exception, SystemExit), result.output
 
     @cached_property
     def definitions(self) -> dg.Definitions:
         return build(
-            {"STATEKEEPER_CONFIG": str(self.configuration), "STATEKEEPER_SCRATCH": str(self.folder / "scratch")}
+            {"STATEKEEPER_CONFIG": str(self.configuration), "STATEKEEPER_SCRATCH": str(self.folder / "scratch")},
+            quiet_seconds=QUIET_SECONDS,
         )
 
     def launch(self, job: str, asset: str, **ops: object) -> None:
@@ -268,20 +269,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / verb / log).unlink()
     storage = open_storage(str(folder / "undo"))
     prepared = passes.repair.prepare(storage, Policies(), None)
-    passes.repair.execute(
-        storage, prepared, Maintainer("a test", _Hasty(), RandomIds()), run=BY.ids.fresh(), stopped=True
-    )
+    passes.repair.execute(storage, prepared, BY, run=BY.ids.fresh(), stopped=True)
     return folder
-
-
-class _Hasty(SystemClock):
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds / 100)
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
 
 
 def begin(world: World, verb: str) -> None:

@@ -10,22 +10,17 @@ from click.testing import CliRunner, Result
 
 from statestore.cli import main
 from statestore.format import names
-from statestore.maintenance import quiet
 from statestore.storage import open_storage
 from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import Fault
 from tests.structures import as_sparks, without_ids
+from tests.support.maintainers import MAINTAINER
 from tests.switching import abort, after_the_dead, die_at, structure_of
 from tests.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
 
 pytestmark = AS_ROOT
 
 FILES, FOLDERS = 0o640, 0o750
-
-
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
 
 
 @pytest.fixture(scope="module", params=["own", "native, V1", "native, V2"])
@@ -50,7 +45,7 @@ def root(prepared: Checkpoint) -> Iterator[Path]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], obj=MAINTAINER)
 
 
 def is_the_querys(root: Path) -> bool:

@@ -27,6 +27,7 @@ from tests.checkpoints import Checkpoint
 from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.storage.clocks import SleeplessClock
 from tests.structures import without_ids
+from tests.support.maintainers import MAINTAINER
 
 Contents = dict[str, bytes]
 
@@ -432,13 +433,12 @@ def test_whatever_request_of_a_repair_fails_running_it_again_ends_well_and_all_o
 
 
 def statekeeper(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["repair", *arguments])
+    return CliRunner().invoke(main, ["repair", *arguments], obj=MAINTAINER)
 
 
 def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_back(
-    eight_versions: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    eight_versions: Checkpoint, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
     root = str(tmp_path / "root")
     storage = eight_versions.copied_to(open_storage(root), tmp_path).storage
     rewind(storage, 5)
@@ -521,8 +521,8 @@ def test_a_query_that_begins_or_commits_a_batch_or_writes_its_state_is_not_repai
         def sleep(self, seconds: float) -> None:
             storage.replace(path, b"of the next batch")
 
-    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query runs"):
-        quiet.require_stopped(storage, said=True, clock=Works())
+    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query or another maintainer is running"):
+        quiet.require_stopped(storage, confirmed=True, clock=Works())
 
 
 def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoint) -> None:
@@ -533,11 +533,11 @@ def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoin
         def sleep(self, seconds: float) -> None:
             storage.delete([old])
 
-    with pytest.raises(RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query runs"):
-        quiet.require_stopped(storage, said=True, clock=Works())
+    with pytest.raises(RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query or another maintainer is running"):
+        quiet.require_stopped(storage, confirmed=True, clock=Works())
 
 
 def test_a_query_of_which_nothing_changes_is_taken_for_stopped_when_a_person_says_so(checkpoint: Checkpoint) -> None:
-    quiet.require_stopped(checkpoint.storage, said=True, clock=SleeplessClock(0.0))
-    with pytest.raises(RefusedAsUnsafe, match="an idle one looks the same"):
-        quiet.require_stopped(checkpoint.storage, said=False, clock=SleeplessClock(0.0))
+    quiet.require_stopped(checkpoint.storage, confirmed=True, clock=SleeplessClock(0.0))
+    with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):
+        quiet.require_stopped(checkpoint.storage, confirmed=False, clock=SleeplessClock(0.0))

@@ -174,7 +174,7 @@ def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local:
         prepared = passes.switch.prepare(local, Policies(), Structure.V1, None, scratch=scratch)
         passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
-    with pytest.raises(RefusedAsUnsafe, match="only while the query is stopped"):
+    with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):
         run(stopped=False)
     assert contents(local) == before
     run(stopped=True)

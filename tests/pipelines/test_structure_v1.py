@@ -17,10 +17,11 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import OtherStructure, SinkConflict, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.structure import Structure
-from statestore.maintenance import quiet, snapshot
+from statestore.maintenance import snapshot
 from statestore.storage import open_storage
 from tests.pipelines import tasks
 from tests.pipelines.counting import Job, once
+from tests.support.maintainers import MAINTAINER
 
 pytestmark = pytest.mark.spark
 
@@ -100,20 +101,19 @@ def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt
 
 @pytest.mark.parametrize("structure", Structure, ids=lambda structure: structure.value)
 def test_a_job_goes_on_in_the_other_structure_after_its_root_was_switched_and_back_again(
-    job: Job, delta_session: SparkSession, structure: Structure, monkeypatch: pytest.MonkeyPatch
+    job: Job, delta_session: SparkSession, structure: Structure
 ) -> None:
-    monkeypatch.setattr(quiet.require_stopped, "__kwdefaults__", {"seconds": 0.1})
     job.structure = structure
     job.feed(2).run(delta_session)
     with pytest.raises(RuntimeError, match="the driver dies"):
         job.feed(1).run(delta_session, once(2, Phase.SINK_WRITTEN, died))
     asked = ["switch", str(job.root), "--to", structure.other.value, "--apply"]
-    refused = CliRunner().invoke(main, asked)
+    refused = CliRunner().invoke(main, asked, obj=MAINTAINER)
     assert refused.exit_code == 3
     assert "the sink may hold batch 2 already" in refused.output
     job.run(delta_session)
     for to in (structure.other, structure):
-        done = CliRunner().invoke(main, ["switch", str(job.root), "--to", to.value, "--apply"])
+        done = CliRunner().invoke(main, ["switch", str(job.root), "--to", to.value, "--apply"], obj=MAINTAINER)
         assert done.exit_code == 0, done.output
         with pytest.raises(OtherStructure, match="statekeeper switch"):
             job.feed(1).run(delta_session)

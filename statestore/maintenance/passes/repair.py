@@ -64,7 +64,7 @@ def execute(
     if not prepared.plan.actions:
         return prepared
     guards.require_none(prepared.refusals)
-    require_stopped(storage, said=stopped, clock=by.clock)
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     # The first plan may be of a query that was at work.
     again = prepare(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep)
     guards.require_none(again.refusals)
@@ -78,5 +78,5 @@ def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, r
     """Put back all files that the run `undone` has moved into quarantine; returns their paths. `stopped`: as `execute`.
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_repair`."""
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
-    require_stopped(storage, said=stopped, clock=by.clock)
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     return list(runs.undo_repair(storage, undone, run=run, holder=by.holder, clock=by.clock))

@@ -108,7 +108,7 @@ def execute(
     """
     guards.require_none(prepared.refusals)
     if prepared.needs_stopped:
-        require_stopped(storage, said=True, clock=by.clock)
+        require_stopped(storage, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     done: list[Deleted] = []
     steps = runs.delete(
         storage,

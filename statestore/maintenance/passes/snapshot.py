@@ -16,7 +16,7 @@ from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.quiet import QUIET_SECONDS, require_stopped
 from statestore.maintenance.runs import Ended
 from statestore.maintenance.snapshot import MEMORY_BYTES, SnapshotFacts, SnapshotPlan, Taken, TakeSnapshot
 from statestore.storage import Storage
@@ -63,6 +63,7 @@ def prepare(
     at_head: bool = False,
     stopped: bool = False,
     spark: Spark | None = None,
+    quiet_seconds: float = QUIET_SECONDS,
 ) -> PreparedSnapshots:
     """Plan the snapshots that the policy asks for; of every store with `take_all` or `at_head`. Read-only.
 
@@ -72,7 +73,7 @@ def prepare(
     """
     gathered = snapshot.gather(storage)
     if at_head and gathered.replaces_versions:
-        require_stopped(storage, said=stopped, clock=clock)
+        require_stopped(storage, confirmed=stopped, clock=clock, seconds=quiet_seconds)
         gathered = snapshot.gather(storage, at_head=True)
     plan = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
     allowed = mode or policies.mode_for(is_own=gathered.is_own)

@@ -70,7 +70,9 @@ def execute(
     plan = prepared.plan
     # Jobs of our own refuse to start on what is half done, and begin no batch where it is done under them. But one that is
     # in a batch looks just like one that died in it, and would commit in the structure in which it began.
-    require_stopped(storage, said=stopped or (plan.is_own and not plan.is_in_batch), clock=by.clock)
+    require_stopped(
+        storage, confirmed=stopped or (plan.is_own and not plan.is_in_batch), clock=by.clock, seconds=by.quiet_seconds
+    )
     # The first plan may be of a query that was at work.
     again = prepare(storage, prepared.policies, plan.to, prepared.spark, scratch=scratch, workers=workers)
     if again.may_start:
@@ -98,6 +100,6 @@ def abort(
         )
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     is_own = storage.stat(names.BINDING) is not None
-    require_stopped(storage, said=stopped or is_own, clock=by.clock)
+    require_stopped(storage, confirmed=stopped or is_own, clock=by.clock, seconds=by.quiet_seconds)
     runs.abort_switch(storage, standing, told, run=run, holder=by.holder, clock=by.clock)
     return standing.begun

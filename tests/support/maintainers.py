@@ -1,0 +1,11 @@
+"""A maintainer that does not wait long before it decides that a query is stopped."""
+
+from __future__ import annotations
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.maintenance.passes import Maintainer
+
+QUIET_SECONDS = 0.1
+
+MAINTAINER = Maintainer("a test", SystemClock(), RandomIds(), quiet_seconds=QUIET_SECONDS)
+"""For the passes, and as the context object of the command line: `CliRunner().invoke(main, ..., obj=MAINTAINER)`."""
