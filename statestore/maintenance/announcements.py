@@ -1,13 +1,13 @@
-"""Tables that a retention run is about to delete, told before it does: what keeps it and a snapshot's maker apart.
+"""Announcements of the tables that a retention run is about to delete. They prevent a race with a new snapshot.
 
-    _statekeeper/deleting/<run>.jsonl    {"delete": "<path>"}, one a line
+    _statekeeper/deleting/<run>.jsonl    {"delete": "<path>"}, one per line
 
-*The losing schedule*: a table that no zip names is planned for deletion; a snapshot that names it is published; it is
-deleted, maybe much later, by a run that slept meanwhile. So an announced table is **pending_delete** for as long as its
-announcement stands: no new snapshot names it (it is sent again under another name), and no retention run rests on a
-snapshot that does. An announcement stands until its run is through, and that of a dead run for `STANDS_SECONDS`: by then
-the run is long dead (it deletes nothing more than `DELETES_FOR_SECONDS` after it began to). How old one is, the store's
-own clock says.
+Race: retention plans to delete a table that no zip names; a snapshot that names the table is published; the retention
+run, maybe after a long stall, deletes the table. So an announced table is **pending_delete** while its announcement
+exists: a new snapshot does not name the table (it uploads a copy under another name), and retention does not use a snapshot
+that names it as a base. A run withdraws its announcement when it ends. The announcement of a dead run expires after
+`STANDS_SECONDS`; a run deletes nothing later than `DELETES_FOR_SECONDS` after its start. The age of an announcement is
+measured by the clock of the storage.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ STANDS_SECONDS = 24 * 3600.0
 
 
 def announce(storage: Storage, run: str, paths: Iterable[str]) -> None:
-    """Tell that these tables are going to be deleted. Raises `StorageError`."""
+    """Announce that this run is about to delete these tables. Raises `StorageError`."""
     storage.create(names.deleting(run), "".join(json.dumps({"delete": path}) + "\n" for path in paths).encode())
 
 
 def withdraw(storage: Storage, run: str) -> None:
-    """The run is through: what it did not delete is safe."""
+    """Withdraw the announcement of a run that deletes nothing more. Raises `StorageError`."""
     storage.delete([names.deleting(run)])
 
 
 def standing(storage: Storage) -> list[Entry]:
-    """The announcements that there are. One listing."""
+    """List the announcements. One listing."""
     return storage.list(names.DELETING)
 
 
 def pending_delete(storage: Storage) -> frozenset[str]:
-    """All announced paths. One listing, and one request for each announcement.
+    """Return all announced paths. One listing, and one request for each announcement.
 
-    Raises `CorruptFile` for one that cannot be read: what it protects is not known then. `StorageError`.
+    Raises `CorruptFile` for an announcement that cannot be decoded, because its tables are unknown; `StorageError`.
     """
     found: set[str] = set()
     for entry in standing(storage):
@@ -50,7 +50,7 @@ def pending_delete(storage: Storage) -> frozenset[str]:
             path = line.get("delete")
             if not isinstance(path, str):
                 raise CorruptFile(
-                    "a line that announces nothing", path=entry.path, hint="delete the file when it is a day old"
+                    "a line of the announcement names no file", path=entry.path, hint="delete the file after a day"
                 )
             found.add(path)
     return frozenset(found)

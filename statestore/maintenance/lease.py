@@ -1,14 +1,14 @@
-"""Who maintains a root: a lease, which is advice and no lock.
+"""The maintenance lease of a root. It is advisory; it is not a lock.
 
-A delete can depend on the bytes of the object itself (`Storage.delete_unchanged`), but not on a lease that still stands. So
-nothing is safe *because* of the lease: each verb's own module says what makes it safe. The lease saves two maintainers from
-doing the same work, and shows a person who is at work.
+A delete can depend on the bytes of the object (`Storage.delete_unchanged`), but not on a lease that is still valid. So no
+verb relies on the lease for safety; the module of each verb states its guarantee. The lease prevents duplicate work by two
+maintainers, and shows which process maintains the root.
 
     _statekeeper/lease/00000007.json    {"run": "<id>", "holder": "host:pid", "verb": "gc", ...}
 
-The highest epoch counts. Each is created if absent, so of two maintainers that want the next one, one gets it. A release
-creates the next epoch, too: a holder that stalled finds the epoch of its successor there, and changes nothing. A lease has
-expired when its file was not written again for `LIFE_SECONDS`.
+The file with the highest epoch is the current lease. Each epoch is created if absent, so only one of two maintainers
+acquires the next epoch. A release creates the next epoch as well: a stalled holder finds the newer epoch and stops. A
+lease expires if its holder does not renew its file for `LIFE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
-"""Longer than any request with its retries, so that who lost the lease learns of it before the next deletion."""
+"""Longer than any request with its retries, so that a holder detects a lost lease before its next deletion."""
 
 _BEAT_SECONDS = LIFE_SECONDS / 10
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What a lease file says. `run` is the id of the holding run; `holder` and `verb` are for people; times are seconds
-    since the epoch, by the holder's clock."""
+    """The content of a lease file.
+
+    `run`: id of the run that holds the lease; `holder`, `verb`: shown to people; `since_seconds`: Unix time by the clock of
+    the holder.
+    """
 
     epoch: int
     run: str
@@ -44,7 +47,7 @@ class Lease:
     released: bool = False
 
     def encoded(self, beat: int = 0) -> bytes:
-        """Its bytes; `beat` tells one writing of it from the next."""
+        """Encode the lease as JSON; `beat` counts the renewals."""
         fields = asdict(self)
         del fields["epoch"]
         return json.dumps({**fields, "beat": beat}).encode()
@@ -52,20 +55,20 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """The newest lease of a root, and when the store last saw it written (seconds since the epoch)."""
+    """The current lease of a root, and the Unix time at which the storage last wrote its file."""
 
     lease: Lease
     seen_at_seconds: float | None
 
     def is_alive(self, now_seconds: float) -> bool:
-        """Whether somebody is to be thought of as being at it. A file without a time counts as fresh."""
+        """Return whether the lease is held and has not expired. A file without a modification time counts as renewed."""
         if self.lease.released:
             return False
         return self.seen_at_seconds is None or now_seconds - self.seen_at_seconds < LIFE_SECONDS
 
 
 class HeldLease:
-    """A lease that this process holds."""
+    """The lease that this process holds."""
 
     def __init__(self, storage: Storage, lease: Lease, clock: Clock) -> None:
         self._storage = storage
@@ -75,41 +78,41 @@ class HeldLease:
         self._beat_at_seconds = clock.monotonic_seconds()
 
     def require(self) -> None:
-        """Call it before each deletion: one listing, and `beat`. Raises `LeaseLost`."""
+        """Require that the lease is current, and renew it: before each deletion. One listing. Raises `LeaseLost`."""
         if not _is_newest(self._storage, self._lease.epoch):
             raise LeaseLost(
-                "another maintainer took over, or the lease was broken",
+                "the lease is lost: another maintainer acquired it, or it was broken",
                 path=names.lease(self._lease.epoch),
-                hint="run it again when the other one is through",
+                hint="wait until the other maintainer finishes, then run this command again",
             )
         self.beat()
 
     def beat(self) -> None:
-        """A sign of life, when the last one is some time ago. For work that only adds files."""
+        """Renew the lease if a tenth of its lifetime has passed. Enough for work that only adds files."""
         now = self._clock.monotonic_seconds()
         if now - self._beat_at_seconds >= _BEAT_SECONDS:
             self._beat_at_seconds = now
-            # A holder that stalled would write its file anew, which its successor has deleted.
+            # A stalled holder must not recreate the file that the next holder has deleted.
             if _is_newest(self._storage, self._lease.epoch):
                 self._beats += 1
                 self._storage.replace(names.lease(self._lease.epoch), self._lease.encoded(self._beats))
 
     def release(self) -> None:
-        """Give it back, unless another maintainer took it over. One request. The next holder deletes the older epochs."""
+        """Release the lease unless another maintainer acquired it. One request. The next holder deletes older epochs."""
         free = replace(self._lease, epoch=self._lease.epoch + 1, released=True)
         with suppress(AlreadyExists):
             self._storage.create(names.lease(free.epoch), free.encoded())
 
 
 def standing(storage: Storage) -> LeaseState | None:
-    """The newest lease; None when nobody ever held one. Raises `CorruptFile`, `StorageError`."""
+    """Read the current lease; None if the root has none. Raises `CorruptFile`, `StorageError`."""
     newest = _newest(storage)
     if newest is None:
         return None
     epoch, entry = newest
     data = read_or_none(storage, entry.path)
     if data is None:
-        # A newer one took its place between the two requests.
+        # A newer epoch replaced it between the two requests.
         return standing(storage)
     try:
         body = parsed_json(data)
@@ -124,14 +127,14 @@ def standing(storage: Storage) -> LeaseState | None:
         datetime.fromtimestamp(lease.since_seconds, UTC)
     except BAD_VALUES as error:
         raise CorruptFile(
-            "is not what a lease holds", path=entry.path, hint="break it: statekeeper lease --break"
+            "the lease file is damaged", path=entry.path, hint="break the lease: statekeeper lease ROOT --break"
         ) from error
     return LeaseState(lease, entry.modified_at_seconds)
 
 
 def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> HeldLease:
-    """Take the lease for the run of an id. Raises `RootHeld` when another maintainer has it and was seen lately, and
-    `ForeignOwner`."""
+    """Acquire the lease for the run with the id `run`. Raises `RootHeld` while another maintainer holds a lease that has
+    not expired; `ForeignOwner`, `CorruptFile`, `StorageError`."""
     found = standing(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
         raise _held(found.lease)
@@ -144,12 +147,12 @@ def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock)
 
 @contextmanager
 def held(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[HeldLease]:
-    """The lease for a piece of work, given back when it ends, well or not. Raises as `acquire`."""
+    """Hold the lease for the body of a `with` statement; release it also after a failure. Raises as `acquire`."""
     lease = acquire(storage, verb, run=run, holder=holder, clock=clock)
     try:
         yield lease
     except BaseException:
-        # What failed is told, not that the lease could not be given back: the next holder waits until it has died.
+        # Report the failure of the body, not of the release. An unreleased lease expires.
         with suppress(StatekeeperError):
             lease.release()
         raise
@@ -157,7 +160,7 @@ def held(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) ->
 
 
 def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lease | None:
-    """Take the lease from whoever has it, and give it back at once. Returns whose it was; None when nobody had it."""
+    """Break the current lease. Returns it; None if no maintainer holds the lease. Raises `RootHeld`, `StorageError`."""
     newest = _newest(storage)
     if newest is None:
         return None
@@ -172,8 +175,8 @@ def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lea
 
 
 def free_of_dead(storage: Storage, holder: str, *, run: str, by: str, clock: Clock) -> bool:
-    """Break the lease of a holder that is known to be dead, so that nobody waits until it is taken for dead; whether it
-    had the lease. Raises `CorruptFile`, `RootHeld` when somebody took it at the same moment, `StorageError`."""
+    """Break the lease of a dead holder before the lease expires. Returns whether it held the lease. Raises `CorruptFile`;
+    `RootHeld` if another maintainer acquires the lease at the same time; `StorageError`."""
     found = standing(storage)
     if found is None or found.lease.released or found.lease.holder != holder:
         return False
@@ -182,23 +185,23 @@ def free_of_dead(storage: Storage, holder: str, *, run: str, by: str, clock: Clo
 
 
 def _create(storage: Storage, lease: Lease) -> None:
-    # Each verb that writes begins here: what it could not hand over to the query is refused before the first file.
+    # Every verb that writes starts here: a verb that cannot keep the owner of the files is rejected before it writes.
     storage.require_ownership()
     try:
         storage.create(names.lease(lease.epoch), lease.encoded())
     except AlreadyExists as error:
         raise RootHeld(
-            "another maintainer took the lease at the same moment",
+            "another maintainer acquired the lease at the same time",
             path=names.lease(lease.epoch),
-            hint="run it again when the other one is through",
+            hint="wait until the other maintainer finishes, then run this command again",
         ) from error
 
 
 def _held(lease: Lease) -> RootHeld:
     return RootHeld(
-        f"{lease.holder} is at it: {lease.verb}",
+        f"{lease.holder} holds the lease for: {lease.verb}",
         path=names.lease(lease.epoch),
-        hint="wait until it is through; if it is dead, `statekeeper lease ROOT --break`",
+        hint="wait until it finishes; if its process is dead, run: statekeeper lease ROOT --break",
     )
 
 

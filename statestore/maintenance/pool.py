@@ -1,6 +1,6 @@
-"""Work on many stores, a few at a time, in threads: the engine and the network do most of it, outside of Python.
+"""A thread pool for work on many stores. The engine and the network do most of the work, outside of Python.
 
-What the work is, and in which order it is worth doing, is the verb's business.
+The verb defines the work and its order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TypeVar
 from statestore.errors import StatekeeperError
 
 WORKERS = os.cpu_count() or 1
-"""As many as the machine has cores."""
+"""Default number of threads: one per core."""
 
 _LOOK_SECONDS = 0.1
-"""A signal may come to any thread, and only the main one acts on it, when it has something to do: who waits for good would
-learn of a Ctrl-C when all is done."""
+"""Python handles a signal only in the main thread, between bytecodes. A wait without a timeout would delay Ctrl-C to the
+end."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,11 +31,11 @@ def in_pool(
     *,
     workers: int = WORKERS,
 ) -> None:
-    """Do `work` for each item, beginning in their order; `ended` is told of each as soon as it has, of one at a time.
+    """Run `work` for each item, starting in order. Call `ended` after each item, from one thread at a time.
 
-    One that fails with an error of the library does not stop the others: the error is how it ended. When it is
-    interrupted, nothing new begins, what has begun is brought to its end and told, and the `KeyboardInterrupt` goes on.
-    So does anything else that `work` raises.
+    An item that fails with a `StatekeeperError` does not stop the others; `ended` gets the error. After `KeyboardInterrupt`
+    or another exception of `work`, no new item starts, the running items finish and are reported, and the exception is
+    raised again.
     """
     to_do = iter(items)
     stopped = Event()

@@ -1,9 +1,10 @@
-"""Which files are beside the time line of the commit log: of one that was given up, or of one that leads back.
+"""Finds files that are not on the time line of the commit log: files of rolled-back batches, and files for a switch back.
 
-    versions up to `newest`     the logs know of the batch that makes, or is making, them
-    later versions              given up: somebody took a query back by deleting its newest commits and offsets
+    versions up to `newest`     the logs contain the batch that makes the version
+    later versions              rolled back: the newest commits and offsets were deleted to roll back the query
 
-One definition, for the audit that tells, the repair that moves to quarantine and the retention that deletes. Pure.
+The audit reports these files, repair moves them into quarantine, and retention deletes them; all use this definition.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from statestore.format.names import VersionId
 
 @dataclass(frozen=True)
 class GivenUp:
-    """The versions of one store's files that are of a dead time line, ascending."""
+    """The rolled-back versions of one store that have files, ascending."""
 
     changelogs: tuple[VersionId, ...]
     snapshots: tuple[VersionId, ...]
 
     @property
     def versions(self) -> tuple[VersionId, ...]:
-        """All of them."""
+        """All versions with a changelog or a snapshot, ascending."""
         return _ordered({*self.changelogs, *self.snapshots})
 
 
 def newest_known(*, committed: Iterable[int], begun: Iterable[int]) -> int:
-    """The newest version that a batch may have made by now, by the batches in the commit log and in the offset log: Spark
-    and our own jobs write a batch's offsets before its tasks begin."""
+    """Return the newest version that a batch may have made, from the batches in the commit log and in the offset log. Spark
+    and Statekeeper's own jobs write the offsets of a batch before its tasks start."""
     return max((*committed, *begun), default=-1) + 1
 
 
 def given_up(files: StoreFiles, newest: int) -> GivenUp:
-    """The files of versions after the `newest` one that the logs know of."""
+    """Return the versions after `newest`, the newest version that the logs contain."""
     return GivenUp(
         _ordered(version for version in files.changelogs if version.version > newest),
         _ordered(version for version in files.snapshots if version.version > newest),
@@ -43,13 +44,16 @@ def given_up(files: StoreFiles, newest: int) -> GivenUp:
 
 
 def leads_back(version: VersionId, *, switched: int | None, head: VersionId, base: VersionId | None) -> bool:
-    """Whether a file is of the structure before the switchover that began with version `switched`, and is needed: without
-    it that switchover's own snapshot would be the only way in. `base`: what the oldest retained version is made from."""
+    """Return whether a file of the structure before the switchover is still needed to restore a version.
+
+    The switchover's own snapshot, of version `switched`, is the only base until a later snapshot becomes the base of the
+    floor. `head`: tells the current structure; `base`: the base of the oldest retained version.
+    """
     if switched is None or version.version > switched or (version.id is None) == (head.id is None):
         return False
     return base is None or base.version <= switched
 
 
 def _ordered(versions: Iterable[VersionId]) -> tuple[VersionId, ...]:
-    """By number; of one number there may be several, with ids and without."""
+    """Sort by number; several versions may have one number, with and without an id."""
     return tuple(sorted(versions, key=lambda version: (version.version, version.id or "")))

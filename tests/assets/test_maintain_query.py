@@ -174,7 +174,7 @@ def test_another_maintainer_at_work_ends_the_run_by_name(
     with lease.held(flights.storage, "gc", run="x", holder="somebody", clock=SystemClock()):
         result = maintained(definitions, instance)
     assert not result.success
-    assert "somebody is at it: gc" in str(result.failure_data_for_node("snapshot"))
+    assert "somebody holds the lease for: gc" in str(result.failure_data_for_node("snapshot"))
 
 
 def test_a_root_on_s3_is_maintained_the_same(

@@ -43,7 +43,7 @@ def test_a_plan_says_what_goes_and_why_and_deletes_nothing(root: Path, checkpoin
     before = files(root)
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 0
-    assert "below the snapshot that the oldest" in shown.output
+    assert "older than the snapshot from which" in shown.output
     assert "--apply deletes" in shown.output
     assert files(root) == before
 
@@ -194,11 +194,11 @@ def test_who_is_at_it_is_shown_kept_to_and_broken(root: Path, checkpoint: Checkp
     assert "host:1: gc" in run("lease", root).output
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RootHeld.exit_code
-    assert "host:1 is at it: gc" in refused.output
+    assert "host:1 holds the lease for: gc" in refused.output
     broken = run("lease", root, "--break")
     assert "broken: host:1, gc" in broken.output
     assert run("gc", root, *NOW, "--apply").exit_code == 0
-    with pytest.raises(Exception, match="took over"):
+    with pytest.raises(Exception, match="the lease is lost"):
         held.require()
 
 

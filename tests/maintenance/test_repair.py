@@ -521,7 +521,9 @@ def test_a_query_that_begins_or_commits_a_batch_or_writes_its_state_is_not_repai
         def sleep(self, seconds: float) -> None:
             storage.replace(path, b"of the next batch")
 
-    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query or another maintainer is running"):
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query or another maintainer is running"
+    ):
         quiet.require_stopped(storage, confirmed=True, clock=Works())
 
 
@@ -533,7 +535,9 @@ def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoin
         def sleep(self, seconds: float) -> None:
             storage.delete([old])
 
-    with pytest.raises(RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query or another maintainer is running"):
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query or another maintainer is running"
+    ):
         quiet.require_stopped(storage, confirmed=True, clock=Works())
 
 

@@ -478,7 +478,7 @@ def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) ->
     clock = SleeplessClock(SystemClock().now_seconds())
     with (
         lease.held(storage, "gc", run="first", holder="here:1", clock=clock),
-        pytest.raises(RootHeld, match="here:1 is at it: gc"),
+        pytest.raises(RootHeld, match="here:1 holds the lease for: gc"),
     ):
         lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)
     second = lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)

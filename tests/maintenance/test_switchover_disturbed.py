@@ -283,7 +283,7 @@ def test_who_has_lost_the_lease_takes_nothing_back(switchable: Checkpoint, sourc
     before = contents(storage)
 
     def lost() -> None:
-        raise LeaseLost("another maintainer took over")
+        raise LeaseLost("the lease is lost")
 
     with pytest.raises(LeaseLost):
         switchover.roll_back(storage, standing, silent, still_held=lost)

@@ -1,13 +1,13 @@
-"""Which files nobody needs any more, and deleting them.
+"""Retention: plans and executes the garbage collection of a checkpoint.
 
     gather(storage, policy)  ->  RetentionFacts  ->  plan(gathered, policy)  ->  RetentionPlan  ->  execute(storage, plan)
 
-Every file gets a verdict with its rule; what no rule knows is kept. **Safety is monotone**: what was deletable once never
-becomes referenced again, since no store deletes on a condition and a run may sleep between its plan and its deletions.
+Every file gets a verdict with its rule; a file with an unrecognized name is kept. **Safety is monotone**: a deletable file
+never becomes needed again, because a run may stall between its plan and its deletions, and deletions are unconditional.
 
-* Below the base of the floor lies nothing that a retained version needs, and the floor only rises.
-* A version up to the head that the commit log does not name is dead for good.
-* A table that no kept snapshot names may be named by one that is being made: `announcements` keeps them apart.
+* No retained version needs a file below the base of the floor, and the floor only rises.
+* A version up to the head that is not in the commit log can never be committed.
+* A new snapshot may name a table that no kept snapshot names; `announcements` prevents this race.
 
 Sources: SPARK-38204 (what Spark's own maintenance keeps), FLIP-158 and FLIP-428 (files shared between snapshots).
 """

@@ -1,4 +1,4 @@
-"""What a retention plan is made from, and what it says of versions and ages without reading any more."""
+"""The facts for a retention plan, and the functions that derive floors and ages from them. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from statestore.stateless import Stateless
 from statestore.storage import Entry
 
 Strays = Mapping[StorePath, Mapping[VersionId, SnapshotFacts]]
-"""Snapshots beside a store's chain, by store."""
+"""Snapshots that are not on the chain of their store, by store."""
 
 
 @dataclass(frozen=True)
 class LogFiles:
-    """Files of the query's logs and of maintenance, as listed. `checksums`: hidden ones of Hadoop's whose log is gone."""
+    """Listed files of the query's logs and of maintenance. `checksums`: hidden Hadoop checksums whose log is deleted."""
 
     offsets: tuple[Entry, ...] = ()
     commits: tuple[Entry, ...] = ()
@@ -35,7 +35,7 @@ class LogFiles:
 
     @property
     def newest_seconds(self) -> float:
-        """When the newest of them was written: it is at least that late by the store's clock."""
+        """Return the newest modification time: a lower bound of the time on the clock of the storage."""
         of_query = (*self.offsets, *self.commits, *self.pending)
         entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.quarantine)
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
@@ -43,13 +43,19 @@ class LogFiles:
 
 @dataclass(frozen=True)
 class RetentionFacts:
-    """The facts. `log` is None before the first commit. `strays`: snapshots that are not on a store's chain and may
-    stay, by store. `wanted_floor`: the oldest version to retain by count and age. Time is seconds since the epoch.
+    """The facts about a checkpoint.
 
-    `since`: the last pass, when only the stores that are due since then were looked at. `aside`: the snapshots of these
-    stores that repairs have quarantined. `switched`: the version with which the newest switchover between the structures
-    begins. `stateless`: why there is no store. `unseen`: of the stores in which listings leave something out, what.
-    `reads`: the files of snapshots that were read in full; `conf`: how the records of the state are written.
+    log            None before the first commit
+    strays         snapshots that are not on the chain of their store and may be kept
+    wanted_floor   the oldest version to retain, by count and age
+    now_seconds    Unix time
+    since          the last pass, if only the stores that are due since then were gathered
+    quarantine     quarantined snapshots of these stores
+    switched       the first version of the newest switchover between the structures
+    unseen         files that the listings of a store omit
+    stateless      why the checkpoint has no store
+    reads          record of the snapshot files that were read in full
+    conf           encoding of the state
     """
 
     is_own: bool
@@ -69,20 +75,20 @@ class RetentionFacts:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """The files of the stores that were looked at."""
+        """Yield the files of the gathered stores."""
         for chain in self.chains:
             yield from chain.files.entries
 
 
 def loadable(chain: Chain) -> set[int]:
-    """The versions that load, beyond doubt; those before the store began load without it."""
+    """Return the versions that certainly load. A version before the first one of the store needs no file of it."""
     if chain.conflicts is not None:
         return set()
     return {*range(1, chain.begins), *(version.version for version in chain.bases)}
 
 
 def common_floor(chains: Iterable[Chain], wanted: int) -> int | None:
-    """The newest version up to `wanted` that every store loads."""
+    """Return the newest version up to `wanted` that every store loads."""
     common: set[int] | None = None
     for chain in chains:
         loads = {number for number in loadable(chain) if number <= wanted}
@@ -91,13 +97,12 @@ def common_floor(chains: Iterable[Chain], wanted: int) -> int | None:
 
 
 def retained_floor(chains: Iterable[Chain], wanted: int, switched: int | None) -> int | None:
-    """The oldest version to retain: the newest one up to `wanted` that every store loads. Where there is none because the
-    old end of the chains is gone, the oldest one that every store loads.
+    """Return the oldest version to retain: the newest version up to `wanted` that every store loads.
 
-    A version is gone when it has neither a changelog nor a snapshot: an earlier pass with a lower --retain deleted it, or
-    Spark did. No file of it is left to keep. Versions before the newest switchover, to which `switched` belongs, may have
-    lost snapshots to quarantine; the rule `WAY_BACK` keeps their files. None while any other version does not load: its
-    files stay, since the missing one may be restored.
+    If no such version exists because the old end of the chains is deleted, return the oldest version that every store
+    loads. A version is deleted if it has neither a changelog nor a snapshot: Spark deleted it, or a pass with a lower
+    --retain. Versions before `switched`, the newest switchover, may have snapshots in quarantine; the rule `WAY_BACK` keeps
+    their files. Return None if another version does not load: its files are kept, because the missing file may be restored.
     """
     chains = tuple(chains)
     floor = common_floor(chains, wanted)
@@ -123,12 +128,12 @@ def _is_excused(chain: Chain, wanted: int, oldest: int, switched: int | None) ->
 
 
 def is_young(entry: Entry, seconds: float, now_seconds: float) -> bool:
-    """A file without a time, or from the future, is young."""
+    """Return whether the file is younger than `seconds`. A file without a modification time is young."""
     return entry.modified_at_seconds is None or now_seconds - entry.modified_at_seconds < seconds
 
 
 def batch_of(path: str) -> int | None:
-    """The batch that a file of the logs, or Hadoop's hidden checksum of one, belongs to; None for any other path."""
+    """Return the batch of a log file, or of a hidden Hadoop checksum of one; None for any other path."""
     folder, _, name = path.rpartition("/")
     if folder == names.PENDING:
         pending = names.parse_pending(name)

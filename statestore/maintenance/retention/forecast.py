@@ -1,6 +1,6 @@
-"""What a retention plan deletes now, and from when on it can delete the rest: counts and bytes. Pure.
+"""Computes what a retention plan deletes now, and when it can delete the other files: counts and bytes. Pure.
 
-The audit, `gc` and the health of a fleet all show these figures, so that they agree.
+The audit, `gc` and the health of a fleet show the same figures.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPo
 from statestore.storage import TEMP_FOLDER, Entry
 
 _ASK_AGAIN = {
-    Rule.RUNNING: "when their batch is committed, or a later one is",
-    Rule.REUSABLE: "when the query is stopped: gc --orphans --confirm-stopped",
-    Rule.UPLOADED: "when the query is stopped: gc --orphans --confirm-stopped",
-    Rule.HELD: "when the findings are resolved",
-    Rule.UNKNOWN: "never: only known names are deleted",
+    Rule.RUNNING: "after their batch or a later batch is committed",
+    Rule.REUSABLE: "after the query is stopped, with: gc --orphans --confirm-stopped",
+    Rule.UPLOADED: "after the query is stopped, with: gc --orphans --confirm-stopped",
+    Rule.HELD: "after the findings are resolved",
+    Rule.UNKNOWN: "never: retention deletes only files with recognized names",
 }
 _BY_AGE = (Rule.YOUNG, Rule.QUARANTINE)
 _BY_BATCHES = (Rule.RESTORES, Rule.LOG, Rule.STARTS)
@@ -30,7 +30,7 @@ _BY_BATCHES = (Rule.RESTORES, Rule.LOG, Rule.STARTS)
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of files, and their bytes in storage."""
+    """A number of files, and their size in bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -38,8 +38,8 @@ class Amount:
 
 @dataclass(frozen=True)
 class Later:
-    """Files that one rule keeps for now: why, and when they can be deleted. `from_seconds`: since the epoch, when the first
-    of them can be, for a rule that depends on age alone."""
+    """Files that one rule keeps for now, and when they can be deleted. `from_seconds`: Unix time at which the first of them
+    can be deleted; only for a rule that depends on age alone."""
 
     rule: Rule
     kept: Amount
@@ -49,8 +49,10 @@ class Later:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a plan deletes `now`, all of it and by store, and what it keeps for `later`, most bytes first. `floor`: the
-    oldest retained version; `wanted_floor`: the version that count and age ask for."""
+    """The files that a plan deletes `now`, in total and by store, and the files that it keeps for `later`, largest first.
+
+    `floor`: the oldest retained version; `wanted_floor`: the oldest version to retain by count and age.
+    """
 
     head: int | None
     floor: int | None
@@ -61,7 +63,7 @@ class Forecast:
 
 
 def forecast(gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy) -> Forecast:
-    """The figures of a plan that was made from these facts. Pure."""
+    """Compute the figures of a plan that was made from these facts. Pure."""
     files: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()
     for verdict in planned.verdicts:
@@ -75,12 +77,12 @@ def forecast(gathered: RetentionFacts, planned: RetentionPlan, policy: Retention
         if not rule.deletes
     ]
     return Forecast(
-        planned.head,
-        planned.floor,
-        planned.wanted_floor,
-        Amount(sum(files[rule] for rule in deleted), sum(sizes[rule] for rule in deleted)),
-        tuple(sorted(later, key=lambda one: (-one.kept.bytes, one.rule.name))),
-        {store.store: _deleted(store) for store in planned.stores},
+        head=planned.head,
+        floor=planned.floor,
+        wanted_floor=planned.wanted_floor,
+        now=Amount(sum(files[rule] for rule in deleted), sum(sizes[rule] for rule in deleted)),
+        later=tuple(sorted(later, key=lambda one: (-one.kept.bytes, one.rule.name))),
+        stores={store.store: _deleted(store) for store in planned.stores},
     )
 
 
@@ -99,9 +101,9 @@ def _when(
     if rule in _BY_AGE:
         known = ages.get(rule, [])
         if not known:
-            return "when their age is known: the store gives no time", None
+            return "unknown: the storage reports no modification time", None
         first, last = min(known), max(known)
-        return f"from {_time(first)}" + (f", all of them from {_time(last)}" if last > first else ""), first
+        return f"from {_time(first)}" + (f"; all of them from {_time(last)}" if last > first else ""), first
     if rule in _BY_BATCHES or rule is Rule.WAY_BACK:
         return _after_batch(
             gathered, planned, policy, newer_than=gathered.switched if rule is Rule.WAY_BACK else 0
@@ -112,8 +114,8 @@ def _when(
 def _after_batch(
     gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy, *, newer_than: int | None
 ) -> str:
-    """When the floor reaches the next snapshot of a store, the first of those that have one: files below it are not needed
-    from then on."""
+    """Return when the floor reaches the next snapshot of any store: from then on, files below that snapshot are not
+    needed."""
     bases = {store.store: store.base for store in planned.stores}
     newer = [
         min((v.version for v in chain.snapshots if v.version > max(base.version, newer_than or 0)), default=None)
@@ -122,7 +124,7 @@ def _after_batch(
     ]
     there = [version for version in newer if version is not None]
     if not there:
-        return "after another snapshot, when it is the oldest retained version"
+        return "after another snapshot, as soon as it is the oldest retained version"
     reached = min(there)
     return (
         f"after batch {reached + policy.versions - 2:,} and the grace period, when the floor reaches the snapshot of "
@@ -131,7 +133,7 @@ def _after_batch(
 
 
 def _ages(gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPolicy) -> Mapping[Rule, list[float]]:
-    """When each file that only its age keeps is old enough, in seconds since the epoch."""
+    """Return, by rule, the Unix times at which the files that are kept only by age can be deleted."""
     rules = {verdict.path: verdict.rule for verdict in planned.verdicts if verdict.rule in _BY_AGE}
     found: dict[Rule, list[float]] = {}
     for entry in _entries(gathered) if rules else ():

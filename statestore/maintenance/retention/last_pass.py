@@ -1,13 +1,13 @@
-"""What the last retention pass found, so that the next one looks only at stores in which something can have changed.
+"""The record of the last retention pass. It limits the next pass to the stores that can have new files to delete.
 
     _statekeeper/retained.json
 
-A file becomes deletable when the floor passes a newer snapshot of its store. So a store is *due* when one of the
-snapshots that it had is at the floor by now, when maintenance has planned one for it since, or when something was left
-to do. All others have nothing new to delete, but for what dead attempts left, which waits until they are due.
+A file becomes deletable when the floor reaches a newer snapshot of its store. So a store is *due* if the floor has reached
+one of its snapshots, if a snapshot was planned for it since the last pass, or if the last pass left work undone. The other
+stores have no new file to delete, except files of dead attempts, which wait until the store is due.
 
-The floor may rise without looking as long as every store was seen to load the version: `verified` says which were. The
-record is a hint: when it is missing, damaged or too old, everything is looked at.
+The floor may rise without a new look at a store if the store was seen to load the version: see `verified`. The record is a
+hint: if it is missing, damaged or too old, the pass gathers all stores.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Entry, Storage, read_or_none
 
 ALWAYS = 0
-"""Waiting for version 0: due whatever the floor."""
+"""Waits for version 0: the store is due at any floor."""
 
 
 @dataclass(frozen=True)
 class LastPass:
-    """verified   the versions that every store was seen to load, from and to (inclusive)
+    """The record of a pass.
+
+    verified   the first and the last version that every store was seen to load
     waiting    the versions of each store's snapshots that the floor has not reached; `ALWAYS` for unfinished work
-    plans      the records of planned snapshots that had come to their end, and were taken into account
+    plans      paths of the snapshot plans that had an outcome when the pass gathered its facts
     """
 
     verified: tuple[int, int]
@@ -39,7 +41,7 @@ class LastPass:
     plans: frozenset[str]
 
     def due(self, floor: int, planned_since: Iterable[StorePath]) -> frozenset[StorePath] | None:
-        """The stores to look at for a new floor; None when all have to be."""
+        """Return the stores to gather for a new floor; None for all stores."""
         if not self.verified[0] <= floor <= self.verified[1]:
             return None
         reached = {store for store, versions in self.waiting.items() if any(version <= floor for version in versions)}
@@ -47,7 +49,7 @@ class LastPass:
 
 
 def verified_by(chains: Iterable[Chain]) -> tuple[int, int] | None:
-    """The versions up to the head, without a gap, that all of these stores load; None when the head is not one."""
+    """Return the first and last version of the gapless range up to the head that all stores load; None if there is none."""
     oldest, head = 1, 0
     for chain in chains:
         if chain.conflicts is not None:
@@ -63,7 +65,7 @@ def verified_by(chains: Iterable[Chain]) -> tuple[int, int] | None:
 
 
 def read(storage: Storage) -> LastPass | None:
-    """The record; None when there is none that can be used. Raises `StorageError`."""
+    """Read the record; None if it is missing or damaged. Raises `StorageError`."""
     data = read_or_none(storage, names.RETAINED)
     if data is None:
         return None
@@ -80,19 +82,19 @@ def read(storage: Storage) -> LastPass | None:
 
 
 def write(storage: Storage, last: LastPass) -> None:
-    """Leave the record for the next pass. Raises `StorageError`."""
+    """Write the record for the next pass. Raises `StorageError`."""
     waiting = [[s.operator, s.partition, s.store, list(versions)] for s, versions in sorted(last.waiting.items())]
     body = {"verified": list(last.verified), "waiting": waiting, "plans": sorted(last.plans)}
     storage.replace(names.RETAINED, json.dumps(body).encode())
 
 
 def snapshot_plans(history: Iterable[Entry]) -> frozenset[str]:
-    """The records of planned snapshots among those of maintenance."""
+    """Return the paths of the snapshot plans in a listing of the history."""
     return frozenset(entry.path for entry in history if names.parse_history(entry.path) == ("snapshot", "plan"))
 
 
 def settled_plans(history: Iterable[Entry]) -> frozenset[str]:
-    """Those whose outcome is on record, too: no snapshot of theirs appears any more."""
+    """Return the paths of the snapshot plans that have an outcome: no further snapshot of theirs can appear."""
     paths = {entry.path for entry in history}
     return frozenset(path for path in snapshot_plans(history) if names.outcome_of(path) in paths)
 

@@ -1,4 +1,4 @@
-"""What becomes of files, as data: rules, verdicts, and the plan that they make up."""
+"""The types of a retention plan: policy, rules, verdicts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from statestore.stateless import Stateless
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What stays: the newest `versions` versions, and everything younger than `grace_seconds`; both hold.
+    """What to retain: the newest `versions` versions and all files younger than `grace_seconds`.
 
-    `history_seconds`: how long records of maintenance stay; `quarantine_seconds`: how long what was quarantined
-    stays. At most `most_files` files are deleted in a run.
+    `history_seconds`: minimum age of a maintenance record before it is deleted; `quarantine_seconds`: the same for
+    quarantined files. A run deletes at most `most_files` files.
     """
 
     versions: int = 100
@@ -28,30 +28,30 @@ class RetentionPolicy:
 
 
 class Rule(Enum):
-    """Why a file is kept or deleted: an explanation for people."""
+    """Why a file is kept or deleted. The value is the explanation for people, the name is the stable code."""
 
-    RESTORES = "a retained version is restored from it"
-    RUNNING = "newer than the head: an attempt may be at work"
+    RESTORES = "a retained version is restored from this file"
+    RUNNING = "newer than the head; its batch may be running"
     YOUNG = "younger than the grace period"
     LOG = "belongs to a retained batch"
-    WAY_BACK = "of the structure before the switchover: no second snapshot of the new one is the floor's base yet"
-    REUSABLE = "Spark may name it again in its next snapshot"
-    UPLOADED = "a table that no snapshot names: Spark may be about to"
-    QUARANTINE = "quarantined by a repair or a switchover, or named by a snapshot that was: the way back needs it"
-    STARTS = "Spark reads it when it starts from the oldest retained batch"
-    HELD = "its store cannot be judged: see the findings"
-    UNKNOWN = "no file that is known"
-    SUPERSEDED = "below the snapshot that the oldest retained version is restored from"
-    DEAD_BRANCH = "of an attempt that was never committed"
-    UNNAMED = "a table that no kept snapshot names"
-    OLD_LOG = "belongs to a batch below the floor"
-    OLD_RECORD = "an old record of maintenance"
-    OLD_QUARANTINE = "quarantined by a repair or a switchover longer ago than retention.quarantine"
-    LEFTOVER = "an unfinished file of a dead process"
+    WAY_BACK = "written before the switchover; kept until a later snapshot is the base of the floor"
+    REUSABLE = "the next snapshot of Spark may reference this table again"
+    UPLOADED = "no snapshot references this table yet; a snapshot that Spark is writing may"
+    QUARANTINE = "in quarantine, or referenced by a quarantined snapshot; needed to undo the repair or the switchover"
+    STARTS = "Spark reads this file when it starts from the oldest retained batch"
+    HELD = "the state of its store is uncertain; see the findings"
+    UNKNOWN = "unrecognized file"
+    SUPERSEDED = "older than the snapshot from which the oldest retained version is restored"
+    DEAD_BRANCH = "written by an attempt that was never committed"
+    UNNAMED = "no retained snapshot references this table"
+    OLD_LOG = "belongs to a batch older than the retained ones"
+    OLD_RECORD = "old maintenance record"
+    OLD_QUARANTINE = "in quarantine for longer than retention.quarantine"
+    LEFTOVER = "unfinished upload of a dead process"
 
     @property
     def deletes(self) -> bool:
-        """Whether a file under this rule goes."""
+        """Return whether a file under this rule is deleted."""
         return self in _DELETES
 
 
@@ -69,12 +69,12 @@ _DELETES = frozenset(
 
 
 REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_QUARANTINE, Rule.UNNAMED})
-"""Files under these rules may restore a version as long as they are there, if the base of the floor turns out not to."""
+"""Files under these rules may restore a version if the base of the floor turns out to be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one file."""
+    """The decision about one file."""
 
     path: str
     size_bytes: int
@@ -83,8 +83,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class StoreVerdicts:
-    """What becomes of the files of one store. `base`: what its floor version is restored from (`EMPTY`: nothing), None
-    when that is not known, and then all of its chain is kept. `problem` says why."""
+    """The verdicts on the files of one store.
+
+    `base`: the snapshot from which the floor is restored; `EMPTY` if no snapshot is needed; None if the base is unknown. If
+    it is unknown, the whole chain is kept, and `problem` states the reason.
+    """
 
     store: StorePath
     base: VersionId | None
@@ -93,19 +96,22 @@ class StoreVerdicts:
 
     @property
     def deletions(self) -> list[Verdict]:
-        """In the order of deleting: zips before the tables that they name, then changelogs; the oldest first, and checksums
-        behind what they are of."""
+        """Return the files to delete, in order: zips before their tables, then changelogs; the oldest first; a checksum
+        after its file."""
         return sorted((v for v in self.files if v.rule.deletes), key=deletion_order)
 
 
 @dataclass(frozen=True)
 class RetentionPlan:
-    """What becomes of every file. `floor`: the oldest retained version, None when no version is known to load in every
-    store; `wanted_floor`: what it would be if all stores were whole. `left_out`: deletions beyond the run's bound.
-    `stateless`: why there is no store.
+    """The verdicts on all files.
 
-    `reads`: the snapshots that have to be read in full before anything is deleted, because the deletions leave nothing that
-    replaces them; `reads_on_record`: the record of earlier reads, without files that are gone."""
+    floor             the oldest retained version; None if no version is known to load in every store
+    wanted_floor      the floor if all stores were intact
+    left_out          number of deletions beyond the bound of a run
+    stateless         why the checkpoint has no store
+    reads             snapshots to read in full before the first deletion, because no file can replace them afterwards
+    reads_on_record   the record of earlier reads, without deleted files
+    """
 
     is_own: bool
     head: int | None
@@ -121,25 +127,25 @@ class RetentionPlan:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes have to be read before anything is deleted."""
+        """Return the number of bytes to read before the first deletion."""
         return sum(read.size_bytes for read in self.reads)
 
     @property
     def verdicts(self) -> Iterator[Verdict]:
-        """All of them."""
+        """Yield the verdicts on all files."""
         for store in self.stores:
             yield from store.files
         yield from self.logs
 
     @property
     def deletions(self) -> list[Verdict]:
-        """All files that go, in order: the stores' files first, then the logs."""
+        """Return all files to delete, in order: the files of the stores, then the logs."""
         of_stores = [verdict for store in self.stores for verdict in store.deletions]
         return of_stores + [verdict for verdict in self.logs if verdict.rule.deletes]
 
 
 def deletion_order(verdict: Verdict) -> tuple[int, int, str]:
-    """Sidecars sort behind their files: `1.zip`, `1.zip.crc`."""
+    """Return the sort key for deletions. A sidecar sorts after its file: `1.zip`, `1.zip.crc`."""
     place = names.parse_store_path(verdict.path.removesuffix(names.SIDECAR))
     if place is None:
         return (1, 0, verdict.path)
