@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from statestore import catalog
 from statestore.errors import CorruptFile
 from statestore.format import names
-from statestore.format.json_object import json_lines
-from statestore.format.names import StoreFileKind, StorePath, VersionId
-from statestore.storage import Entry, Storage, read_or_none
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance import history
+from statestore.maintenance.history_records import PlannedDeletion, PlannedSnapshot, TakenSnapshot
+from statestore.storage import Entry, Storage
 
 Snapshots = Mapping[StorePath, frozenset[VersionId]]
 
@@ -111,27 +112,21 @@ def _epoch(lease: tuple[Entry, ...]) -> str:
 
 
 def _taken(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
-    """Return the snapshots that a run made."""
-    for line in json_lines(read_or_none(storage, path) or b"", path):
-        if "outcome" in line:
-            yield from _snapshot_at(f"{line.get('store')}/{line.get('version')}.zip")
+    """Yield the snapshots that a run made."""
+    for record in history.read(storage, path):
+        if isinstance(record, TakenSnapshot):
+            yield record.store, record.version
 
 
 def _deleted(storage: Storage, path: str) -> Iterable[tuple[StorePath, VersionId]]:
-    """Return the snapshots that a retention run plans to delete."""
-    for line in json_lines(read_or_none(storage, path) or b"", path):
-        yield from _snapshot_at(str(line.get("delete")))
+    """Yield the snapshots that a run of retention is about to delete."""
+    for record in history.read(storage, path):
+        if isinstance(record, PlannedDeletion) and record.snapshot is not None:
+            yield record.snapshot
 
 
 def _planned(storage: Storage, path: str) -> Iterable[StorePath]:
-    """Return the stores that a run planned to snapshot."""
-    for line in json_lines(read_or_none(storage, path) or b"", path):
-        place = names.parse_place(f"{line.get('store')}/any")
-        if place is not None:
-            yield place[0]
-
-
-def _snapshot_at(path: str) -> Iterable[tuple[StorePath, VersionId]]:
-    place = names.parse_store_path(path)
-    if place is not None and place[1].kind is StoreFileKind.SNAPSHOT:
-        yield place[0], place[1].version
+    """Yield the stores for which a run was about to make a snapshot."""
+    for record in history.read(storage, path):
+        if isinstance(record, PlannedSnapshot):
+            yield record.store

@@ -90,7 +90,7 @@ def test_each_verb_says_plainly_that_there_is_no_state(written: Written, tmp_pat
     assert "nothing is in the way" in said(root, "repair")
     assert "0 rows" in said(root, "dump")
     if form != "stateless-v2":
-        assert "there is no state to switch" in said(root, "switch", "--to", "v2", exit_code=3)
+        assert "the checkpoint has no state" in said(root, "switch", "--to", "v2", exit_code=3)
     assert json.loads(said(root, "inspect", "--output", "json"))["stores"] == []
     assert files(root) == before
 

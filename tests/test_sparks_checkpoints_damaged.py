@@ -60,7 +60,7 @@ def test_changelogs_alone_are_no_base_of_a_store_with_column_families(written: W
     plan = cleaned(root)
     assert plan.floor is None
     assert not [verdict for verdict in plan.deletions if verdict.path.startswith("state/0/1/")]
-    said = "only a snapshot says what the store's column families are called, and there is no whole one"
+    said = "the names of the column families are only in snapshots, and the store has no intact snapshot"
     assert f"state/0/0: version 3 does not load: {said}" in plan.findings
 
 

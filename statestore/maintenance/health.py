@@ -9,6 +9,7 @@ from statestore.maintenance import passes, snapshot
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.history import newest_outcome
+from statestore.maintenance.history_records import DeletedFiles
 from statestore.maintenance.retention import Amount
 from statestore.storage import Storage
 
@@ -74,7 +75,7 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
         reclaimable_bytes=reclaimable.bytes,
         orphan_files=sum(store.orphan_files for store in audit.stores),
         orphan_bytes=sum(store.orphan_bytes for store in audit.stores),
-        reclaimed_bytes=sum(int(line.get("bytes", 0)) for line in reclaimed),
+        reclaimed_bytes=sum(record.bytes for record in reclaimed if isinstance(record, DeletedFiles)),
         least_commits_left=min((s.commits_left for s in audit.stores if s.commits_left is not None), default=None),
         errors=audit.count(Severity.ERROR),
         warnings=audit.count(Severity.WARNING),

@@ -1,25 +1,27 @@
-"""What maintenance planned and did, as JSON lines below `_statekeeper/history/`: for people and for drills.
+"""The maintenance history: the plans and outcomes of runs, as JSON lines below `_statekeeper/history/`.
 
-One object for the plan, written before anything is done, and one for the outcome.
+A run writes one object with its plan before its first action, and one with its outcome.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from statestore.clock import Clock
+from statestore.errors import CorruptFile
 from statestore.format import names
 from statestore.format.json_object import json_lines
+from statestore.maintenance import history_records
+from statestore.maintenance.history_records import HistoryRecord, Json
 from statestore.storage import Entry, Storage, read_or_none
 
 
 @dataclass(frozen=True)
 class History:
-    """The record of one run of one verb. `started` is the time in its files' names."""
+    """The history of one run of one verb. `started`: the time in the names of its files, in UTC."""
 
     storage: Storage
     verb: str
@@ -28,35 +30,51 @@ class History:
 
     @classmethod
     def begin(cls, storage: Storage, verb: str, run: str, clock: Clock) -> History:
-        """The record of a run that starts now; `run` is its id."""
+        """Start the history of the run with the id `run`. Writes nothing."""
         now = datetime.fromtimestamp(clock.now_seconds(), UTC)
         return cls(storage, verb, run, now.strftime("%Y%m%dT%H%M%SZ"))
 
-    def plan(self, lines: Iterable[dict[str, Any]]) -> None:
-        """What is about to be done, a line each."""
+    def plan(self, lines: Iterable[Json]) -> None:
+        """Write the planned actions, one per line. Raises `StorageError`."""
         self._write("plan", lines)
 
-    def outcome(self, lines: Iterable[dict[str, Any]]) -> None:
-        """What was done, a line each."""
+    def outcome(self, lines: Iterable[Json]) -> None:
+        """Write the results, one per line. Raises `StorageError`."""
         self._write("outcome", lines)
 
-    def _write(self, part: str, lines: Iterable[dict[str, Any]]) -> None:
+    def _write(self, part: str, lines: Iterable[Json]) -> None:
         body = "".join(json.dumps(line) + "\n" for line in lines)
         self.storage.create(names.history(self.started, self.verb, self.run, part), body.encode())
 
 
-def newest_outcome(storage: Storage, verb: str) -> list[dict[str, Any]]:
-    """The lines of the newest outcome of a verb; none when there is none. One listing, one request.
+def read(storage: Storage, path: str) -> list[HistoryRecord]:
+    """Read the records of one file; none if the file is missing. One request.
+
+    A malformed line of an outcome is skipped. A malformed line of a plan raises an error, because a reader that misses a
+    planned action would miss its effect. Raises `CorruptFile`, `StorageError`.
+    """
+    return list(_records(storage, path))
+
+
+def newest_outcome(storage: Storage, verb: str) -> list[HistoryRecord]:
+    """Read the newest outcome of a verb; none if there is none. One listing, one request.
 
     Raises `CorruptFile`, `StorageError`.
     """
     return newest_outcome_among(storage, verb, storage.list(names.HISTORY))
 
 
-def newest_outcome_among(storage: Storage, verb: str, history: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The same of records that were listed. One request. Raises as `newest_outcome`."""
-    outcomes = [entry.path for entry in history if names.parse_history(entry.path) == (verb, "outcome")]
-    if not outcomes:
-        return []
-    newest = max(outcomes)
-    return json_lines(read_or_none(storage, newest) or b"", newest)
+def newest_outcome_among(storage: Storage, verb: str, listed: Iterable[Entry]) -> list[HistoryRecord]:
+    """Read the newest outcome of a verb in a listing of the history. One request. Raises as `newest_outcome`."""
+    outcomes = [entry.path for entry in listed if names.parse_history(entry.path) == (verb, "outcome")]
+    return read(storage, max(outcomes)) if outcomes else []
+
+
+def _records(storage: Storage, path: str) -> Iterator[HistoryRecord]:
+    verb, part = names.parse_history(path) or ("", "")
+    for line in json_lines(read_or_none(storage, path) or b"", path):
+        try:
+            yield history_records.decode(verb, part, line)
+        except ValueError as error:
+            if part != "outcome":
+                raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error

@@ -1,21 +1,33 @@
-"""Plans and outcomes of the verbs that write, as objects of JSON: in the history, in the command's output, in drills."""
+"""Encodes plans and outcomes as JSON objects, for the history and for the output of commands.
+
+Programs read some of them back from the history; `history_records` has the types of these.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 from statestore.errors import StatekeeperError
 from statestore.maintenance.codes import code
+from statestore.maintenance.history_records import (
+    DeletedFiles,
+    FailedSnapshot,
+    Json,
+    PlannedDeletion,
+    PlannedSnapshot,
+    RetentionHead,
+    TakenSnapshot,
+)
 from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
-Record = dict[str, Any]
+Record: TypeAlias = Json
 
 
 def of_snapshot_plan(plan: SnapshotPlan) -> Record:
-    """The plan, with the reason for each store."""
+    """Encode a snapshot plan, with the reason for each store."""
     return {
         "batch": plan.batch,
         "take": [of_action(action) for action in plan.take],
@@ -24,71 +36,72 @@ def of_snapshot_plan(plan: SnapshotPlan) -> Record:
 
 
 def of_action(action: TakeSnapshot | LeaveAlone) -> Record:
-    """What is to become of one store."""
-    return {
-        "store": str(action.store),
-        "version": str(action.version),
-        "reason": code(action.reason),
-        "explained": action.explained,
-    }
+    """Encode the planned action for one store."""
+    planned = PlannedSnapshot(
+        store=action.store, version=action.version, reason=code(action.reason), explained=action.explained
+    )
+    return planned.encode()
 
 
 def of_outcome(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> Record:
-    """What became of a snapshot."""
+    """Encode the result of one action."""
     return of_failed(action, outcome) if isinstance(outcome, StatekeeperError) else of_taken(outcome)
 
 
 def of_taken(taken: Taken) -> Record:
-    """A snapshot that was made."""
-    return {
-        "store": str(taken.action.store),
-        "version": str(taken.action.version),
-        "outcome": code(taken.published),
-        "keys": taken.keys,
-        "tables": taken.tables,
-        "new_tables": taken.new_tables,
-        "uploaded_bytes": taken.uploaded_bytes,
-        "replayed_keys": taken.replayed_keys,
-        "skipped_snapshots": list(taken.skipped_snapshots),
-        "tail_bytes": taken.action.tail_bytes,
-        "restore_seconds": round(taken.restore_seconds, 3),
-        "seconds": round(taken.seconds, 3),
-    }
+    """Encode a snapshot that was made."""
+    record = TakenSnapshot(
+        store=taken.action.store,
+        version=taken.action.version,
+        outcome=code(taken.published),
+        keys=taken.keys,
+        tables=taken.tables,
+        new_tables=taken.new_tables,
+        uploaded_bytes=taken.uploaded_bytes,
+        replayed_keys=taken.replayed_keys,
+        skipped_snapshots=taken.skipped_snapshots,
+        tail_bytes=taken.action.tail_bytes,
+        restore_seconds=taken.restore_seconds,
+        seconds=taken.seconds,
+    )
+    return record.encode()
 
 
 def of_failed(action: TakeSnapshot, error: StatekeeperError) -> Record:
-    """A snapshot that was not made."""
-    return {"store": str(action.store), "code": error.code, "error": str(error)}
+    """Encode a snapshot that failed."""
+    return FailedSnapshot(store=action.store, code=error.code, error=str(error)).encode()
 
 
 def of_retention_plan(plan: RetentionPlan) -> list[Record]:
-    """The head, and each file that goes, with its rule."""
-    head = {
-        "head": plan.head,
-        "floor": plan.floor,
-        "findings": list(plan.findings),
-        "reads": [str(read.store) for read in plan.reads],
-        "read_bytes": plan.read_bytes,
-    }
-    return [head, *({"delete": verdict.path, "rule": code(verdict.rule)} for verdict in plan.deletions)]
+    """Encode a retention plan: the head, then each file to delete, with its rule."""
+    head = RetentionHead(
+        head=plan.head,
+        floor=plan.floor,
+        findings=plan.findings,
+        reads=tuple(str(read.store) for read in plan.reads),
+        read_bytes=plan.read_bytes,
+    )
+    deletions = (PlannedDeletion(path=verdict.path, rule=code(verdict.rule)) for verdict in plan.deletions)
+    return [head.encode(), *(deletion.encode() for deletion in deletions)]
 
 
 def of_deleted(step: Deleted) -> Record:
-    """What one request of retention did."""
-    return {
-        "store": None if step.store is None else str(step.store),
-        "outcome": code(step.outcome),
-        "files": step.files,
-        "bytes": step.size_bytes,
-        "spared": list(step.spared),
-        "detail": step.detail,
-        "read_files": step.read_files,
-        "read_bytes": step.read_bytes,
-    }
+    """Encode the result of one request of retention."""
+    record = DeletedFiles(
+        store=step.store,
+        outcome=code(step.outcome),
+        files=step.files,
+        bytes=step.size_bytes,
+        spared=step.spared,
+        detail=step.detail,
+        read_files=step.read_files,
+        read_bytes=step.read_bytes,
+    )
+    return record.encode()
 
 
 def of_switch_plan(plan: SwitchPlan) -> Record:
-    """What a switchover does with each store, and what else, or why it does not."""
+    """Encode a switchover plan: the step for each store, the files to move, and the refusals."""
     return {
         "to": plan.to.value,
         "batch": plan.batch,
@@ -118,17 +131,17 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
 
 
 def of_progress(progress: Progress) -> Record:
-    """How far a switchover is."""
+    """Encode the progress of a switchover."""
     store = None if progress.store is None else str(progress.store)
     record: Record = {"phase": code(progress.phase), "done": progress.done, "of": progress.of, "store": store}
     return {**record, "skipped_snapshots": list(progress.skipped_snapshots)} if progress.skipped_snapshots else record
 
 
 def of_repair(action: RepairAction) -> Record:
-    """What becomes of one file that is in Spark's way."""
-    what = {"aside": action.path}
+    """Encode the repair of one file."""
+    repaired = {"aside": action.path}
     if isinstance(action, Rewrite):
-        what = {"rewrite": action.path, "header": action.header}
+        repaired = {"rewrite": action.path, "header": action.header}
     elif isinstance(action, Relocate):
-        what = {"relocate": action.path, "location": action.location}
-    return {**what, "reason": code(action.why), "explained": action.why.value}
+        repaired = {"relocate": action.path, "location": action.location}
+    return {**repaired, "reason": code(action.why), "explained": action.why.value}

@@ -40,7 +40,7 @@ def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Ch
     assert "2 snapshots to take, 0 stores to leave alone" in shown
     short = said("snapshot", root, "--dry-run")
     assert [action["reason"] for action in short["leave"]] == ["short_tail", "short_tail"]
-    assert short["leave"][0]["explained"].startswith("its tail is short: 4 changelogs, ")
+    assert short["leave"][0]["explained"].startswith("the tail is short: 4 changelogs, ")
 
 
 def test_snapshots_are_made_and_the_next_run_has_nothing_to_do(

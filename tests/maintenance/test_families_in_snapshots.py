@@ -104,7 +104,7 @@ def test_where_the_newest_base_is_damaged_an_older_one_may_not_know_all_families
     paths = publish(root, 5, keys, {"default": 0, "values": 1, "timers": 2}, tmp_path)
     root.replace(next(path for name, path in paths.items() if name != "zip"), b"damaged")
     before = {entry.path for entry in root.list(names.STATE)}
-    with pytest.raises(CorruptFile, match="only it is sure to name all column families") as refused:
+    with pytest.raises(CorruptFile, match="no other snapshot certainly names all families") as refused:
         taken(root, tmp_path)
     assert refused.value.path == STORE.snapshot(version(5))
     assert {entry.path for entry in root.list(names.STATE)} == before

@@ -327,7 +327,10 @@ def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goe
     run = apply(storage, planned(storage))
     plan = aggressively_collected(storage)
     assert not [v for v in plan.deletions if v.path.startswith(f"{store.folder}/SSTs/")]
-    assert f"which tables {names.quarantine(run, path)} names is not known: none goes" in plan.findings[-1]
+    assert (
+        f"the tables of {names.quarantine(run, path)} are unknown; no table of the store is deleted"
+        in plan.findings[-1]
+    )
     roll_back(storage, run)
     assert storage.read(path) == b"no zip"
 

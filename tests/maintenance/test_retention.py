@@ -250,7 +250,7 @@ def test_a_store_of_which_no_snapshot_could_be_made_holds_the_floor_at_the_one_t
     plan = planned(storage)
     assert plan.floor == 5
     [finding] = plan.findings
-    assert "no snapshot could be made of it" in finding
+    assert "the last snapshot of the store failed" in finding
     assert path in finding
     collect(storage, plan)
     for version in (5, 6, 7):
@@ -470,7 +470,7 @@ def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) ->
     steps = retention.execute(maintained.storage, plan, run="mine", lease=mine, clock=clock)
     next(step for step in steps if step.outcome is DeletionOutcome.DONE)
     clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
-    with pytest.raises(RefusedAsUnsafe, match="grown old"):
+    with pytest.raises(RefusedAsUnsafe, match="the plan is older than 3,600 s"):
         next(steps)
 
 
@@ -678,5 +678,7 @@ def test_checksums_go_behind_their_files_and_what_spark_fails_over_is_told(nativ
     assert order.index(f"{gone}.crc") == order.index(gone) + 1
     assert rules(plan)[f"{store.folder}/foo.zip"] is Rule.UNKNOWN
     refused, finding = plan.findings
-    assert finding.startswith(f"{store.folder}/foo.zip: Spark takes the name for a version's")
-    assert refused.startswith(f"{kept}.crc: lacks what a sidecar holds; Spark refuses the snapshot, and it is no base")
+    assert finding.startswith(f"{store.folder}/foo.zip: Spark reads the name as a version and fails")
+    assert refused.startswith(
+        f"{kept}.crc: lacks what a sidecar holds; Spark rejects the snapshot, and it cannot be a base"
+    )

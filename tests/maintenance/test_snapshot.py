@@ -82,14 +82,14 @@ def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason()
         (1, SnapshotReason.COUNT),
     ]
     assert made.take[1].explained == (
-        "many changelogs behind the newest snapshot: 10 changelogs, 500 bytes since version 1"
+        "many changelogs since the newest snapshot: 10 changelogs, 500 bytes since version 1"
     )
     assert [(action.store.partition, action.reason) for action in made.leave] == [
         (0, SkipReason.SHORT_TAIL),
         (3, SkipReason.AT_HEAD),
         (4, SkipReason.NOT_LOADABLE),
     ]
-    assert made.leave[2].explained == "its head cannot be loaded: state/0/4/2.changelog is missing"
+    assert made.leave[2].explained == "the head cannot be loaded: state/0/4/2.changelog is missing"
     every = plan(SnapshotFacts(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, SnapshotReason.ASKED)]
 
@@ -217,7 +217,7 @@ def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
     assert left.reason is SkipReason.DAMAGED
     assert left.reason.is_finding
     assert path in left.explained
-    with pytest.raises(CorruptFile, match=r"is there already and is damaged.* -> run: statekeeper repair"):
+    with pytest.raises(CorruptFile, match=r"exists and is damaged.* -> run: statekeeper repair"):
         one(checkpoint.storage, action, tmp_path)
     checkpoint.assert_right(tmp_path / "fresh")
     checkpoint.storage.delete([path])
@@ -275,7 +275,7 @@ def test_a_table_that_goes_again_and_again_is_named(checkpoint: Checkpoint, tmp_
     checkpoint.grow(3)
     action = planned(checkpoint.storage).take[0]
     with pytest.raises(
-        ObjectMissing, match=r"SSTs/.*was deleted, sent again, and deleted again.* -> stop what deletes"
+        ObjectMissing, match=r"SSTs/.*was deleted again after a second upload.* -> stop the process that deletes"
     ):
         one(LosesATable(checkpoint.storage, 2), action, tmp_path)  # type: ignore[arg-type]
     assert action.store in [
@@ -419,6 +419,6 @@ def test_a_snapshot_of_a_changelog_that_was_replaced_meanwhile_is_not_left(
         def __getattr__(self, name: str) -> object:
             return getattr(storage, name)
 
-    with pytest.raises(RefusedAsUnsafe, match=r"state/0/0/3\.changelog: was replaced while it was replayed"):
+    with pytest.raises(RefusedAsUnsafe, match=r"state/0/0/3\.changelog: was replaced during the replay"):
         one(Zombie(), action, tmp_path)
     assert storage.stat(made) is None

@@ -107,7 +107,7 @@ def test_one_that_lacked_but_its_last_word_is_finished_when_the_query_has_purged
     gone_on(local)
     standing = switchover.standing(local)
     assert standing is not None
-    with pytest.raises(RefusedAsUnsafe, match="has gone on in structure v2"):
+    with pytest.raises(RefusedAsUnsafe, match="the query continued in structure v2"):
         abort(local, clock=after_the_dead())
     later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
     switch(local, Structure.V2, tmp_path, clock=later)
@@ -120,7 +120,9 @@ def test_what_the_audit_finds_keeps_nobody_half_switched_who_cannot_go_back_any_
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
     die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
     gone_on(local, purges=[4])
-    with pytest.raises(RefusedAsUnsafe, match="has gone on, the switchover is ended, and the audit finds: commits/4"):
+    with pytest.raises(
+        RefusedAsUnsafe, match="the query continued after the switchover, but the audit reports: commits/4"
+    ):
         switch(local, Structure.V2, tmp_path, clock=after_the_dead())
     assert switchover.standing(local) is None
 
@@ -223,7 +225,7 @@ def test_what_was_planned_before_another_switched_it_is_not_begun(
     switch(storage, source.other, tmp_path)
     before = contents(storage)
     machine = Machine(tmp_path, SystemClock(), RandomIds())
-    with pytest.raises(RefusedAsUnsafe, match="when this was planned"):
+    with pytest.raises(RefusedAsUnsafe, match="changed after the plan was made"):
         runs.switch(storage, stale, silent, run=RandomIds().fresh(), holder="a test", machine=machine)
     assert switchover.standing(storage) is None
     assert contents(storage) == before

@@ -104,7 +104,7 @@ def test_the_run_after_a_damaged_base_was_found_keeps_all_that_its_store_needs_a
     plan = planned(storage)
     assert storage.requests.since(requests).bytes_read < sum(entry.size_bytes for entry in storage.list(""))
     [finding] = plan.findings
-    assert finding.startswith(f"{bad}: was read in full and is damaged: ")
+    assert finding.startswith(f"{bad}: is damaged (read in full): ")
     assert [store.base and store.base.version for store in plan.stores] == [5, 10]
     assert deleted(collected(storage)) > 0, "the other store's files, and what is older than the fifth version"
     assert planned(storage).deletions == []

@@ -110,7 +110,7 @@ def test_a_job_goes_on_in_the_other_structure_after_its_root_was_switched_and_ba
     asked = ["switch", str(job.root), "--to", structure.other.value, "--apply"]
     refused = CliRunner().invoke(main, asked, obj=MAINTAINER)
     assert refused.exit_code == 3
-    assert "the sink may hold batch 2 already" in refused.output
+    assert "the sink may contain batch 2 already" in refused.output
     job.run(delta_session)
     for to in (structure.other, structure):
         done = CliRunner().invoke(main, ["switch", str(job.root), "--to", to.value, "--apply"], obj=MAINTAINER)

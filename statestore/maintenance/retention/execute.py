@@ -1,4 +1,4 @@
-"""Deletes what a plan says, after a second look at what it rests on."""
+"""Executes a retention plan: verifies the bases again, then deletes."""
 
 from __future__ import annotations
 
@@ -33,22 +33,25 @@ from statestore.maintenance.verification import FileRead, ReadBack, Reads, Snaps
 from statestore.storage import DELETE_BATCH, Storage
 
 MayDelete = Callable[[], None]
-"""Raises when nothing more may be deleted."""
+"""Raises an error if no further file may be deleted."""
 
 
 class DeletionOutcome(Enum):
-    """What became of the deletions of one store, or of the logs."""
+    """The outcome of the deletions of one store, or of the logs."""
 
     DONE = "deleted"
-    CHANGED = "left alone: what the plan rests on has changed"
-    READ = "its base was read in full and is intact"
-    DAMAGED = "nothing is deleted: its base was read in full and is damaged"
+    CHANGED = "skipped: the files of the store changed after the plan was made"
+    READ = "the base was read in full and is intact"
+    DAMAGED = "nothing is deleted: the base was read in full and is damaged"
 
 
 @dataclass(frozen=True)
 class Deleted:
-    """The result of one request, or of the read of one base. `store` is None for the logs; `spared`: announced tables that
-    a new snapshot names; `read_files` and `read_bytes`: what was read in full."""
+    """The result of one delete request, or of the read of one base.
+
+    `store`: None for the logs; `spared`: announced tables that a new snapshot references; `read_files`, `read_bytes`:
+    amount that was read in full.
+    """
 
     store: StorePath | None
     outcome: DeletionOutcome
@@ -70,15 +73,15 @@ def execute(
     scratch: Path | None = None,
     workers: int = WORKERS,
 ) -> Iterator[Deleted]:
-    """Delete what the plan says, store by store, and say after each request what was done.
+    """Delete the files of the plan, store by store, and yield the result of each request.
 
-    Before that, all bases are read in full that were not read since they were written, `workers` at a time, on local disk
-    below `scratch` (None: in the system's folder for temporary files). If one is damaged or gone, nothing is deleted: the
-    record says so, and the next plan uses an older base for that store, and a lower floor if it needs one.
+    First read in full all bases that were not read since they were written: `workers` at a time, on local disk below
+    `scratch` (None: the system's folder for temporary files). If a base is damaged or missing, nothing is deleted. The
+    record of reads keeps the result, so the next plan uses an older base for that store, or a lower floor.
 
-    *Guarantee*: a crash at any request leaves every retained version loadable; running it again finishes it. Before the
-    files of a store are deleted, the store is looked at again: its base must still be whole and the one that was read, and
-    a table that a new snapshot names is spared. Raises `LeaseLost`, `RefusedAsUnsafe` when the plan has grown too old,
+    *Guarantee*: a crash at any request leaves every retained version loadable, and a second run completes the deletions.
+    Before the deletions in a store, its files are listed again: its base must be intact and unchanged since the read, and a
+    table that a new snapshot references is spared. Raises `LeaseLost`; `RefusedAsUnsafe` if the plan is too old;
     `StorageError`, `LocalDiskFull`.
     """
     on_record = dict(planned.reads_on_record)
@@ -92,7 +95,9 @@ def execute(
     def may_delete() -> None:
         lease.require()
         if clock.monotonic_seconds() - started > announcements.DELETES_FOR_SECONDS:
-            raise RefusedAsUnsafe("the plan has grown old while it was executed", hint="run it again")
+            raise RefusedAsUnsafe(
+                f"the plan is older than {announcements.DELETES_FOR_SECONDS:,.0f} s", hint="run this command again"
+            )
 
     tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]
     if tables:
@@ -107,7 +112,7 @@ def execute(
         for part in _delete(storage, logs, may_delete):
             yield Deleted(None, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
     except (LeaseLost, RefusedAsUnsafe):
-        # No request is under way: what is left is not going to be deleted by this run.
+        # No request is running, so this run deletes no further file.
         if tables:
             announcements.withdraw(storage, run)
         raise
@@ -116,7 +121,7 @@ def execute(
 
 
 def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan, done: Iterable[Deleted]) -> None:
-    """After a plan was executed to its end: leave for the next pass what it need not look at again.
+    """Write the record of a completely executed plan, so that the next pass gathers only the due stores.
 
     Raises `StorageError`.
     """
@@ -144,7 +149,7 @@ def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan,
 
 
 def _kept_by_quarantine(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
-    """The tables of all snapshots that repairs have quarantined, maybe since this was planned."""
+    """Return the tables of all quarantined snapshots, also of those that were quarantined after the plan was made."""
     stores = [store.store for store in planned.stores]
     found: set[str] = set()
     for store, snapshots in quarantine.snapshots(storage, storage.list(names.QUARANTINE), stores).items():
@@ -168,12 +173,10 @@ def _execute_store(
             yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=str(facts.damage or facts.sidecar or ""))
             return
         if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
-            yield Deleted(
-                store, DeletionOutcome.CHANGED, 0, 0, detail=f"{changed}: is not the file that was read in full"
-            )
+            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=f"{changed}: changed after it was read in full")
             return
     going = {verdict.path for verdict in deletions}
-    # The tables of snapshots that the plan does not speak of: those that were published since, those beyond its bound.
+    # The tables of snapshots that are not in the plan: new snapshots, and snapshots beyond the bound of the plan.
     known = {verdict.path for verdict in planned.files}
     named = set(kept_by_quarantine)
     for version in files.snapshots:
@@ -203,7 +206,7 @@ def _read_bases(
     scratch: Path | None,
     workers: int,
 ) -> list[Deleted]:
-    """Read the bases of the plan in full and add what was found to the record. The steps are in the plan's order."""
+    """Read the bases of the plan in full, and add the results to the record. Returns the steps in the plan's order."""
     lease.require()
     done: dict[StorePath, ReadBack] = {}
     gone: dict[StorePath, str] = {}
@@ -223,7 +226,7 @@ def _read_bases(
     try:
         verification.read_all(storage, planned.reads, ended, scratch=scratch, clock=clock, workers=workers)
     finally:
-        # Also after an interruption: the next run does not read these files again.
+        # Also after an interruption, so that the next run does not read these files again.
         if done:
             lease.require()
             superseded = {verdict.path for verdict in planned.deletions}
@@ -244,7 +247,7 @@ def _read_step(done: ReadBack) -> Deleted:
     if bad is not None and bad.fault is not None:
         outcome = DeletionOutcome.DAMAGED
         detail = (
-            f"{bad.path}: {bad.fault.why}; {read.store.snapshot(read.version)} is no base, and older files are kept. "
+            f"{bad.path}: {bad.fault.why}; {read.store.snapshot(read.version)} cannot be a base; older files are kept. "
             f"Run: statekeeper repair ROOT --apply --confirm-stopped"
         )
     return Deleted(read.store, outcome, 0, 0, detail=detail, read_files=len(read.files), read_bytes=read.size_bytes)
@@ -257,7 +260,7 @@ def _needs_read(deletions: Iterable[Verdict]) -> bool:
 def _not_as_read(
     store: StorePath, base: VersionId, facts: SnapshotFacts, files: StoreFiles, on_record: Reads
 ) -> str | None:
-    """A file of the base that is not the one that was read in full; None when all are."""
+    """Return a file of the base that was not read in full, or changed since; None if there is none."""
     entries = {entry.path: entry for entry in (*files.snapshots.values(), *files.tables.values())}
     tables = facts.metadata.tables if facts.metadata else ()
     needed = [store.snapshot(base), *(store.table_file(table.dfs_name) for table in tables)]
@@ -269,7 +272,7 @@ def _not_as_read(
 
 
 def _delete(storage: Storage, verdicts: list[Verdict], may_delete: MayDelete) -> Iterator[list[Verdict]]:
-    """Delete them in as few requests as may be; after each, what it took."""
+    """Delete the files in as few requests as possible; yield the files of each request."""
     for start in range(0, len(verdicts), DELETE_BATCH):
         part = verdicts[start : start + DELETE_BATCH]
         may_delete()

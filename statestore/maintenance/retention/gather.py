@@ -1,4 +1,4 @@
-"""Looks at the stores in which something can have changed, and at the logs."""
+"""Gathers the facts for a retention plan: the stores that may have changed, and the logs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS
 from statestore.maintenance import announcements, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
+from statestore.maintenance.history_records import FailedSnapshot
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
     LogFiles,
@@ -34,25 +35,23 @@ from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once, is_hidden
 
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:
-    """The facts about the stores in which something may have changed since the last pass, or about `everything`.
+    """Gather the facts about the stores that may have changed since the last pass, or about all stores (`everything`).
 
-    Everything: one listing of `state/`, one request a retained batch of the commit log, and one for those below it from
-    which a base has to be followed, one for the lineage of each store's head,
-    one for each retained snapshot, one for what became of the last snapshots. Otherwise none of these but for the stores
-    that are due, the last one, and one of the newest commit. And a listing of each log, of what repairs have
-    quarantined and
-    of switchovers, and the record of reads; of a checkpoint of Spark's, the newest offsets. Raises `NotACheckpoint`,
-    `CorruptFile` for a commit log that cannot be read (nothing may be deleted then), `UnknownFormatVersion` also for a
-    state store that is not RocksDB, `StorageError`.
+    Requests in all cases: the newest commit; a listing of each log, of the quarantine and of the switchovers; the record of
+    reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores: one listing of `state/`;
+    one request for each retained batch of the commit log, and for each older batch down to a base; one for the lineage of
+    each head; one for each retained snapshot. For due stores only: the same, for these stores. Raises `NotACheckpoint`;
+    `CorruptFile` if the commit log cannot be read (then nothing may be deleted); `UnknownFormatVersion`, also for a state
+    store that is not RocksDB; `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
-    # The log before the files: what is committed in between is newer than this head, and stays.
+    # Read the log before the files: a batch that is committed in between is newer than this head, and its files are kept.
     heads = catalog.heads(storage)
     logs = _log_files(storage)
     now = clock.now_seconds()
     if heads is None:
         return RetentionFacts(is_own, None, (), {}, logs, 0, now)
-    # Another kind of state store, which has other files, is rejected here.
+    # This rejects state stores other than RocksDB, whose files have other names.
     conf = OURS if is_own else catalog.state_conf(storage, heads)
     without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     if without_state is not None:
@@ -60,7 +59,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     reads = verification.record(storage)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
     look = _Look(storage, policy, now, is_own, _failed(storage, logs), reads)
-    # In structure V1 the commits of all bases stay, so that all stores have to be looked at.
+    # In structure V1 the commits of all bases are kept, so all stores must be gathered.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
     last = None if everything or not is_own or is_v1 else last_pass.read(storage)
     if last is not None:
@@ -85,10 +84,10 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
 
 
 def _with_quarantine(storage: Storage, gathered: RetentionFacts) -> RetentionFacts:
-    """The same with what repairs have quarantined, and with switchovers. Call it after the files were listed.
+    """Add the quarantine and the switchovers to the facts. Call this after the files were listed.
 
-    Losing schedule of the other order: what is quarantined is listed; a repair quarantines a snapshot; the files are
-    listed, and nothing names its tables. Of an undo at that moment the second look before the deletions knows.
+    Race in the other order: the quarantine is listed; a repair quarantines a snapshot; the files are listed, and no
+    snapshot names its tables. An undo at the same time is detected by the second look before the deletions.
     """
     entries = tuple(storage.list(names.QUARANTINE))
     stores = [chain.store for chain in gathered.chains]
@@ -102,7 +101,7 @@ def _with_quarantine(storage: Storage, gathered: RetentionFacts) -> RetentionFac
 
 
 def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> frozenset[StorePath] | None:
-    """The stores to look at since the last pass; None when all have to be."""
+    """Return the stores to gather since the last pass; None for all stores."""
     since = last_pass.snapshot_plans(logs.history) - last.plans
     try:
         return last.due(wanted, last_pass.planned_stores(storage, since))
@@ -112,26 +111,28 @@ def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> froze
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at stores. `failed`: why the newest run could make no snapshot of a store, by the store; `reads`: the record of
-    files that were read in full; `with_families`: the operators whose stores have column families, a root of our own has
-    none."""
+    """Gathers stores.
+
+    `failed`: errors of the newest snapshot run that show damage, by store; `reads`: record of the files that were read in
+    full; `with_families`: operators whose stores have column families (an own root has none).
+    """
 
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
     is_own: bool
-    failed: Mapping[str, str]
+    failed: Mapping[StorePath, str]
     reads: Reads
     with_families: frozenset[int] = frozenset()
 
     def at(
         self, log: CommitLog, files: Mapping[StorePath, StoreFiles], wanted: int
     ) -> tuple[tuple[Chain, ...], Strays]:
-        """The chains of these stores, as far back as a floor needs, and the snapshots that are not on them and may
-        stay. Call it after the files were listed."""
-        # Losing schedule of the other order: the announcements are read; another run announces a table, sees no zip that
-        # names it, and sleeps before it deletes; a snapshot that names it is published, and found whole here; what is
-        # below it is deleted; the other run wakes up. Its announcement came before that snapshot.
+        """Return the chains of these stores, as far back as a floor needs, and the snapshots beside the chains that may be
+        kept. Call this after the files were listed."""
+        # Race in the other order: the announcements are read; another run announces a table, finds no zip that names it,
+        # and stalls; a snapshot that names the table is published and is intact here; the files below that snapshot are
+        # deleted; the other run continues and deletes the table. Its announcement is older than the snapshot.
         pending_delete = announcements.pending_delete(self.storage)
         stores = sorted(files)
         faults = {store: verification.faults(self.reads, _by_path(files[store])) for store in stores}
@@ -154,7 +155,7 @@ class _Look:
                     is_first=lambda version: log.is_first(committed, version),
                     needs_base=store.operator in self.with_families,
                 )
-                why = self.failed.get(str(store))
+                why = self.failed.get(store)
                 chains[store] = chain if why is None else _doubted(chain, why)
 
             at_once(follow, stores)
@@ -174,9 +175,9 @@ class _Look:
             for version, entry in chain.files.snapshots.items()
             if version not in chain.snapshots
             and (
-                not self.is_own  # what Spark's snapshots name, Spark may name again
+                not self.is_own  # Spark may reference the tables of its snapshots again
                 or version.version > chain.versions[0].version
-                or (version.id is None) != (chain.head.id is None)  # the way back may need it, and its tables
+                or (version.id is None) != (chain.head.id is None)  # a switch back may need it and its tables
                 or is_young(entry, self.policy.grace_seconds, self.now_seconds)
             )
         ]
@@ -186,22 +187,26 @@ def _by_path(files: StoreFiles) -> Mapping[str, Entry]:
     return {entry.path: entry for entry in files.entries}
 
 
-def _failed(storage: Storage, logs: LogFiles) -> Mapping[str, str]:
+def _failed(storage: Storage, logs: LogFiles) -> Mapping[StorePath, str]:
+    """Return the stores whose files the newest snapshot run found damaged, with the error. The record is a hint."""
     try:
-        lines = newest_outcome_among(storage, "snapshot", logs.history)
+        outcome = newest_outcome_among(storage, "snapshot", logs.history)
     except CorruptFile:
-        return {}  # a record is for people
+        return {}
     damaged = {error.code for error in DAMAGES}
-    # A run that failed as a whole has a line, too, which names no store.
-    return {str(line["store"]): str(line["error"]) for line in lines if "store" in line and line.get("code") in damaged}
+    failed = (record for record in outcome if isinstance(record, FailedSnapshot))
+    return {record.store: record.error for record in failed if record.code in damaged}
 
 
 def _doubted(chain: Chain, why: str) -> Chain:
-    """Changelogs are assumed valid (only name and size are checked). If no snapshot could be made of them, one of them is
-    damaged. Which one does not matter: every store has to be able to return to a version with a snapshot."""
+    """Mark the versions after the newest intact snapshot as not loadable: no snapshot could be made of them.
+
+    Changelogs are assumed valid (only name and size are checked). A failed snapshot shows that one of them is damaged. It
+    does not matter which one: every store must be able to return to a version with a snapshot.
+    """
     whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
     newest = max(whole, default=0)
-    text = f"no snapshot could be made of it: {why}"
+    text = f"the last snapshot of the store failed: {why}"
     doubted = {v: FileProblem(chain.store.changelog(v), text) for v in chain.versions if v.version > newest}
     return replace(chain, broken={**doubted, **chain.broken})
 
@@ -222,10 +227,10 @@ def _log_files(storage: Storage) -> LogFiles:
 
 
 def _left_checksums(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Hadoop's hidden checksums of logs that are deleted.
+    """Yield the hidden Hadoop checksums of deleted logs.
 
-    Such a checksum remains if a run dies between the two deletions on a local disk, and if a checkpoint with hidden files
-    was copied to a bucket, where no delete removes the checksum beside the log.
+    Such a checksum remains if a run dies between the two deletions on a local disk. It also remains if a checkpoint with
+    hidden files was copied to a bucket, where a delete does not remove the checksum of the log.
     """
     expected = {names.hidden_checksum(entry.path) for entry in entries}
     for entry in entries:
@@ -234,19 +239,19 @@ def _left_checksums(entries: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
-    """The oldest version to retain, by count and by age."""
+    """Return the oldest version to retain, by count and by age."""
     young = [
         batch + 1
         for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
         if batch is not None and is_young(entry, policy.grace_seconds, now_seconds)
     ]
-    # Below the oldest batch that there still is, nothing can be retained: an earlier pass has let it go.
+    # Batches before the oldest commit cannot be retained: an earlier pass deleted their logs.
     there = [batch + 1 for batch in (batch_of(entry.path) for entry in commits) if batch is not None]
     return max(1, min([head - policy.versions + 1, *young]), min(there, default=1))
 
 
 def _deeper(chains: list[Chain], depth: int) -> int | None:
-    """How far back the chains must be known before a floor can be found; None when no further walk helps."""
+    """Return the version down to which the chains must be walked to find a floor; None if a longer walk does not help."""
     if common_floor(chains, depth) is not None:
         return None
     reachable = [max((number for number in loadable(chain) if number <= depth), default=None) for chain in chains]

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from statestore.chain import Chain
 from statestore.format import names
-from statestore.format.json_object import json_lines
 from statestore.format.names import StorePath
 from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.maintenance import history
+from statestore.maintenance.history_records import PlannedSnapshot
 from statestore.storage import Entry, Storage, read_or_none
 
 ALWAYS = 0
@@ -88,23 +89,19 @@ def write(storage: Storage, last: LastPass) -> None:
     storage.replace(names.RETAINED, json.dumps(body).encode())
 
 
-def snapshot_plans(history: Iterable[Entry]) -> frozenset[str]:
+def snapshot_plans(listed: Iterable[Entry]) -> frozenset[str]:
     """Return the paths of the snapshot plans in a listing of the history."""
-    return frozenset(entry.path for entry in history if names.parse_history(entry.path) == ("snapshot", "plan"))
+    return frozenset(entry.path for entry in listed if names.parse_history(entry.path) == ("snapshot", "plan"))
 
 
-def settled_plans(history: Iterable[Entry]) -> frozenset[str]:
+def settled_plans(listed: Iterable[Entry]) -> frozenset[str]:
     """Return the paths of the snapshot plans that have an outcome: no further snapshot of theirs can appear."""
-    paths = {entry.path for entry in history}
-    return frozenset(path for path in snapshot_plans(history) if names.outcome_of(path) in paths)
+    listed = list(listed)
+    paths = {entry.path for entry in listed}
+    return frozenset(path for path in snapshot_plans(listed) if names.outcome_of(path) in paths)
 
 
 def planned_stores(storage: Storage, plans: Iterable[str]) -> set[StorePath]:
-    """The stores that these records name. One request a record. Raises `CorruptFile`, `StorageError`."""
-    found: set[StorePath] = set()
-    for path in sorted(plans):
-        for line in json_lines(read_or_none(storage, path) or b"", path):
-            place = names.parse_place(f"{line.get('store')}/any")
-            if place is not None:
-                found.add(place[0])
-    return found
+    """Return the stores that these plans name. One request for each plan. Raises `CorruptFile`, `StorageError`."""
+    found = (record for path in sorted(plans) for record in history.read(storage, path))
+    return {record.store for record in found if isinstance(record, PlannedSnapshot)}

@@ -1,4 +1,4 @@
-"""Gives every file its rule, from gathered facts alone."""
+"""Plans retention: gives every file a rule. Pure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ from statestore.maintenance.time_line import leads_back
 from statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
 from statestore.storage import Entry
 
-_NO_FAMILIES = "only a snapshot says what the store's column families are called, and there is no whole one"
+_NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
 
 
 def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
-    """What becomes of every file. `stopped`: no query of Spark's is at work, and none has a database open. Pure.
+    """Plan which files retention deletes. `stopped`: no Spark query is running or has a store open. Pure.
 
-    The floor is the newest version, no newer than wanted, that *every* store loads: one damaged store holds it for all,
-    since a restart has to go back to a version that all have. Garbage below the held floor goes all the same.
+    The floor is the newest version, at most `wanted_floor`, that *every* store loads. One damaged store holds the floor for
+    all, because a restart needs a version that all stores have. Files below the held floor are deleted nevertheless.
     """
     if gathered.log is None:
         return RetentionPlan(
-            gathered.is_own, None, None, gathered.wanted_floor, (), (), (), stateless=gathered.stateless
+            is_own=gathered.is_own,
+            head=None,
+            floor=None,
+            wanted_floor=gathered.wanted_floor,
+            stores=(),
+            logs=(),
+            findings=(),
+            stateless=gathered.stateless,
         )
     floor = _floor(gathered)
     findings = list(_findings(gathered, floor))
@@ -45,16 +52,24 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
     stores = tuple(judge.store(chain) for chain in gathered.chains)
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
     head = gathered.log.newest.batch + 1
-    whole = RetentionPlan(gathered.is_own, head, floor, gathered.wanted_floor, stores, judge.logs(), tuple(findings))
+    whole = RetentionPlan(
+        is_own=gathered.is_own,
+        head=head,
+        floor=floor,
+        wanted_floor=gathered.wanted_floor,
+        stores=stores,
+        logs=judge.logs(),
+        findings=tuple(findings),
+    )
     planned = _bounded(whole, policy.most_files)
     return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
 
 
 def _reads(gathered: RetentionFacts, planned: RetentionPlan) -> tuple[SnapshotRead, ...]:
-    """The bases that nothing replaces once the plan is executed, and that were not read in full.
+    """Return the bases that cannot be replaced after the deletions and that were not read in full.
 
-    All bases, not only those of the stores in which something is deleted. Failure sequence otherwise: the base of store A
-    turns out to be damaged, so that the floor has to be lower; what the lower floor needs in store B is deleted already.
+    It returns the bases of all stores, not only of stores with deletions. Failure sequence otherwise: the base of store A
+    is damaged, so the floor must be lower; the files of store B that the lower floor needs are already deleted.
     """
     if not any(verdict.rule in REPLACED for verdict in planned.deletions):
         return ()
@@ -74,14 +89,14 @@ def _still_on_record(gathered: RetentionFacts) -> Reads:
 
 
 def _floor(gathered: RetentionFacts) -> int | None:
-    # Stores that were not looked at are known to load it.
+    # The stores that were not gathered are known to load the wanted floor.
     if gathered.since:
         return gathered.wanted_floor
     return retained_floor(gathered.chains, gathered.wanted_floor, gathered.switched)
 
 
 def judge_stores(gathered: RetentionFacts, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
-    """What the rules say of each store's files, whoever wrote them: for looking at, a plan may say less. Pure."""
+    """Return the verdicts on each store's files, without the bounds of a plan: for display. Pure."""
     judge = Judge(gathered, policy, _floor(gathered))
     return {chain.store: judge.store(chain) for chain in gathered.chains}
 
@@ -91,19 +106,19 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
         for version, facts in chain.snapshots.items():
             if facts.fault is not None:
                 yield (
-                    f"{facts.faulty_file}: was read in full and is damaged: {facts.fault.why}; "
-                    f"{chain.store.snapshot(version)} is no base. Run: statekeeper repair ROOT --apply --confirm-stopped"
+                    f"{facts.faulty_file}: is damaged (read in full): {facts.fault.why}; {chain.store.snapshot(version)} "
+                    f"cannot be a base. Run: statekeeper repair ROOT --apply --confirm-stopped"
                 )
             elif facts.sidecar is not None:
                 beside = names.sidecar(chain.store.snapshot(version))
                 yield (
-                    f"{beside}: {facts.sidecar}; Spark refuses the snapshot, and it is no base. Run: "
+                    f"{beside}: {facts.sidecar}; Spark rejects the snapshot, and it cannot be a base. Run: "
                     f"statekeeper repair ROOT --apply --confirm-stopped"
                 )
         for entry in chain.files.others:
             name = entry.path.rpartition("/")[2]
             if not gathered.is_own and (names.stops_loads(name) or names.stops_cleanup(name)):
-                yield f"{entry.path}: Spark takes the name for a version's, and fails over it; move the file away"
+                yield f"{entry.path}: Spark reads the name as a version and fails; move the file out of the folder"
     if floor is not None and floor >= gathered.wanted_floor:
         return
     for chain in gathered.chains:
@@ -115,13 +130,13 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
 
 
 def _broken(chain: Chain, version: VersionId) -> FileProblem:
-    """Why a version does not load: what is wrong with its snapshot, where it has one, is what can be mended."""
+    """Return why a version does not load: the damage of its snapshot if it has one, because repair can fix that."""
     damage = chain.snapshots[version].damage if version in chain.snapshots else None
     return damage or chain.broken[version]
 
 
 class Judge:
-    """Gives each file its rule."""
+    """Assigns a rule to each file."""
 
     def __init__(
         self, gathered: RetentionFacts, policy: RetentionPolicy, floor: int | None, *, stopped: bool = False
@@ -132,7 +147,7 @@ class Judge:
         self._spark_is_at_work = not gathered.is_own and not stopped
 
     def store(self, chain: Chain) -> StoreVerdicts:
-        """The verdicts over one store's files."""
+        """Return the verdicts on the files of one store."""
         base = self._base(chain)
         verdicts = [self._other(chain, base, entry) for entry in chain.files.others]
         for version, entry in chain.files.changelogs.items():
@@ -149,7 +164,7 @@ class Judge:
         unread = [
             *(chain.store.snapshot(version) for version, facts in kept.items() if facts is None or not facts.metadata),
             *(path for path, metadata in quarantined.items() if metadata is None),
-            # Behind a link there may be a snapshot.
+            # A link that the listing omits may lead to a snapshot.
             *filter(None, [self.gathered.unseen.get(chain.store)]),
         ]
         named = _tables(facts.metadata for facts in kept.values() if facts is not None)
@@ -169,19 +184,19 @@ class Judge:
         problem = None
         if base is None:
             problem = (
-                f"no version up to {self.gathered.wanted_floor} is known to load in every store: nothing of it goes"
+                f"no version up to {self.gathered.wanted_floor} is known to load in every store; its chain is kept"
             )
         elif unread:
-            problem = f"which tables {unread[0]} names is not known: none goes"
+            problem = f"the tables of {unread[0]} are unknown; no table of the store is deleted"
         return StoreVerdicts(chain.store, base, tuple(sorted(verdicts, key=lambda v: v.path)), problem)
 
     def _base(self, chain: Chain) -> VersionId | None:
-        """What the floor is restored from; None when that is not known."""
+        """Return the base of the floor; None if it is unknown."""
         if chain.conflicts is not None or self._floor is None:
             return None
         wanted, floor = self.gathered.wanted_floor, self._floor
         if floor > wanted:
-            # The old end of another store is gone, and nothing says that this was meant: what the policy asks for stays.
+            # The old end of another store is deleted, maybe by mistake: retain the versions that the policy requires.
             floor = max((number for number in loadable(chain) if number <= wanted), default=floor)
         if floor < chain.begins:
             return EMPTY
@@ -191,7 +206,7 @@ class Judge:
     def version_rule(
         self, chain: Chain, base: VersionId | None, version: VersionId, entry: Entry, *, is_snapshot: bool
     ) -> Rule:
-        """Of a changelog or a snapshot, whose chain is restored from a base at the floor."""
+        """Return the rule of a changelog or a snapshot. `base`: the base of the floor on its chain."""
         if version.version > chain.head.version:
             return Rule.RUNNING
         if chain.conflicts is not None:
@@ -201,15 +216,15 @@ class Judge:
         if version in chain.versions:
             if base is None:
                 return Rule.HELD
-            # A snapshot at the base is what is restored from; its changelog adds nothing.
-            # To Spark it adds what to fall back on.
+            # The floor is restored from the snapshot at the base; its changelog is not replayed. Spark falls back on that
+            # changelog if its snapshot is damaged.
             oldest = base.version if is_snapshot or not self.gathered.is_own else base.version + 1
             rule = Rule.RESTORES if version.version >= oldest else Rule.SUPERSEDED
         elif version.version > chain.versions[0].version:
             rule = Rule.DEAD_BRANCH
         else:
-            # Older than the chain is known: dead or not, it is below the base, when there is one. But a partition that
-            # came with one repartitioning may have gone with another before, and retained batches may still need that.
+            # Older than the known chain, so below the base if there is one. But one repartitioning may have removed a
+            # partition that another created again, and retained batches may still need the earlier versions.
             is_below = base is not None and chain.begins <= base.version + 1
             rule = Rule.SUPERSEDED if is_below else Rule.HELD
         if rule.deletes and self.is_young(entry):
@@ -217,7 +232,7 @@ class Judge:
         return rule
 
     def _other(self, chain: Chain, base: VersionId | None, entry: Entry) -> Verdict:
-        """A checksum stays and goes with its file; without one, with files of its version."""
+        """Return the verdict on a checksum: the rule of its file, or of its version if the file is missing."""
         place = names.parse_store_path(entry.path.removesuffix(names.SIDECAR))
         if place is None or not entry.path.endswith(names.SIDECAR):
             return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
@@ -226,11 +241,12 @@ class Judge:
         return Verdict(entry.path, entry.size_bytes, rule)
 
     def _reusable(self, seen: Mapping[VersionId, SnapshotFacts]) -> set[str]:
-        """Tables that a Spark at work may name in its next snapshot, since it has named or loaded them before.
+        """Return the tables that a running Spark may reference in its next snapshot, because it loaded or wrote them
+        before.
 
-        It remembers those of what it loaded or wrote last. When it was started nobody knows: it may have loaded any
-        snapshot since the newest one that it wrote. From 4.2 on it doubts those of versions that it does not retain, but
-        not when it writes within a task (SPARK-55892).
+        Spark remembers the tables of the snapshot that it loaded or wrote last. The start of the query is unknown, so it
+        may have loaded any snapshot since the newest one that it wrote. Since 4.2, Spark does not reuse tables of versions
+        that it does not retain, except when it writes a snapshot within a task (SPARK-55892).
         """
         if not self._spark_is_at_work or not seen:
             return set()
@@ -248,7 +264,7 @@ class Judge:
         return Rule.YOUNG if self.is_young(entry) else Rule.UNNAMED
 
     def logs(self) -> tuple[Verdict, ...]:
-        """The verdicts over logs and records."""
+        """Return the verdicts on logs and maintenance records."""
         files = self.gathered.logs
         of_batches = (*files.offsets, *files.commits, *files.pending, *files.checksums)
         verdicts = [self._log_verdict(entry) for entry in of_batches]
@@ -256,20 +272,20 @@ class Judge:
             self._record(e, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
             for e in files.history
         ]
-        # Losing schedule: by a clock that is ahead, the announcement of a run that lives looks old, and what it dooms is
-        # rested on. So by the store's own clock, as far as its files show it.
+        # Race: by a clock that is ahead, the announcement of a live run looks old, and its tables seem safe to use. So use
+        # the clock of the storage, as far as its files show it.
         now = files.newest_seconds
         stands = announcements.STANDS_SECONDS
         verdicts += [self._record(e, stands, Rule.OLD_RECORD, now) for e in files.announcements]
-        # The longest upload that is still under way is no older than an announcement may stand.
+        # A running upload is never older than the lifetime of an announcement.
         verdicts += [self._record(e, stands, Rule.LEFTOVER, now) for e in files.leftovers]
         verdicts += self._quarantine()
         return tuple(sorted(verdicts, key=_log_order))
 
     def _quarantine(self) -> Iterator[Verdict]:
-        """All that one run quarantined goes at once, where the query stood first: a half of it is never put back.
+        """Yield the verdicts on quarantined files. The files of one run are deleted together, so that an undo is complete.
 
-        What its snapshots name goes in the pass after that.
+        The tables of its snapshots are deleted in the next pass.
         """
         by_run: dict[str | None, list[Entry]] = {}
         for entry in self.gathered.logs.quarantine:
@@ -296,14 +312,14 @@ class Judge:
             oldest = self._floor if self._way_back is None else min(self._floor, self._way_back)
             if batch >= oldest - 1:
                 return Rule.WAY_BACK
-            # At a start every Spark from 3.5 on reads the newest offsets, and those of the batch before it.
+            # At its start, Spark 3.5 and later reads the newest offsets and the offsets of the batch before.
             if entry.path == names.offsets(batch) and batch == oldest - 2:
                 return Rule.STARTS
         return Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG
 
     @cached_property
     def _way_back(self) -> int | None:
-        """The version before which the structure was another, as long as its files stay; None when none do."""
+        """The version of the switchover while files of the structure before it are kept; None if there are none."""
         switched = self.gathered.switched
         bases = [self._base(chain) for chain in self.gathered.chains]
         is_kept = switched is not None and any(base is None or base.version <= switched for base in bases)
@@ -311,7 +327,7 @@ class Judge:
 
     @cached_property
     def _oldest_base_commit(self) -> float:
-        """In structure V1 the commit of a base tells its digest, without which it is none: from this batch on they stay."""
+        """The oldest batch whose commit is kept: in structure V1, a base is valid only with the digest in its commit."""
         bases = [self._base(chain) for chain in self.gathered.chains if chain.head.digest is not None]
         oldest = (0 if base is None else base.version - 1 for base in bases if base != EMPTY)
         return min(oldest, default=math.inf)
@@ -321,27 +337,27 @@ class Judge:
         return Verdict(entry.path, entry.size_bytes, Rule.YOUNG if young else rule)
 
     def is_young(self, entry: Entry) -> bool:
-        """Whether the grace period still keeps it."""
+        """Return whether the file is within the grace period."""
         return is_young(entry, self._policy.grace_seconds, self.gathered.now_seconds)
 
 
 def _tables(snapshots: Iterable[SnapshotMetadata | None]) -> set[str]:
-    """The names of the tables of those that can be read."""
+    """Return the tables of the readable snapshots."""
     return {table.dfs_name for metadata in snapshots if metadata is not None for table in metadata.named_files}
 
 
 def _log_order(verdict: Verdict) -> tuple[int, str]:
-    """The oldest batch first, so that what a crash leaves has no gap."""
+    """Return the sort key for logs: the oldest batch first, so that a crash leaves no gap."""
     batch = batch_of(verdict.path)
     return (-1 if batch is None else batch, verdict.path)
 
 
 def _bounded(whole: RetentionPlan, most_files: int) -> RetentionPlan:
-    """The plan with so many deletions at most; the rest waits for the next run."""
+    """Limit the plan to `most_files` deletions; the next run deletes the others."""
     order = whole.deletions
     if len(order) <= most_files:
         return whole
-    # A table must not go before the zip that names it: the cut goes through a list in which it stands behind.
+    # The order puts each zip before its tables, so the cut never deletes a table before the zip that names it.
     late = {verdict.path for verdict in order[most_files:]}
     stores = tuple(replace(store, files=tuple(v for v in store.files if v.path not in late)) for store in whole.stores)
     logs = tuple(verdict for verdict in whole.logs if verdict.path not in late)

@@ -1,9 +1,9 @@
-"""Which stores deserve a snapshot, and making it: the work that a query without it does in its executors.
+"""Snapshots: plans which stores need one, and makes it. Without Statekeeper, Spark's executors do this work.
 
     gather(storage)  ->  SnapshotFacts  ->  plan(gathered, policy)  ->  SnapshotPlan  ->  execute(storage, action)
 
-Sources: SPARK-43421 (snapshots in the background), SPARK-49374 (each under its own id), FLIP-158 (materialization apart
-from commits), FLIP-428 (incremental by file).
+Sources: SPARK-43421 (background snapshots), SPARK-49374 (unique ids), FLIP-158 (materialization separate from commits),
+FLIP-428 (incremental by file).
 """
 
 from statestore.maintenance.snapshot.decisions import (

@@ -1,4 +1,4 @@
-"""What to do about stores, as data: the policy, actions, reasons, and the plan that they make up."""
+"""The types of a snapshot plan: policy, reasons, actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statestore.stateless import Stateless
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When a store deserves a snapshot: its tail has `changelogs` files, or takes `restore_seconds` to replay."""
+    """When a store needs a snapshot: its tail has `changelogs` files, or its replay takes `restore_seconds`."""
 
     changelogs: int = 50
     restore_seconds: float = 10.0
@@ -22,39 +22,43 @@ class SnapshotPolicy:
 class SnapshotReason(Enum):
     """Why a store gets a snapshot."""
 
-    COUNT = "many changelogs behind the newest snapshot"
-    RESTORE = "its tail takes long to restore"
-    ASKED = "asked for"
+    COUNT = "many changelogs since the newest snapshot"
+    RESTORE = "the replay of its tail takes too long"
+    ASKED = "requested"
 
 
 class SkipReason(Enum):
-    """Why a store gets none."""
+    """Why a store gets no snapshot."""
 
-    AT_HEAD = "has a snapshot at its head"
-    NEAR_HEAD = "has none to come: while a query of structure V1 runs, its newest versions may still be replaced"
-    SHORT_TAIL = "its tail is short"
-    WHICH_SPARK = "Spark 4.0 reads other snapshots than later ones, and nothing tells which it is: say --for-spark"
-    NOT_LOADABLE = "its head cannot be loaded"
+    AT_HEAD = "the head has a snapshot"
+    NEAR_HEAD = "snapshot deferred: a running query in structure V1 may still replace its newest versions"
+    SHORT_TAIL = "the tail is short"
+    WHICH_SPARK = (
+        "Spark 4.0 and later releases read different snapshots, and the checkpoint does not show the release: "
+        "add --for-spark"
+    )
+    NOT_LOADABLE = "the head cannot be loaded"
     DAMAGED = (
-        "its snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --confirm-stopped, then this again"
+        "the snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --confirm-stopped, "
+        "then this command again"
     )
     SIDECAR = (
-        "a sidecar without its snapshot is in the way: Spark would refuse the snapshot. Stop the query and run: "
-        "statekeeper repair ROOT --apply --confirm-stopped, then this again"
+        "a sidecar without a snapshot exists; Spark would reject the snapshot. Stop the query and run: "
+        "statekeeper repair ROOT --apply --confirm-stopped, then this command again"
     )
 
     @property
     def is_finding(self) -> bool:
-        """Whether someone must act."""
+        """Return whether a person must act."""
         return self in (SkipReason.NOT_LOADABLE, SkipReason.DAMAGED, SkipReason.SIDECAR, SkipReason.WHICH_SPARK)
 
 
 @dataclass(frozen=True)
 class TakeSnapshot:
-    """Make the snapshot of `load`'s target.
+    """Make the snapshot of the target version of `load`.
 
-    `header`: of its metadata; None for that of the snapshot that it grows from, v1 where there is none. `name`: the version
-    in another structure under whose name it is published; it is read back and compared then.
+    `header`: header of the metadata; None for the header of its base, v1 without a base. `name`: the version of the other
+    structure under which the snapshot is published; such a snapshot is read back and compared.
     """
 
     store: StorePath
@@ -68,19 +72,19 @@ class TakeSnapshot:
 
     @property
     def path(self) -> str:
-        """Where the snapshot is published."""
+        """The path under which the snapshot is published."""
         return self.store.snapshot(self.name or self.version)
 
     @property
     def explained(self) -> str:
-        """The reason with its figures."""
+        """The reason and its figures."""
         count = len(self.load.replay)
         return f"{self.reason.value}: {count:,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
 
 
 @dataclass(frozen=True)
 class LeaveAlone:
-    """Make none."""
+    """Make no snapshot."""
 
     store: StorePath
     version: VersionId
@@ -89,13 +93,13 @@ class LeaveAlone:
 
     @property
     def explained(self) -> str:
-        """The reason with its figures."""
+        """The reason and its figures."""
         return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
 
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """What to do about each store, worst first. `stateless`: why there is no store."""
+    """The action for each store, longest tail first. `stateless`: why the checkpoint has no store."""
 
     batch: int | None
     take: tuple[TakeSnapshot, ...]

@@ -1,4 +1,4 @@
-"""Makes the snapshots of a plan, on local disk."""
+"""Executes a snapshot plan: builds each snapshot on local disk and publishes it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,24 @@ from statestore.maintenance.snapshot.publish import (
 from statestore.storage import Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
-"""Spark's own block size: what its readers of a snapshot are used to."""
+"""Spark's block size."""
 
 MEMORY_BYTES = 512 * 1024 * 1024
-"""What making snapshots may take, unless more or less is asked for."""
+"""Default memory for making snapshots."""
 
 _PROCESS_BYTES = 240 * 1024 * 1024
-"""What of that goes to the interpreter, the libraries and the engine; the rest is for changes that are being sorted."""
+"""The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of one action. `new_tables` are those that this run sent, `uploaded_bytes` what it added to storage;
-    `restore_seconds` what fetching the base and replaying the tail took; `digest` of its keys and values, where it was
-    read back; `sent_tables` by their names in storage."""
+    """The result of one action.
+
+    new_tables, sent_tables   number and storage names of the tables that this run uploaded
+    uploaded_bytes            bytes that this run added to storage
+    restore_seconds           time to fetch the base and to replay the tail
+    digest                    digest of keys and values, if the snapshot was read back
+    """
 
     action: TakeSnapshot
     published: Published
@@ -72,9 +76,9 @@ def execute_all(
     workers: int = WORKERS,
     memory_bytes: int = MEMORY_BYTES,
 ) -> None:
-    """Make snapshots, `workers` at a time, which share `memory_bytes`. The rest is as with `execute`.
+    """Make snapshots, `workers` at a time, which share `memory_bytes`. See `execute`.
 
-    What becomes of failures and interruptions, and how `ended` is told: `pool.in_pool`.
+    For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
     """
     at_a_time = max(1, min(workers, len(actions)))
 
@@ -86,7 +90,7 @@ def execute_all(
 
 
 def share_of(memory_bytes: int, at_a_time: int) -> int:
-    """What each of so many may take, of what all together may; each counts what the process takes anyway."""
+    """Return the memory of each of `at_a_time` snapshots. Every share includes the memory of the process itself."""
     return _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
 
 
@@ -99,17 +103,17 @@ def execute(
     ids: Ids,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Taken:
-    """Make one snapshot, below `scratch` on local disk, and publish it: tables first, zip last.
+    """Make one snapshot on local disk below `scratch`, and publish it: tables first, zip last.
 
-    `memory_bytes` bounds what the process has then; the less, the more tables a long tail becomes.
+    `memory_bytes` bounds the memory of the process; with less memory, a long tail becomes more tables.
 
-    *Guarantee*: nothing is overwritten, nothing is deleted but a snapshot of its own that turned out wrong, and a crash at
-    any request leaves a store that loads: tables without a zip are orphans. When another maintainer was first and its
-    snapshot is whole, that one stands.
+    *Guarantee*: it overwrites no file, and deletes only its own snapshot if that is wrong. A crash at any request leaves a
+    store that loads: tables without a zip are orphans. If another maintainer has published an intact snapshot, that
+    snapshot is kept.
 
-    Raises `VersionNotLoadable`; `RefusedAsUnsafe` when a changelog of structure V1 was replaced meanwhile; `CorruptFile`
-    when a damaged zip stands under the snapshot's name; `ObjectMissing` when its tables are deleted as soon as they are
-    sent; `LocalDiskFull`, `StorageError`.
+    Raises `VersionNotLoadable`; `RefusedAsUnsafe` if a changelog of structure V1 was replaced during the replay;
+    `CorruptFile` if a damaged zip has the name of the snapshot; `ObjectMissing` if its tables are deleted after each
+    upload; `LocalDiskFull`, `StorageError`.
     """
     started = clock.monotonic_seconds()
     with translated(scratch):
@@ -161,7 +165,7 @@ def execute(
 
 @dataclass(frozen=True)
 class _Keys:
-    """How many keys there are, and how many that Spark keeps for itself."""
+    """The number of keys, and of Spark's internal keys."""
 
     own: int
     internal: int = 0
@@ -170,22 +174,22 @@ class _Keys:
 def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     base = restored.base
     if base is not None and base.column_families and restored.report.skipped_snapshots:
-        # The one that is damaged may name families that the older one does not know, also such as have no key yet.
+        # The damaged snapshot may name families that the older one does not, even families without a key.
         raise CorruptFile(
-            f"is damaged, and only it is sure to name all column families: {restored.report.skipped_snapshots[0]}",
+            f"is damaged, and no other snapshot certainly names all families: {restored.report.skipped_snapshots[0]}",
             path=action.store.snapshot(action.load.base),
             hint="restore it from a backup",
         )
     if base is None or not base.column_families:
         return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
-    # Each key begins with the number of its family, two bytes, little-endian.
+    # Each key starts with the number of its family: two bytes, little-endian.
     names_of = {number.to_bytes(FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
     counts = {"own": 0, "internal": 0}
     for number, count in restored.database.count_by_beginning(FAMILY_BYTES).items():
         if number not in names_of:
             raise UnknownFormatVersion(
-                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, which "
-                f"the snapshot that it grew from does not name",
+                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, and "
+                f"its base does not name that family",
                 path=action.store.snapshot(action.load.base),
                 hint="restore the snapshot that Spark wrote when the family was added",
             )
@@ -196,8 +200,8 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
 def _metadata(
     action: TakeSnapshot, base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys
 ) -> SnapshotMetadata:
-    """What the snapshot says of itself: all but tables and counts as its base does, and the header where
-    that is told. Only snapshots name the families."""
+    """Return the metadata of the snapshot: the metadata of its base with new tables, counts, and maybe a new header. The
+    base names the column families; changelogs do not."""
     if base is None:
         return SnapshotMetadata(action.header or "v1", tables, keys.own, {})
     counted = replace(base, key_count=keys.own, internal_key_count=keys.internal)

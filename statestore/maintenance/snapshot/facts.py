@@ -1,4 +1,4 @@
-"""What a plan of snapshots is made from."""
+"""The facts for a snapshot plan."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from statestore.lineage import LoadPlan
 from statestore.stateless import Stateless
 
 REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
-"""Until a snapshot of the checkpoint was made and measured."""
+"""Default until a snapshot of the checkpoint was made and measured."""
 
 
 @dataclass(frozen=True)
 class StoreSnapshotFacts:
-    """One store. `load` says how the version is loaded of which a snapshot may be made, None when it cannot be; `problem`
-    what is wrong with it, or with its snapshot; `stray_sidecar` a sidecar under the name of the snapshot, which itself is
-    not there. `files` and `size_bytes` are of all that lies in the store's folder."""
+    """The facts about one store.
+
+    load                how to load the version of the snapshot; None if it cannot be loaded
+    problem             what is wrong with that version or with its snapshot
+    stray_sidecar       sidecar with the name of the snapshot, without the snapshot
+    files, size_bytes   all files in the folder of the store
+    """
 
     store: StorePath
     head: VersionId
@@ -33,12 +37,14 @@ class StoreSnapshotFacts:
 
 @dataclass(frozen=True)
 class SnapshotFacts:
-    """The facts about a checkpoint. `batch` is None before the first commit; `is_own`: a root of our own jobs.
+    """The facts about a checkpoint.
 
-    `replay_bytes_per_second`: bytes of changelogs, as they lie in storage, fetched and replayed a second; as measured
-    when the newest snapshots were made. `conf`: what the query's state is written by. `written_by`: the
-    Sparks that may have written the newest batch, more than one where nothing tells; none for a root of our own.
-    `stateless`: why there is no store; None where there are some, and before the first commit.
+    batch                     None before the first commit
+    is_own                    the root of a Statekeeper job, not of a Spark query
+    replay_bytes_per_second   compressed changelog bytes fetched and replayed per second, measured with the newest snapshots
+    conf                      encoding of the state
+    written_by                Spark releases that may have written the newest batch; empty for an own root
+    stateless                 why the checkpoint has no store; None before the first commit
     """
 
     batch: int | None
@@ -51,14 +57,14 @@ class SnapshotFacts:
 
     @property
     def replaces_versions(self) -> bool:
-        """Whether the query, while it runs, may still replace its newest versions: one of Spark's, in structure V1."""
+        """Return whether the running query may replace its newest versions: a Spark query in structure V1."""
         return not self.is_own and any(fact.head.id is None for fact in self.stores)
 
     @property
     def may_be_of_4_0(self) -> bool:
-        """Whether Spark 4.0 may run the query, in structure V2, whose snapshots it reads with a header of its own."""
+        """Return whether Spark 4.0 may run the query in structure V2: its snapshots need another header."""
         return Spark.V4_0 in self.written_by and any(fact.head.id is not None for fact in self.stores)
 
     def restore_seconds(self, fact: StoreSnapshotFacts) -> float:
-        """How long a restart of the store waits for its tail, as far as one can tell beforehand."""
+        """Estimate how long a restart replays the tail of the store."""
         return fact.tail_bytes / self.replay_bytes_per_second

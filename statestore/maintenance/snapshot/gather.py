@@ -1,4 +1,4 @@
-"""Looks at the heads of all stores, and at what lies behind them."""
+"""Gathers the facts for a snapshot plan: the heads of all stores and their tails."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.sparks import with_checksums
 from statestore.format.state_conf import OURS
-from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
+from statestore.maintenance.history_records import TakenSnapshot
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
 from statestore.stateless import stateless
 from statestore.storage import Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
-"""A shorter tail says more about the requests than about the replay."""
+"""The time of a shorter tail depends more on the requests than on the replay."""
 
 LIVE_MARGIN_VERSIONS = 2
-"""In structure V1 an attempt that Spark believes dead may still replace the newest changelogs of a running query."""
+"""In structure V1, an attempt that Spark considers dead may still replace the newest changelogs of a running query."""
 
 
 def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
-    """The facts about all stores at the newest committed batch.
+    """Gather the facts about all stores at the newest committed batch.
 
-    `at_head`: at that batch also in a checkpoint of Spark's in structure V1, which takes a query that is stopped; else a
-    little before it. Two listings of `state/`, one of `commits/` and one of the history, one request an operator, one of
-    the offset log of a checkpoint of Spark's, and one for each store: the head of its newest changelog, or the snapshot
-    at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    `at_head`: use that batch also for a Spark checkpoint in structure V1, which requires a stopped query; else use a batch
+    `LIVE_MARGIN_VERSIONS` earlier there. Requests: two listings of `state/`, one of `commits/`, one of the history; one
+    request for each operator; the newest offsets of a Spark checkpoint; one request for each store, for the lineage of its
+    newest changelog or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
+    `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
@@ -49,7 +50,7 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
         target = head if is_own or at_head or head.id is not None else _settled(head)
         facts = _facts(storage, store, target, of_store)
         if facts.load is None and (newer := _newer_snapshot(of_store, target, head)) is not None:
-            # Retention, ours or Spark's, has deleted the settled version: a newer snapshot replaced it as the base.
+            # Retention has deleted the older version: a newer snapshot replaced it as the base.
             facts = _facts(storage, store, newer, of_store)
         found[store] = replace(
             facts,
@@ -71,28 +72,27 @@ def _settled(head: VersionId) -> VersionId:
 
 
 def _newer_snapshot(files: catalog.StoreFiles, target: VersionId, head: VersionId) -> VersionId | None:
-    """The newest snapshot of structure V1 after a version, up to the head."""
+    """Return the newest structure V1 snapshot after `target`, up to the head."""
     newer = (version for version in files.snapshots if version.id is None)
     return max((v for v in newer if target.version < v.version <= head.version), default=None)
 
 
 def _measured_rate(storage: Storage) -> float:
-    """From the record of the newest snapshots. It is a hint: one that cannot be read is none."""
+    """Return the rate that the newest snapshot run measured. The record is a hint: without one, return the default."""
     try:
         outcome = newest_outcome(storage, "snapshot")
-        long = [line for line in outcome if line.get("tail_bytes", 0) >= _MEASURED_FROM_BYTES]
-        seconds = sum(float(line["restore_seconds"]) for line in long)
-        size = sum(int(line["tail_bytes"]) for line in long)
     except CorruptFile:
         return REPLAY_BYTES_PER_SECOND
-    except BAD_VALUES:
-        return REPLAY_BYTES_PER_SECOND
+    taken = [record for record in outcome if isinstance(record, TakenSnapshot)]
+    long = [record for record in taken if record.tail_bytes >= _MEASURED_FROM_BYTES]
+    seconds = sum(record.restore_seconds for record in long)
+    size = sum(record.tail_bytes for record in long)
     return size / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
 
 
 def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreSnapshotFacts:
     headers: dict[VersionId, Lineage] = {}
-    # Before the way of a load is written down: a damaged number is not to become a list of billions.
+    # Before the load is planned: a damaged version number must not become a list of billions.
     if head.id is None and (hole := _hole(head, files)) is not None:
         return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(hole)} is missing")
     while True:
@@ -122,14 +122,14 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
 
 
 def _stray_sidecar(store: StorePath, load: LoadPlan, files: catalog.StoreFiles) -> str | None:
-    """The sidecar that is already there of the snapshot that the load would become; Spark looks at none in structure V1."""
+    """Return an existing sidecar with the name of the planned snapshot. Spark reads no sidecar in structure V1."""
     target = load.replay[-1]
     path = names.sidecar(store.snapshot(target))
     return path if target.id is not None and files.has_other(path) else None
 
 
 def _hole(head: VersionId, files: catalog.StoreFiles) -> VersionId | None:
-    """In structure V1: the first version after the newest snapshot up to the head that has no changelog."""
+    """Return the first version between the newest snapshot and the head without a changelog, in structure V1."""
     base = max((s.version for s in files.snapshots if s.id is None and s.version <= head.version), default=0)
     after = (VersionId(number) for number in range(base + 1, head.version + 1))
     return next((version for version in after if version not in files.changelogs), None)

@@ -1,4 +1,4 @@
-"""Decides which stores get a snapshot, from gathered facts alone."""
+"""Plans which stores get a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statestore.maintenance.snapshot.facts import SnapshotFacts, StoreSnapshotFa
 def plan(
     gathered: SnapshotFacts, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
 ) -> SnapshotPlan:
-    """Which stores get a snapshot, the longest tail first. `spark`: which one goes on, where that is known. Pure."""
+    """Plan which stores get a snapshot, longest tail first. `spark`: the release that continues, if known. Pure."""
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
@@ -29,7 +29,17 @@ def plan(
             assert fact.load is not None
             version = fact.load.replay[-1]
             header = spark.header if spark is not None and version.id is not None else None
-            take.append(TakeSnapshot(fact.store, version, fact.load, fact.tail_bytes, why, gathered.conf, header))
+            take.append(
+                TakeSnapshot(
+                    store=fact.store,
+                    version=version,
+                    load=fact.load,
+                    tail_bytes=fact.tail_bytes,
+                    reason=why,
+                    conf=gathered.conf,
+                    header=header,
+                )
+            )
         else:
             leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
@@ -37,7 +47,7 @@ def plan(
 
 
 def _depends_on_spark(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> bool:
-    """Whether there is no snapshot of which the header can be taken."""
+    """Return whether the header depends on the Spark release: the store has no snapshot to copy it from."""
     return gathered.may_be_of_4_0 and fact.load is not None and fact.load.base_kind is BaseKind.NOTHING
 
 

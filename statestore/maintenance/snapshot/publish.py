@@ -1,4 +1,4 @@
-"""Puts a snapshot into storage, where others write and delete at the same time: tables first, the zip last."""
+"""Publishes a snapshot while other processes write and delete: tables first, the zip last."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from statestore.storage import Entry, Storage, at_once
 
 
 class Published(Enum):
-    """How the making of a snapshot ended."""
+    """How a snapshot was published."""
 
     NEW = "made"
-    THERE_ALREADY = "another maintainer was first"
+    THERE_ALREADY = "already published by another maintainer"
 
 
 def sources_now(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | None]:
-    """The changelogs that are replayed, as they are now, where one may be replaced by another of the same name."""
+    """Return the current entries of the replayed changelogs that can be replaced under the same name (structure V1)."""
     paths = [action.store.changelog(version) for version in action.load.replay if version.id is None]
     found: dict[str, Entry | None] = {}
 
@@ -41,22 +41,22 @@ def sources_now(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | Non
 
 
 def require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
-    # Losing schedule, in structure V1: an attempt that Spark believes dead replaces the changelog of its version while
-    # it is replayed here, and what a restart would have replayed is not what the snapshot holds.
+    # Race in structure V1: an attempt that Spark considers dead replaces a changelog during the replay, so a restart would
+    # replay other changes than the snapshot contains.
     changed = [path for path, entry in sources_now(storage, action).items() if entry != before[path]]
     if changed:
         raise RefusedAsUnsafe(
-            "was replaced while it was replayed: there is no snapshot of it",
+            "was replaced during the replay; no snapshot is made",
             path=changed[0],
-            hint="run this again; in structure V2 it cannot happen",
+            hint="run this command again; this cannot happen in structure V2",
         )
 
 
 def require_still_unchanged(
     storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None], body: bytes
 ) -> None:
-    """The same once more, now that the snapshot is visible. A wrong one is deleted, unless another maintainer has put its
-    own in place of it."""
+    """Compare the changelogs again after the snapshot is visible. A wrong snapshot is deleted, unless another maintainer
+    has replaced it."""
     try:
         require_unchanged(storage, action, before)
     except RefusedAsUnsafe:
@@ -65,7 +65,7 @@ def require_still_unchanged(
 
 
 def tables_pending_delete(storage: Storage, store: StorePath) -> frozenset[str]:
-    """Names of the store's tables that a retention run is about to delete."""
+    """Return the names of the store's tables that a retention run is about to delete."""
     folder = f"{store.folder}/{names.TABLES}"
     return frozenset(p.removeprefix(folder) for p in announcements.pending_delete(storage) if p.startswith(folder))
 
@@ -73,10 +73,10 @@ def tables_pending_delete(storage: Storage, store: StorePath) -> frozenset[str]:
 def named(
     captured: Path, base: SnapshotMetadata | None, pending_delete: frozenset[str], ids: Ids
 ) -> tuple[tuple[TableFile, ...], list[TableFile]]:
-    """The tables of a snapshot under their names in storage, and those of them that are not there yet.
+    """Return the tables of a snapshot with their names in storage, and the tables to upload.
 
-    A table of the base that did not change keeps its name: RocksDB never uses a number again, nor changes a table. One
-    that is about to be deleted is sent again under a name that nobody knows yet.
+    An unchanged table of the base keeps its name: RocksDB never reuses a file number or changes a table. A table that is
+    about to be deleted is uploaded again under a new name.
     """
     reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in pending_delete)
     held = {(table.local_name, table.size_bytes): table for table in reusable}
@@ -103,45 +103,44 @@ def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
     try:
         storage.create(path, body)
     except AlreadyExists as error:
-        # One of Spark's may name archived logs, too.
         there = catalog.files(storage, action.store.folder).get(action.store, catalog.StoreFiles())
         found = look_at_snapshot(storage, action.store, version, there)
         if not found.is_whole:
             raise CorruptFile(
-                f"is there already and is damaged: {found.damage or f'its sidecar {found.sidecar}'}",
+                f"exists and is damaged: {found.damage or f'its sidecar {found.sidecar}'}",
                 path=path,
-                hint="run: statekeeper repair ROOT --apply --confirm-stopped, then this again",
+                hint="run: statekeeper repair ROOT --apply --confirm-stopped, then this command again",
             ) from error
         return Published.THERE_ALREADY
     return Published.NEW
 
 
 def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -> None:
-    # Failure sequence: an executor writes the sidecar of its snapshot and dies; a snapshot is published under that name;
-    # Spark finds that the sidecar does not fit, refuses the snapshot, and retention has deleted what it replaces.
+    # Failure sequence: an executor writes the sidecar of its snapshot and dies; a snapshot with that name is published;
+    # Spark finds a wrong checksum and rejects the snapshot, after retention has deleted the files that it replaces.
     beside = names.sidecar(path)
     if version.id is not None and storage.stat(beside) is not None and storage.stat(path) is None:
         raise RefusedAsUnsafe(
-            "is the sidecar of a snapshot that is not there: Spark would refuse the one that is written now",
+            "is a sidecar without its snapshot; Spark would reject the new snapshot",
             path=beside,
-            hint="stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, then this again",
+            hint="stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, then this command again",
         )
 
 
 def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
-    # Losing schedule: a deleter that saw a table before any zip named it deletes it after the zip is visible. All
-    # tables still lie here, those of the base too: they are sent again, and from now on a zip names them. Should it
-    # sleep and delete one of them again, retention has rested nothing on this snapshot as long as the deleter can live.
+    # Race: a deleter that saw a table before a zip named it deletes the table after the zip is visible. All tables are
+    # still on local disk, so they are uploaded again, and now a zip names them. If the deleter stalls and deletes one
+    # again: no retention run uses this snapshot as a base during the lifetime of the deleter.
     gone = _gone(tables, _files(storage, action.store).tables)
     if gone:
         at_once(lambda table: upload(storage, action.store, table, captured), gone)
         gone = _gone(tables, _files(storage, action.store).tables)
     if gone:
         raise ObjectMissing(
-            "was deleted, sent again, and deleted again, while a snapshot names it",
+            "was deleted again after a second upload; a snapshot needs this table",
             path=action.store.table_file(gone[0].dfs_name),
-            hint="stop what deletes files in this checkpoint; then run: statekeeper repair ROOT --apply --confirm-stopped, "
-            "and this again",
+            hint="stop the process that deletes files in this checkpoint, run: statekeeper repair ROOT --apply "
+            "--confirm-stopped, then this command again",
         )
 
 
@@ -155,10 +154,9 @@ def require_same(
     conf: StateConf,
     at_hand: Mapping[str, Path],
 ) -> None:
-    """Read the snapshot of a version back into the new directory `path`, and compare the `digest` of its keys and values.
-    `at_hand`: tables that were fetched before.
+    """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
 
-    Raises `CorruptFile` when what is read is not what was to be written.
+    `at_hand`: local copies of its tables, by name in storage. Raises `CorruptFile` if they differ.
     """
     try:
         with open_base(storage, store, version, path, EngineLimits(), conf, at_hand=at_hand).database as database:
@@ -167,14 +165,14 @@ def require_same(
         found = str(error)
     if found != digest:
         raise CorruptFile(
-            f"does not hold what version {version.version} does: {found}, not {digest}",
+            f"differs from version {version.version}: {found}, expected digest {digest}",
             path=store.snapshot(version),
-            hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this again",
+            hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this command again",
         )
 
 
 def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
-    """The store's tables, as they are now."""
+    """List the tables of the store."""
     return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles())
 
 

@@ -1,10 +1,10 @@
-"""From structure V1 to V2, and back: offline, planned, journaled, and taken back at will. No Spark can do it.
+"""The switchover between the structures V1 and V2: offline, planned, journaled and reversible. Spark cannot do it.
 
     gather(storage)  ->  SwitchoverFacts  ->  plan(gathered, to, spark)  ->  SwitchPlan  ->  execute(storage, plan)
     standing(storage)  ->  OpenJournal  ->  roll_back(storage, standing)
 
-A full snapshot of every store at the head, under the name that it has in the other structure; each is read back and
-compared; then the newest commit is written anew. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
+Every store gets a full snapshot at its head under the name of the other structure. Each snapshot is read back and compared.
+Then the newest commit is rewritten. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
 """
 
 from statestore.maintenance.switchover.execute import execute

@@ -1,4 +1,4 @@
-"""Writes the newest commit anew: the point from which the checkpoint is of the other structure."""
+"""Rewrites the newest commit. From this point on, the checkpoint has the other structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from statestore.switch_journal import Begun, Ending
 
 
 def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
-    """The point from which the checkpoint is of the new structure. `newest_begun`: of the offset log, as planned."""
+    """Rewrite the newest commit for the new structure, once. `newest_begun`: newest batch of the offset log when planned.
+
+    Raises `RefusedAsUnsafe`, `ObjectMissing`, `StorageError`.
+    """
     path = names.commits(begun.batch)
     before = read_or_none(storage, path)
     after = _new_commit(begun)
@@ -24,7 +27,7 @@ def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
         return
     if before is None or before.decode() != begun.commit:
         raise RefusedAsUnsafe(
-            "is not what it was when the switchover began", path=path, hint="--abort, and run it again"
+            "changed after the switchover started", path=path, hint="roll back with --abort, then switch again"
         )
     _require_snapshots(storage, begun)
     _require_newest(storage, begun, newest_begun)
@@ -32,22 +35,23 @@ def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
     try:
         _require_newest(storage, begun, newest_begun)
         if journal.ending(storage, begun) is Ending.ABORTED:
-            raise taken_back(begun)
+            raise rolled_back(begun)
     except RefusedAsUnsafe:
-        # Losing schedule: a query that was said to be stopped commits the next batch in between, in the old structure, or
-        # has begun one and will.
+        # Race: a query that was confirmed as stopped starts or commits the next batch in between, in the old structure.
         storage.replace(path, before)
         raise
 
 
 def _require_snapshots(storage: Storage, begun: Begun) -> None:
-    """Some may have been made long ago, before an interruption."""
+    """Require that all new snapshots still exist. Some may be old, if the switchover was interrupted."""
     files = catalog.files(storage)
     for store, version in begun.stores.items():
         if store not in files or version not in files[store].snapshots:
             path = store.snapshot(version)
             raise ObjectMissing(
-                "was made for this switchover, and is gone", path=path, hint="--abort, and run it again"
+                "was made for this switchover and is missing",
+                path=path,
+                hint="roll back with --abort, then switch again",
             )
 
 
@@ -55,15 +59,15 @@ def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
     newest = catalog.newest_batch(storage)
     if newest == begun.batch and (newest_now := catalog.newest_begun(storage)) > newest_begun:
         raise RefusedAsUnsafe(
-            "is begun since the switchover was planned: the query runs",
+            "started after the switchover was planned: the query is running",
             path=names.offsets(newest_now),
-            hint="stop the query, --abort the switchover, and begin anew",
+            hint="stop the query, roll back with --abort, then switch again",
         )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
-            f"is committed since the switchover of batch {begun.batch} began: the query runs",
+            f"was committed after the switchover of batch {begun.batch} started: the query is running",
             path=names.commits(newest or 0),
-            hint="stop the query, --abort the switchover, and begin anew",
+            hint="stop the query, roll back with --abort, then switch again",
         )
 
 
@@ -75,7 +79,7 @@ def _new_commit(begun: Begun) -> bytes:
 
 
 def _by_operator(begun: Begun, of: Callable[[VersionId], str | None]) -> logs.ByStore:
-    """The ids, or the digests, as a commit has them."""
+    """Return the ids or the digests in the layout of a commit."""
     found: dict[int, dict[int, list[str]]] = {}
     for store, name in begun.stores.items():
         if (text := of(name)) is not None:
@@ -87,14 +91,15 @@ def _by_operator(begun: Begun, of: Callable[[VersionId], str | None]) -> logs.By
 
 
 def has_gone_on(storage: Storage, begun: Begun) -> bool:
-    """Whether the query has committed batches in the new structure since its commit was written anew."""
+    """Return whether the query has committed batches in the new structure since the switchover."""
     newest = catalog.newest_batch(storage)
     return newest is not None and newest > begun.batch and catalog.structure_at(storage, newest) is begun.to
 
 
-def taken_back(begun: Begun) -> RefusedAsUnsafe:
+def rolled_back(begun: Begun) -> RefusedAsUnsafe:
+    """Return the error for a switchover that another maintainer has rolled back during its execution."""
     return RefusedAsUnsafe(
-        "the switchover was taken back while it was carried out",
+        "the switchover was rolled back during its execution",
         path=names.switchover(begun.number, "ended"),
-        hint="the checkpoint is what it was; run this again to switch it",
+        hint="the checkpoint is unchanged; to switch it, run this command again",
     )

@@ -1,9 +1,8 @@
-"""Carries a switchover out, from where it stands: each step may be done again, and any may be the last before a crash.
+"""Executes a switchover from its current step. Each step is idempotent, and a crash may follow any step.
 
-The newest commit is the only file that says what a checkpoint is. Before it is written anew the checkpoint is of the old
-structure, afterwards of the new one. What Spark would stumble over in between makes it refuse to start: a snapshot
-with an id in structure V1. So it is fully the one, fully the other, or refused before any commit, and done again or taken
-back from there.
+The newest commit alone decides the structure of a checkpoint: the old one until the commit is rewritten, then the new one.
+In between, Spark refuses to start because of a snapshot with an id in structure V1. So at any time the checkpoint has the
+old structure, has the new structure, or no query starts on it; from there, it can be completed or rolled back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.switchover.commit import has_gone_on, rewrite_commit
-from statestore.maintenance.switchover.moves import quarantined
+from statestore.maintenance.switchover.moves import move_to_quarantine
 from statestore.maintenance.switchover.plans import Source, SwitchPlan
 from statestore.maintenance.switchover.rewrite import make_snapshots
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
@@ -31,71 +30,73 @@ from statestore.switch_journal import Begun, Ending
 def execute(
     storage: Storage,
     planned: SwitchPlan,
-    told: ProgressCallback,
+    progress: ProgressCallback,
     *,
     run: str,
     machine: Machine,
     still_held: Callable[[], None],
     policy: AuditPolicy | None = None,
 ) -> Begun:
-    """Do what the plan says; `told` of each step, also from other threads, one at a time. The query is stopped, and who
-    calls made sure of that; `still_held` raises when somebody else took over.
+    """Execute a switchover. The caller has verified that the query is stopped.
 
-    *Guarantee*: a crash at any request leaves a checkpoint that is fully of the old structure, fully of the new one, or
-    one that no query starts on; planned anew and carried out it is switched, and `roll_back` makes it what it was.
+    `progress` is called after each step, also from other threads, one at a time; `still_held` raises an error if the lease
+    is lost.
 
-    Raises `RefusedAsUnsafe` for a plan with refusals, when a query has gone on meanwhile, and when the audit afterwards is
-    not clean; what making snapshots raises: nothing is switched then, what was made is kept for the next time.
+    *Guarantee*: a crash at any request leaves a checkpoint with the old structure, with the new structure, or one on which
+    no query starts. A new plan and its execution complete the switchover; `roll_back` restores the old state.
+
+    Raises `RefusedAsUnsafe` for a plan with refusals, if the query continued, and if the audit afterwards is not clean.
+    Raises the errors of `snapshot.execute`: then nothing is switched, and the next run reuses the snapshots that were made.
     """
     if planned.refusals:
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
     _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine.ids)
-    told(Progress(SwitchPhase.BEGUN))
+    progress(Progress(SwitchPhase.BEGUN))
     is_cleared = planned.half_done is not None and planned.half_done.is_cleared
     for path in planned.first:
         still_held()
-        quarantined(storage, begun.run, path)
+        move_to_quarantine(storage, begun.run, path)
     if not is_cleared:
         journal.note_cleared(storage, begun)
-    told(Progress(SwitchPhase.CLEARED, len(planned.first), len(planned.first)))
-    make_snapshots(storage, begun, planned, told, machine, still_held)
+    progress(Progress(SwitchPhase.CLEARED, len(planned.first), len(planned.first)))
+    make_snapshots(storage, begun, planned, progress, machine, still_held)
     still_held()
     rewrite_commit(storage, begun, planned.begun)
-    told(Progress(SwitchPhase.COMMIT))
+    progress(Progress(SwitchPhase.COMMIT))
     for number, path in enumerate(planned.last, 1):
         still_held()
-        quarantined(storage, begun.run, path)
-        told(Progress(SwitchPhase.MOVED, number, len(planned.last)))
+        move_to_quarantine(storage, begun.run, path)
+        progress(Progress(SwitchPhase.MOVED, number, len(planned.last)))
     found = audit.judge(audit.gather(storage), policy)
     breaks = [finding for finding in found.breaks if finding.what is not FindingKind.HALF_SWITCHED]
-    # A query that goes on in the new structure cannot be led back: what the audit finds is mended as at any time.
+    # A query that continued in the new structure cannot be rolled back, so its findings are repaired as usual.
     goes_on = has_gone_on(storage, begun)
     if breaks and not goes_on:
         raise RefusedAsUnsafe(
-            f"the checkpoint is switched, and the audit finds: {breaks[0].file} {breaks[0].problem}",
+            f"the checkpoint is switched, but the audit reports: {breaks[0].file} {breaks[0].problem}",
             path=storage.url,
-            hint="--abort makes it what it was; do not start the query before",
+            hint="do not start the query; roll back with --abort",
         )
     still_held()
-    # What the last retention pass remembers is of the other structure's snapshots.
+    # The record of the last retention pass names snapshots of the old structure.
     storage.delete([names.RETAINED])
     journal.end(storage, begun, Ending.SWITCHED)
     if breaks:
         raise RefusedAsUnsafe(
-            f"the query has gone on, the switchover is ended, and the audit finds: {breaks[0].file} {breaks[0].problem}",
+            f"the query continued after the switchover, but the audit reports: {breaks[0].file} {breaks[0].problem}",
             path=storage.url,
             hint=breaks[0].action,
         )
-    told(Progress(SwitchPhase.ENDED))
+    progress(Progress(SwitchPhase.ENDED))
     return begun
 
 
 def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
-    """The lease is held from here on, and was not when this was planned.
+    """Require that the checkpoint did not change since the plan was made, which was before the lease was acquired.
 
-    Losing schedule: two plan; one carries it out and ends; the other begins with what was true before, fails, and is
-    taken back: of its snapshots' names those of structure V1 are those that the query lives on now.
+    Race: two maintainers plan; the first one completes its switchover; the second one starts from its old plan, fails, and
+    is rolled back: the rollback deletes snapshots of structure V1 that the query needs now.
     """
     assert planned.batch is not None
     now, then = journal.standing(storage), planned.half_done
@@ -105,9 +106,9 @@ def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
         is_same = commit == planned.commit.encode() and catalog.newest_batch(storage) == planned.batch
     if not is_same:
         raise RefusedAsUnsafe(
-            "the checkpoint is not what it was when this was planned: somebody else switched it, or the query runs",
+            "the checkpoint changed after the plan was made: another maintainer switched it, or the query is running",
             path=storage.url,
-            hint="run this again: it shows where the checkpoint stands",
+            hint="run this command again; it shows the current state",
         )
 
 
@@ -115,21 +116,21 @@ def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
     assert planned.batch is not None
     stores = {step.store: _renamed(step.head, planned, ids) for step in planned.stores}
     begun = Begun(
-        journal.next_number(storage),
-        run,
-        planned.to,
-        planned.batch,
-        planned.header,
-        planned.commit,
-        stores,
-        frozenset(step.store for step in planned.stores if step.source is Source.REUSED),
+        number=journal.next_number(storage),
+        run=run,
+        to=planned.to,
+        batch=planned.batch,
+        header=planned.header,
+        commit=planned.commit,
+        stores=stores,
+        reused=frozenset(step.store for step in planned.stores if step.source is Source.REUSED),
     )
     journal.begin(storage, begun)
     return begun
 
 
 def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
-    """What the head is called in the other structure. In V1 our own jobs go by a digest, whose chain begins anew."""
+    """Return the name of the head in the other structure. In V1, own jobs use a digest, whose chain starts again here."""
     if planned.to is Structure.V2:
         return VersionId(head.version, ids.fresh())
     return VersionId(head.version, digest=ids.fresh() if planned.is_own else None)

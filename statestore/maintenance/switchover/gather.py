@@ -1,4 +1,4 @@
-"""Looks at a checkpoint that is to be switched."""
+"""Gathers the facts for a switchover plan."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from statestore.storage import Storage, at_once, read_or_none
 
 
 def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> SwitchoverFacts:
-    """The facts, an audit among them unless a switchover is half done. `scratch` is where it is to work.
+    """Gather the facts, with an audit unless a switchover is half done. `scratch`: the folder for local work.
 
-    Requests: those of an audit and of `snapshot.gather`, one for each snapshot that a load starts from, and a few for the
-    logs. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    Requests: the requests of an audit and of `snapshot.gather`, one for each base, and a few for the logs. Raises
+    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     half_done = journal.standing(storage)
     of_snapshots = snapshot.gather(storage, at_head=True)
@@ -44,23 +44,23 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     log = logs.parse_commit(commit, path)
     begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
     return SwitchoverFacts(
-        of_snapshots.is_own,
-        batch,
-        Structure.V1 if log.ids is None else Structure.V2,
-        tuple(measured[store] for store in order),
-        files,
-        commit.decode(),
-        logs.is_plain_commit(commit, path),
-        begun,
-        _pending(storage, batch + 1),
-        partitions,
-        begun == batch + 1 and _pinned(storage, begun) != partitions,
-        of_snapshots.conf,
-        any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
-        None if half_done else audit.judge(audit.gather(storage), policy),
-        half_done,
-        _free_bytes(scratch),
-        of_snapshots.replay_bytes_per_second,
+        is_own=of_snapshots.is_own,
+        batch=batch,
+        structure=Structure.V1 if log.ids is None else Structure.V2,
+        stores=tuple(measured[store] for store in order),
+        files=files,
+        commit=commit.decode(),
+        is_plain_commit=logs.is_plain_commit(commit, path),
+        begun=begun,
+        pending=_pending(storage, batch + 1),
+        partitions=partitions,
+        repartitions=begun == batch + 1 and _pinned(storage, begun) != partitions,
+        conf=of_snapshots.conf,
+        may_be_of_4_0=any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
+        audit=None if half_done else audit.judge(audit.gather(storage), policy),
+        half_done=half_done,
+        free_bytes=_free_bytes(scratch),
+        replay_bytes_per_second=of_snapshots.replay_bytes_per_second,
     )
 
 
@@ -81,15 +81,15 @@ def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
 
 
 def _pinned(storage: Storage, batch: int) -> int | None:
-    """How many partitions the offset log names. Spark's offline repartition (4.2) begins with one that names another."""
+    """Return the number of partitions in the offset log. Spark's offline repartition (4.2) starts with a changed number."""
     path = names.offsets(batch)
     body = read_or_none(storage, path)
-    # The audit tells of one that is missing.
+    # The audit reports a missing file.
     return None if body is None else shuffle_partitions(logs.parse_offsets(body, path), path)
 
 
 def _free_bytes(scratch: Path) -> int:
-    """Of the disk on which the folder is, or will be."""
+    """Return the free bytes of the disk of the folder, which need not exist yet."""
     place = scratch.absolute()
     while not place.exists():
         place = place.parent

@@ -1,4 +1,4 @@
-"""Takes files out of the way of the other structure, and puts them back."""
+"""Moves files of the old structure into quarantine, and back."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from statestore.maintenance.quarantine import require_deleted
 from statestore.storage import Storage
 
 
-def quarantined(storage: Storage, run: str, path: str) -> None:
-    """Below `_statekeeper/aside`, under the run's id. Nothing happens when the file is gone already. Raises
-    `StorageError`."""
+def move_to_quarantine(storage: Storage, run: str, path: str) -> None:
+    """Move a file into the quarantine of the run; do nothing if the file is missing. Raises `StorageError`."""
     try:
         body = storage.read(path)
     except ObjectMissing:
-        return  # an interrupted run did
-    # A file that a query has written again since an interrupted run put it aside is no worse than the one before.
+        return  # an interrupted run has moved it
+    # If a query wrote the file again after an interrupted run, the new file replaces the quarantined one.
     storage.replace(names.quarantine(run, path), body, like=path)
     require_deleted(storage, path, body)
 
 
 def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Callable[[], None]) -> None:
-    """Where the run took them from. What the query has written again since stays as it wrote it, and a sidecar of what was
-    taken stays aside then: it is the checksum of another file. Raises `StorageError`, and what `still_held` does."""
+    """Move files from the quarantine of the run back to their paths.
+
+    A file that the query wrote again is kept; then the quarantined sidecar is not restored, because it is the checksum of
+    the old file. Raises `StorageError`, and the errors of `still_held`.
+    """
     written_again: set[str] = set()
     for path in sorted(paths):  # a file before the sidecar beside it
         still_held()
@@ -38,5 +40,5 @@ def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Calla
             if storage.read(path) != body:
                 written_again |= {path, names.sidecar(path)}
                 continue
-            # An interrupted run has put it back already.
+            # An interrupted run has restored it.
         storage.delete([quarantined])

@@ -1,4 +1,4 @@
-"""Decides what a switchover does, and whether it may, from gathered facts alone."""
+"""Plans a switchover, or states why it is blocked. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
 
 _TABLES_PER_BASE = 2
-"""The tables that were fetched, and at worst as many again when they have to be merged."""
+"""The fetched tables, and at most the same size again if they must be merged."""
 
 _LOCAL_BYTES_PER_TAIL = 8
-"""What a compressed changelog becomes on local disk: it is fetched, sorted, and written as tables."""
+"""Growth of a compressed changelog on local disk, where it is fetched, sorted, and written as tables."""
 
 
 def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
-    """What has to be done, or why it cannot be. `spark`: which one goes on, where that is known. Pure."""
+    """Plan a switchover to the structure `to`. `spark`: the release that continues, if known. Pure."""
     half_done = gathered.half_done
     header = _header(gathered, to, spark)
     if half_done is not None and half_done.begun.to is to:
@@ -31,23 +31,25 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
     made = half_done.made.keys() if half_done else ()
     steps = () if is_rewritten else tuple(_step(one) for one in gathered.stores if one.load and one.store not in made)
     refusals = () if is_there else tuple(_refusals(gathered, to, spark, steps, workers))
+    stays_files, stays_bytes = _staying(gathered, to)
     return SwitchPlan(
-        to,
-        gathered.batch,
-        header,
-        steps,
-        () if is_rewritten else tuple(sorted(_strays(gathered, to))),
-        () if is_there or to is Structure.V2 else tuple(sorted(_snapshots_with_ids(gathered))),
-        refusals,
-        is_there,
-        half_done,
-        gathered.conf,
-        gathered.is_own,
-        *_staying(gathered, to),
-        _local_bytes(steps, workers),
-        sum(step.tail_bytes for step in steps) / gathered.replay_bytes_per_second,
-        gathered.commit,
-        gathered.begun,
+        to=to,
+        batch=gathered.batch,
+        header=header,
+        stores=steps,
+        first=() if is_rewritten else tuple(sorted(_strays(gathered, to))),
+        last=() if is_there or to is Structure.V2 else tuple(sorted(_snapshots_with_ids(gathered))),
+        refusals=refusals,
+        is_there=is_there,
+        half_done=half_done,
+        conf=gathered.conf,
+        is_own=gathered.is_own,
+        stays_files=stays_files,
+        stays_bytes=stays_bytes,
+        local_bytes=_local_bytes(steps, workers),
+        seconds=sum(step.tail_bytes for step in steps) / gathered.replay_bytes_per_second,
+        commit=gathered.commit,
+        begun=gathered.begun,
     )
 
 
@@ -59,63 +61,74 @@ def _step(one: StoreSwitchFacts) -> StoreStep:
     assert one.load is not None
     source = Source.BUILT if one.load.replay else Source.REUSED
     written = one.tail_bytes if one.load.replay else 0
-    return StoreStep(one.store, one.head, one.load, source, one.base_bytes + one.tail_bytes, written, one.tail_bytes)
+    return StoreStep(
+        store=one.store,
+        head=one.head,
+        load=one.load,
+        source=source,
+        read_bytes=one.base_bytes + one.tail_bytes,
+        write_bytes=written,
+        tail_bytes=one.tail_bytes,
+    )
 
 
 def _refusals(
     gathered: SwitchoverFacts, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
 ) -> Iterator[str]:
     if gathered.batch is None:
-        yield "no batch is committed yet: start the query with the conf of the structure that it is to have"
+        yield "no batch is committed yet: start the query with the conf of the new structure"
         return
     if not gathered.stores and not gathered.is_own:
-        yield "there is no state to switch: start the query with the conf of either structure"
+        yield "the checkpoint has no state: start the query with the conf of either structure"
         return
     half_done = gathered.half_done
     if half_done is not None and half_done.begun.to is not to:
-        yield f"a switchover to {half_done.begun.to.value} is half done: finish it with --apply, or --abort it"
+        yield (
+            f"a switchover to {half_done.begun.to.value} is half done: complete it with --to {half_done.begun.to.value} "
+            f"--apply, or roll it back with --abort"
+        )
         return
     if half_done is not None and gathered.structure is not to and half_done.begun.batch != gathered.batch:
         yield (
-            f"the query has gone on from batch {half_done.begun.batch} to {gathered.batch} since the switchover was "
-            f"interrupted: --abort it, then switch anew"
+            f"the query continued from batch {half_done.begun.batch} to {gathered.batch} after the switchover was "
+            f"interrupted: roll back with --abort, then switch again"
         )
         return
     if half_done is not None and spark is not None and half_done.begun.header != _header(gathered, to, spark):
         yield (
-            f"the switchover that is half done makes snapshots that Spark {spark.value} does not read: --abort it, then "
-            f"switch anew; or finish it without --for-spark"
+            f"the half-done switchover makes snapshots that Spark {spark.value} cannot read: roll back with --abort, then "
+            f"switch again; or complete it without --for-spark"
         )
         return
     yield from _of_logs(gathered)
     for one in gathered.stores:
         if one.load is None or one.problem:
-            yield f"{one.store}: {one.problem or 'its head cannot be loaded'}"
+            yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
     if gathered.audit is not None:
         bad = [
             f for f in gathered.audit.findings if f in gathered.audit.breaks or f.what is FindingKind.ROLLED_BACK_FILES
         ]
         if bad:
             yield (
-                f"the audit is not clean, {len(bad):,} findings: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
-                f"statekeeper audit shows all"
+                f"the audit reports {len(bad):,} findings, the first: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
+                f"to list all, run: statekeeper audit ROOT"
             )
     if to is Structure.V2 and spark is not None and not spark.knows_v2:
-        yield f"Spark {spark.value} knows no structure V2"
+        yield f"Spark {spark.value} does not support structure V2"
     if to is Structure.V2 and spark is Spark.V4_0 and (lone := _lone_operators(gathered)):
         yield (
-            f"Spark 4.0 runs no operator of a single partition in structure V2, and operator {lone[0]} has but one of "
-            f"{gathered.partitions}: upgrade the query first, or leave it in structure V1"
+            f"in structure V2, Spark 4.0 requires {gathered.partitions} partitions of each operator; operator {lone[0]} "
+            f"has fewer: upgrade Spark first, or keep structure V1"
         )
     if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
         yield (
-            "Spark 4.0 reads other snapshots in structure V2 than later ones, and nothing tells which goes on: "
-            "say --for-spark"
+            "Spark 4.0 and later releases read different snapshots in structure V2, and the checkpoint does not show the "
+            "release: add --for-spark"
         )
     needed = _local_bytes(steps, workers)
     if needed > gathered.free_bytes:
         yield (
-            f"{needed:,} bytes of local disk may be needed, and {gathered.free_bytes:,} are free: choose another disk with "
+            f"up to {needed:,} bytes of local disk are needed, but {gathered.free_bytes:,} are free: use another disk with "
             f"--scratch, or fewer --workers"
         )
 
@@ -123,35 +136,35 @@ def _refusals(
 def _of_logs(gathered: SwitchoverFacts) -> Iterator[str]:
     assert gathered.batch is not None
     if not gathered.is_plain_commit:
-        yield f"{names.commits(gathered.batch)} holds something that this release does not know, and would lose"
+        yield f"{names.commits(gathered.batch)} has unknown fields, which a switchover would lose: upgrade Statekeeper"
     if gathered.begun > gathered.batch + 1:
         yield (
-            f"{names.offsets(gathered.begun)} is there, and commits only up to batch {gathered.batch}: restore the commits "
-            f"that were lost, or delete the offsets after batch {gathered.batch}"
+            f"{names.offsets(gathered.begun)} exists, but the newest commit is of batch {gathered.batch}: restore the "
+            f"missing commits, or delete the offsets after batch {gathered.batch}"
         )
     if gathered.pending:
-        first = "" if gathered.half_done is None else "--abort the switchover, then "
+        first = "" if gathered.half_done is None else "roll back the switchover with --abort, then "
         yield (
-            f"{gathered.pending[0]}: the sink may hold batch {gathered.batch + 1} already, by ids of this structure: "
-            f"{first}start the job once, so that the batch ends"
+            f"{gathered.pending[0]}: the sink may contain batch {gathered.batch + 1} already, with ids of this structure: "
+            f"{first}run the job once to complete the batch"
         )
     if gathered.repartitions:
         yield (
-            f"{names.offsets(gathered.begun)} names another number of partitions: Spark's offline repartition has not "
-            f"ended, run it again first"
+            f"{names.offsets(gathered.begun)} has another number of partitions: Spark's offline repartition is not "
+            f"complete; run it again first"
         )
 
 
 def _lone_operators(gathered: SwitchoverFacts) -> list[int]:
-    """Limits, and aggregations over all rows, where others have more partitions: Spark 4.0 asserts that the commit names as
-    many of each."""
+    """Return the operators with fewer partitions than the query: limits, and aggregations over all rows. Spark 4.0 asserts
+    that the commit has the same number for each operator."""
     counts = Counter(operator for operator, _ in {(one.store.operator, one.store.partition) for one in gathered.stores})
     return [operator for operator, count in counts.items() if count != (gathered.partitions or count)]
 
 
 def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
-    """Files of structure V1 behind the head, or at it, that would be met after the switchover or after the way back: of a
-    batch that did not end, as when the conf alone was changed."""
+    """Yield structure V1 files at or after the head that a query would load after the switchover or after the switch back.
+    They belong to a batch that did not complete, for example after a change of the conf alone."""
     for one in gathered.stores:
         head = one.head.version
         files = (gathered.files or {}).get(one.store)
@@ -159,14 +172,14 @@ def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
             continue
         paths = [one.store.changelog(v) for v in files.changelogs if v.id is None and v.version > head]
         if to is Structure.V1:
-            # Those of the head that were there before are out of the way as soon as the journal says so.
+            # After the journal is cleared, snapshots at the head belong to this switchover.
             oldest = head + 1 if gathered.half_done is not None and gathered.half_done.is_cleared else head
             paths += [one.store.snapshot(v) for v in files.snapshots if v.id is None and v.version >= oldest]
         yield from _with_sidecars(gathered, one.store, paths)
 
 
 def _snapshots_with_ids(gathered: SwitchoverFacts) -> Iterator[str]:
-    """Structure V1 does not load a store in whose folder one of them lies."""
+    """Yield the snapshots with ids. In structure V1, Spark loads no store whose folder has such a snapshot."""
     for store, files in (gathered.files or {}).items():
         yield from _with_sidecars(gathered, store, [store.snapshot(v) for v in files.snapshots if v.id is not None])
 
@@ -181,7 +194,8 @@ def _with_sidecars(gathered: SwitchoverFacts, store: StorePath, paths: list[str]
 
 
 def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
-    """How many files of the old structure stay, and their bytes; tables belong to both."""
+    """Return the number and bytes of the files of the old structure that are kept, without tables: both structures use
+    them."""
     stay = [
         entry
         for files in (gathered.files or {}).values()
@@ -193,7 +207,7 @@ def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
 
 
 def _local_bytes(steps: tuple[StoreStep, ...], workers: int) -> int:
-    """For as many stores at a time as there are workers, the largest ones."""
+    """Return the local disk that the largest stores need, one for each worker."""
     each = (
         _TABLES_PER_BASE * (step.read_bytes - step.tail_bytes) + _LOCAL_BYTES_PER_TAIL * step.tail_bytes
         for step in steps

@@ -1,4 +1,4 @@
-"""A switchover as data: what is to become of each store, what is quarantined, and every reason not to go."""
+"""The types of a switchover: facts, steps, and the plan."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from statestore.switch_journal import OpenJournal
 
 
 class Source(Enum):
-    """Where a store's snapshot in the other structure comes from."""
+    """The source of a store's snapshot in the other structure."""
 
-    REUSED = "the snapshot at its head, as it is"
-    BUILT = "a load of its head"
+    REUSED = "the existing snapshot at the head"
+    BUILT = "a load of the head"
 
 
 @dataclass(frozen=True)
 class StoreSwitchFacts:
-    """One store at the newest commit. `load` says how its head is loaded, None when it cannot be, and `problem` why not;
-    `base_bytes` are those of the tables and the zip that a load starts from, `tail_bytes` of what it replays."""
+    """The facts about one store at the newest commit.
+
+    `load`: how to load its head; None if it cannot be loaded, and `problem` states the reason; `base_bytes`: zip and tables
+    of the base; `tail_bytes`: the tail.
+    """
 
     store: StorePath
     head: VersionId
@@ -37,16 +40,16 @@ class StoreSwitchFacts:
 
 @dataclass(frozen=True)
 class SwitchoverFacts:
-    """The facts. `batch` is None, and `structure` too, before the first commit.
+    """The facts about a checkpoint. `batch` and `structure` are None before the first commit.
 
-    stores           in the order in which the commit log names them
+    stores           in the order of the commit log
     commit           the newest commit, as text
-    is_plain_commit  whether there is nothing in it that is not known here
-    begun            the newest batch that the offset log knows, -1 for none
-    pending          what attempts of our own jobs at the batch after it have left
-    partitions       that the offset log of the newest commit pins, None where it does not say
-    repartitions     whether the batch after it has another number of them
-    audit            None while a switchover is half done: it was clean when that began
+    is_plain_commit  whether the commit has only known fields
+    begun            the newest batch in the offset log; -1 if it is empty
+    pending          files of own jobs' attempts at the next batch
+    partitions       number of partitions in the newest offsets; None if they do not contain it
+    repartitions     whether the next batch has another number of partitions
+    audit            None while a switchover is half done; it was clean before the switchover
     free_bytes       of local disk
     """
 
@@ -71,7 +74,7 @@ class SwitchoverFacts:
 
 @dataclass(frozen=True)
 class StoreStep:
-    """What becomes of one store. `read_bytes` are fetched, `write_bytes` sent: what is known beforehand."""
+    """The planned step for one store. `read_bytes`, `write_bytes`: estimates of the downloaded and uploaded bytes."""
 
     store: StorePath
     head: VersionId
@@ -83,24 +86,24 @@ class StoreStep:
 
     @property
     def explained(self) -> str:
-        """Where its snapshot comes from, with figures."""
+        """The source of the snapshot, with figures."""
         replayed = f": {len(self.load.replay):,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
         return f"{self.source.value}{replayed if self.load.replay else ''}"
 
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """What is to be done, in this order: `first` is quarantined, the `stores` get their snapshots, the newest commit is
-    written anew, `last` is quarantined. Nothing is, while there are `refusals`.
+    """The steps of a switchover, in order: quarantine the files `first`, make the snapshots of the `stores`, rewrite the
+    newest commit, quarantine the files `last`. If there are `refusals`, no step is executed.
 
-    is_there      nothing is to be done: the checkpoint has this structure
-    half_done     it goes on with what an interrupted run has begun
-    header        of the snapshots' metadata
-    stays_files, stays_bytes   of the old structure, which stay where they are
-    local_bytes   of local disk, at most
-    seconds       how long the replays take, as far as one can tell
-    commit        the newest commit, as text; what is carried out later is refused when it is another one then
-    begun         the newest batch that the offset log knows, -1 for none
+    is_there      the checkpoint has the structure `to` already
+    half_done     the journal of an interrupted run, which this plan completes
+    header        header of the snapshots' metadata
+    stays_files, stays_bytes   files of the old structure that are kept
+    local_bytes   upper bound of the local disk
+    seconds       estimated duration of the replays
+    commit        the newest commit, as text; the execution is refused if it has changed
+    begun         the newest batch in the offset log; -1 if it is empty
     """
 
     to: Structure
@@ -123,22 +126,22 @@ class SwitchPlan:
 
     @property
     def is_in_batch(self) -> bool:
-        """Whether a batch was begun and has not ended: it was left so, or somebody is at it just now."""
+        """Return whether a batch is started but not committed: it failed, or it is running."""
         return self.batch is not None and self.begun > self.batch
 
     @property
     def start_with(self) -> str:
-        """What the query, or the job of our own, has to be started with afterwards."""
+        """The conf with which to start the query afterwards, or the argument of the own job."""
         if self.is_own:
             return f"structure=Structure.{self.to.name}"
         return " ".join(f"{name}={value}" for name, value in self.to.conf.items())
 
     @property
     def read_bytes(self) -> int:
-        """Fetched for all stores."""
+        """Bytes to download for all stores."""
         return sum(step.read_bytes for step in self.stores)
 
     @property
     def write_bytes(self) -> int:
-        """Sent for all stores."""
+        """Bytes to upload for all stores."""
         return sum(step.write_bytes for step in self.stores)

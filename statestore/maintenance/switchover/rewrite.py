@@ -1,4 +1,4 @@
-"""Gives every store its snapshot in the other structure, read back and compared."""
+"""Makes the snapshot of every store in the other structure, reads it back and compares it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.maintenance import snapshot
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.snapshot import SnapshotReason, TakeSnapshot
-from statestore.maintenance.switchover.commit import taken_back
+from statestore.maintenance.switchover.commit import rolled_back
 from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made
 
-_AGAIN = "roll it back, and run it again"
+_AGAIN = "roll back with --abort, then switch again"
 
 
 def make_snapshots(
     storage: Storage,
     begun: Begun,
     planned: SwitchPlan,
-    told: ProgressCallback,
+    progress: ProgressCallback,
     machine: Machine,
     still_held: Callable[[], None],
 ) -> None:
-    """The longest ones first. One that fails does not stop the others, but the switchover."""
+    """Make the missing snapshots, the largest stores first. If one fails, the others are completed, and its error is
+    raised."""
     failed: list[StatekeeperError] = []
     steps = planned.stores
     done = len(begun.stores) - len(steps)
@@ -46,7 +47,7 @@ def make_snapshots(
         still_held()
         name = begun.stores[step.store]
         if step.source is Source.REUSED:
-            # A damaged one is made anew from an older base.
+            # If the snapshot is damaged, make another one from an older base.
             with suppress(SnapshotUnusable):
                 return _reuse(storage, step, name, begun.header, machine.scratch, planned), ()
         action = TakeSnapshot(
@@ -72,7 +73,7 @@ def make_snapshots(
         made, skipped = outcome
         journal.note_made(storage, begun, step.store, made)
         done += 1
-        told(Progress(SwitchPhase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
+        progress(Progress(SwitchPhase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
 
     if steps:
         longest_first = sorted(steps, key=lambda step: -step.read_bytes)
@@ -82,7 +83,7 @@ def make_snapshots(
 
 
 def _half_done(begun: Begun, error: StatekeeperError, done: int) -> StatekeeperError:
-    """The same error, with where the checkpoint stands now and how to roll back."""
+    """Return the same error with the state of the switchover and the command to roll back."""
     return type(error)(
         f"{error.what}; the switchover to structure {begun.to.value} is half done: {done:,} of {len(begun.stores):,} "
         f"stores have their new snapshot, and the commit log still names structure {begun.to.other.value}",
@@ -92,9 +93,8 @@ def _half_done(begun: Begun, error: StatekeeperError, done: int) -> StatekeeperE
 
 
 def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scratch: Path, planned: SwitchPlan) -> Made:
-    """Give the snapshot at the head its other name: a zip over the same tables, of which nothing is sent. Both are opened
-    and read, all of it, and compared. Raises `SnapshotUnusable`, before anything is written, when the one at the head
-    cannot be read."""
+    """Publish the snapshot at the head under its other name: a new zip with the same tables. Both snapshots are read in
+    full and compared. Raises `SnapshotUnusable`, before it writes, if the snapshot at the head cannot be read."""
     with translated(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
     with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as directory:
@@ -104,18 +104,18 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
             digest = database.digest()
         _publish_as(storage, step, name, header)
         fetched = {table.dfs_name: folder / "base" / table.local_name for table in base.metadata.tables}
-        # RocksDB deletes tables that the manifest beside them does not know: Spark's zips sometimes name such.
+        # RocksDB deletes tables that are not in its manifest; zips of Spark sometimes name such tables.
         at_hand = {table: path for table, path in fetched.items() if path.exists()}
         snapshot.require_same(storage, step.store, name, digest, folder / "back", conf=conf, at_hand=at_hand)
     files = catalog.files(storage, step.store.folder)[step.store]
     damage = look_at_snapshot(storage, step.store, name, files).damage
     if damage is not None:
-        raise CorruptFile(f"does not hold what it should: {damage}", path=step.store.snapshot(name), hint=_AGAIN)
+        raise CorruptFile(f"is damaged: {damage}", path=step.store.snapshot(name), hint=_AGAIN)
     return Made(digest, ())
 
 
 def _publish_as(storage: Storage, step: StoreStep, name: VersionId, header: str) -> None:
-    """The zip of the snapshot at the head under another name, and with what that name asks for."""
+    """Publish the zip of the snapshot at the head under another name, with the header and digest of that name."""
     old, new = step.store.snapshot(step.head), step.store.snapshot(name)
     body = storage.read(old)
     found = read_snapshot(body, old)
@@ -124,19 +124,19 @@ def _publish_as(storage: Storage, step: StoreStep, name: VersionId, header: str)
     try:
         storage.create(new, body)
     except AlreadyExists as error:
-        hint = "--abort, and run it again: the head has another snapshot than when this began"
+        hint = f"{_AGAIN}: the snapshot of the head changed after the switchover started"
         raise CorruptFile("was made from another snapshot of the head", path=new, hint=hint) from error
 
 
 def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:
-    """Whoever took the switchover back took the snapshots back that were there; one that came later goes here.
+    """Require that the switchover is not rolled back; if it is, delete the snapshot that was published after the rollback.
 
-    Losing schedule: the lease of a run that makes one for long is broken, the switchover is taken back, the query is about
-    to start; then the snapshot is published, and in structure V1 none starts beside it. Only names of structure V2 are
-    nobody else's; one of V1 that is left does no harm, and the next switchover puts it quarantine.
+    Race: a run makes a snapshot for a long time; its lease is broken; the switchover is rolled back; then the snapshot is
+    published, and in structure V1 no query starts beside it. Only a name of structure V2 belongs to this run alone. A
+    remaining V1 snapshot does no harm; the next switchover moves it into quarantine.
     """
     if journal.ending(storage, begun) is not Ending.ABORTED:
         return
     if begun.to is Structure.V2:
         storage.delete([store.snapshot(begun.stores[store])])
-    raise taken_back(begun)
+    raise rolled_back(begun)

@@ -1,4 +1,4 @@
-"""Makes a checkpoint what it was before a switchover that is half done."""
+"""Rolls back a half-done switchover."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from statestore.switch_journal import Ending, OpenJournal
 
 
 def roll_back(
-    storage: Storage, standing: OpenJournal, told: ProgressCallback, *, still_held: Callable[[], None]
+    storage: Storage, standing: OpenJournal, progress: ProgressCallback, *, still_held: Callable[[], None]
 ) -> None:
-    """Make the checkpoint what it was before the switchover began. The query is stopped; `still_held` as in `execute`.
+    """Restore the state before the switchover. The query is stopped; for `progress` and `still_held`, see `execute`.
 
-    What was sent and never came to be noted stays as orphans, for gc. Where the query has gone on in the old structure,
-    that stands: only what was made is taken away. Raises `RefusedAsUnsafe` when it has gone on in the new one;
-    `StorageError`.
+    Uploaded tables that are not in the journal remain as orphans for garbage collection. If the query continued in the old
+    structure, its new batches are kept and only the files of the switchover are removed. Raises `RefusedAsUnsafe` if the
+    query continued in the new structure; `StorageError`.
     """
     begun = standing.begun
     path = names.commits(begun.batch)
-    # A query that has gone on may have purged it.
+    # A query that continued may have purged the commit.
     now = read_or_none(storage, path)
     is_rewritten = now is not None and now.decode() != begun.commit
     if has_gone_on(storage, begun):
         newest = catalog.newest_batch(storage)
         raise RefusedAsUnsafe(
-            f"the query has gone on in structure {begun.to.value} to batch {newest}",
+            f"the query continued in structure {begun.to.value} to batch {newest}",
             path=names.commits(newest or 0),
-            hint=f"--apply finishes the switchover; --to {begun.to.other.value} leads back afterwards",
+            hint=f"complete the switchover with --apply; to reverse it, then use --to {begun.to.other.value}",
         )
     quarantined = names.quarantine(begun.run, "")
     away = {entry.path.removeprefix(quarantined) for entry in storage.list(quarantined.rstrip("/"))}
@@ -45,7 +45,8 @@ def roll_back(
     still_held()
     if is_rewritten:
         storage.replace(path, begun.commit.encode())
-    # Zip before tables: what a snapshot names is there as long as it is. Only from here on each name is this one's.
+    # Delete zips before tables, so that no zip names a missing table. Before the journal is cleared, a file with one of
+    # these names may belong to the query.
     if standing.is_cleared:
         still_held()
         storage.delete(sorted(mine))
@@ -53,7 +54,7 @@ def roll_back(
     still_held()
     storage.delete(store.table_file(table) for store, made in standing.made.items() for table in made.tables)
     journal.end(storage, begun, Ending.ABORTED)
-    # Who carries it out and has lost the lease without knowing may have published one since: see `_require_open`.
+    # A run that lost its lease without noticing may have published a snapshot since: see `_require_open`.
     if begun.to is Structure.V2:
         storage.delete(sorted(mine))
-    told(Progress(SwitchPhase.TAKEN_BACK))
+    progress(Progress(SwitchPhase.TAKEN_BACK))

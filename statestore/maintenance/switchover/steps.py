@@ -1,4 +1,4 @@
-"""How far a switchover is, and what it may use."""
+"""The progress of a switchover."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from statestore.maintenance.snapshot import MEMORY_BYTES
 
 
 class SwitchPhase(Enum):
-    """How far a switchover is."""
+    """The steps of a switchover. The value is shown after the step, the name is the stable code."""
 
-    BEGUN = "the journal is open"
-    CLEARED = "what would be in the way is quarantined"
-    SNAPSHOTS = "stores have their snapshots"
-    COMMIT = "the newest commit says so"
-    MOVED = "the old structure's snapshots are quarantined"
-    ENDED = "the audit is clean, the journal closed"
-    TAKEN_BACK = "everything is as it was"
+    BEGUN = "journal opened"
+    CLEARED = "conflicting files are in quarantine"
+    SNAPSHOTS = "snapshots made"
+    COMMIT = "newest commit rewritten"
+    MOVED = "snapshots of the old structure are in quarantine"
+    ENDED = "audit clean, journal closed"
+    TAKEN_BACK = "rolled back: the checkpoint is unchanged"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where it is, and of what is counted in that phase how much is done. `skipped_snapshots`: the bases of the store that
-    cannot be used, and why."""
+    """The progress of a switchover: `done` of `of` items in this phase.
+
+    `skipped_snapshots`: unusable bases of the store, with reasons.
+    """
 
     phase: SwitchPhase
     done: int = 0
