@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.engine.user_folder import user_folder
 from statestore.errors import StatekeeperError
-from statestore.maintenance import records, snapshot
-from statestore.maintenance.history import History
-from statestore.maintenance.records import Record
+from statestore.maintenance import runs, snapshot
+from statestore.maintenance.snapshot import Taken, TakeSnapshot
 from statestore.storage import Storage
 
 EMERGENCY_CHANGELOGS = 600
@@ -71,27 +69,28 @@ class EmergencySnapshots:
                 f"{len(late)} stores have {self._changelogs} changelogs or more without a snapshot: the job makes them "
                 "itself now, and the query waits; see that `statekeeper snapshot` runs for this root"
             )
-        # Works without the lease, which a maintainer may hold, and without a record if storage rejects it: it cannot wait.
-        history = History.begin(self._storage, "snapshot", self._ids.fresh(), self._clock)
-        with _reported(self._warn):
-            history.plan(map(records.of_action, late))
         failures: list[str] = []
-        done = [self._take(action, failures) for action in late]
-        with _reported(self._warn):
-            history.outcome(done)
+
+        def ended(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+            if isinstance(outcome, StatekeeperError):
+                failures.append(f"{action.store}: {outcome}")
+                return
+            version, seconds = action.version.version, outcome.seconds
+            self._warn(f"{action.store}: emergency snapshot of version {version} in {seconds:.1f} s")
+
+        try:
+            scratch = user_folder(self._scratch)
+            # The snapshots cannot wait for a maintainer that holds the lease.
+            runs.take_emergency_snapshots(
+                self._storage, late, ended, self._unrecorded, scratch=scratch, clock=self._clock, ids=self._ids
+            )
+        except StatekeeperError as error:
+            failures.append(str(error))
         if failures:
             self._report(f"emergency snapshots of {len(failures)} of {len(late)} stores failed", failures)
 
-    def _take(self, action: snapshot.TakeSnapshot, failures: list[str]) -> Record:
-        try:
-            taken = snapshot.execute(
-                self._storage, action, scratch=user_folder(self._scratch), clock=self._clock, ids=self._ids
-            )
-        except StatekeeperError as error:
-            failures.append(f"{action.store}: {error}")
-            return records.of_failed(action, error)
-        self._warn(f"{action.store}: emergency snapshot of version {action.version.version} in {taken.seconds:.1f} s")
-        return records.of_taken(taken)
+    def _unrecorded(self, error: StatekeeperError) -> None:
+        self._warn(f"the emergency snapshots are not on record, retention finds them at its next full pass: {error}")
 
     def _report(self, what: str, failures: Sequence[str]) -> None:
         if what != self._reported:
@@ -100,11 +99,3 @@ class EmergencySnapshots:
                 f"{what}, the first: {failures[0]}; the job tries again after 1, 2, 4 ... {LONGEST_PAUSE_BATCHES} batches "
                 f"and does not repeat this warning; without snapshots it stops some 240 batches after the first try"
             )
-
-
-@contextmanager
-def _reported(warn: Callable[[str], None]) -> Iterator[None]:
-    try:
-        yield
-    except StatekeeperError as error:
-        warn(f"the emergency snapshots are not on record, retention finds them at its next full pass: {error}")

@@ -1,4 +1,4 @@
-"""Runs of the verbs that write: the lease held, the plan on record before, the outcome after, however a run ends."""
+"""Runs of the verbs that write: each holds the lease, and records its plan before and its outcome after the execution."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from statestore.maintenance import lease, records, retention, snapshot, switchov
 from statestore.maintenance import repair as repairs
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.history import History
+from statestore.maintenance.history_records import FailedRun
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
@@ -26,14 +27,15 @@ from statestore.redaction import redacted
 from statestore.storage import Storage
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
-"""ProgressCallback what became of each store, of one at a time."""
+"""Called with the result of each store, from one thread at a time."""
 
 
 @contextmanager
 def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Record], clock: Clock) -> Iterator[list[Record]]:
-    """The record of a run: the plan before, and after it what was added to the list, a line each.
+    """Record a run in the history: the plan before the body of the `with` statement, and the yielded list after it.
 
-    Raises `StorageError`, and whatever is raised within, which is in the outcome then.
+    If the body raises an error, the outcome contains the list and the error. Raises `StorageError`, and the error of the
+    body.
     """
     history = History.begin(storage, verb, run, clock)
     history.plan(plan)
@@ -41,22 +43,22 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Record], cloc
     try:
         yield done
     except BaseException as error:
-        failed = {
-            "failed": redacted(str(error)) or type(error).__name__,
-            "code": error.code if isinstance(error, StatekeeperError) else "failed",
-        }
-        # What went wrong is told by the error itself, not by a record that could not be written.
+        failed = FailedRun(
+            failed=redacted(str(error)) or type(error).__name__,
+            code=error.code if isinstance(error, StatekeeperError) else "failed",
+        )
+        # Report the error of the body, not that of its record.
         with suppress(StatekeeperError):
-            history.outcome([*done, failed])
+            history.outcome([*done, failed.encode()])
         raise
     history.outcome(done)
 
 
 @contextmanager
-def _at_work(
+def _leased(
     storage: Storage, verb: str, run: str, plan: Iterable[Record], holder: str, clock: Clock
 ) -> Iterator[tuple[HeldLease, list[Record]]]:
-    """A run of a verb that is for whole checkpoints alone. Raises `HalfSwitched` for another, `RootHeld`."""
+    """Hold the lease and record a run of a verb that rejects a half-done switchover. Raises `HalfSwitched`, `RootHeld`."""
     with lease.held(storage, verb, run=run, holder=holder, clock=clock) as held:
         switch_journal.require_none(storage)
         with recorded(storage, verb, run, plan, clock) as done:
@@ -75,13 +77,13 @@ def take_snapshots(
     clock: Clock,
     ids: Ids,
 ) -> None:
-    """Make these snapshots, `workers` at a time in `memory_bytes` altogether. One that fails does not stop the others.
+    """Make these snapshots, `workers` at a time with `memory_bytes` in total. A failure does not stop the others.
 
-    Raises `RootHeld`, `StorageError` for the lease or the record; `RefusedAsUnsafe` for ones of a structure that the
-    checkpoint no longer has.
+    Raises `HalfSwitched`, `RootHeld`; `StorageError` for the lease or the record; `RefusedAsUnsafe` if the structure of the
+    checkpoint has changed since the plan.
     """
     run, plan = ids.fresh(), [records.of_action(action) for action in actions]
-    with _at_work(storage, "snapshot", run, plan, holder, clock) as (held, done):
+    with _leased(storage, "snapshot", run, plan, holder, clock) as (held, done):
         _require_structure(storage, actions)
 
         def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
@@ -101,22 +103,58 @@ def take_snapshots(
         )
 
 
+def take_emergency_snapshots(
+    storage: Storage,
+    actions: Sequence[TakeSnapshot],
+    ended: Ended,
+    unrecorded: Callable[[StatekeeperError], None],
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+) -> None:
+    """Make the snapshots that a running job cannot wait for: one at a time, and without the lease.
+
+    An error of the record does not stop them; `unrecorded` is called with it. A failure does not stop the others.
+    """
+    history = History.begin(storage, "snapshot", ids.fresh(), clock)
+    done: list[Record] = []
+
+    def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+        done.append(records.of_outcome(action, outcome))
+        ended(action, outcome)
+
+    _reported(unrecorded, lambda: history.plan(map(records.of_action, actions)))
+    snapshot.execute_all(storage, actions, record, scratch=scratch, workers=1, clock=clock, ids=ids)
+    _reported(unrecorded, lambda: history.outcome(done))
+
+
+def _reported(report: Callable[[StatekeeperError], None], work: Callable[[], None]) -> None:
+    try:
+        work()
+    except StatekeeperError as error:
+        report(error)
+
+
 def _require_structure(storage: Storage, actions: Sequence[TakeSnapshot]) -> None:
-    """Losing schedule: this is planned; a switchover to structure V1 begins, ends, and gives the lease back; a snapshot
-    with an id is published, and no query starts beside it. One without an id, in structure V2, does no harm."""
+    """Require that no planned snapshot has an id if the checkpoint has structure V1.
+
+    Race: the snapshots are planned; a switchover to structure V1 starts, ends, and releases the lease; a snapshot with an
+    id is published, and no query starts beside it. A snapshot without an id does no harm in structure V2.
+    """
     newest = catalog.newest_batch(storage)
     with_id = next((action for action in actions if action.version.id is not None), None)
     if with_id and newest is not None and catalog.structure_at(storage, newest) is Structure.V1:
         raise RefusedAsUnsafe(
-            "the checkpoint was switched to structure V1 since this was planned",
+            "the checkpoint was switched to structure V1 after the plan was made; no snapshot was made",
             path=with_id.path,
-            hint="run this again: nothing was made",
+            hint="run this command again",
         )
 
 
 def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock) -> Iterator[RepairAction]:
-    """Do what a repair plans, and say after each file what was done. Raises as `repairs.execute`, and `RootHeld`."""
-    with _at_work(storage, "repair", run, map(records.of_repair, planned.actions), holder, clock) as (held, done):
+    """Execute a repair plan; yield the action after each file. Raises as `repairs.execute`, and `RootHeld`."""
+    with _leased(storage, "repair", run, map(records.of_repair, planned.actions), holder, clock) as (held, done):
         for action in repairs.execute(storage, planned, run=run):
             done.append(records.of_repair(action))
             held.beat()
@@ -125,8 +163,8 @@ def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, cloc
 
 
 def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: Clock) -> Iterator[str]:
-    """Take a repair back, and say after each file which it was. Raises as `undo`'s functions, and `RootHeld`."""
-    with _at_work(storage, "repair", run, [{"undo": undone}], holder, clock) as (held, done):
+    """Undo a repair; yield the path of each restored file. Raises as the functions of `undo`, and `RootHeld`."""
+    with _leased(storage, "repair", run, [{"undo": undone}], holder, clock) as (held, done):
         for path in undo.execute(storage, undone, undo.plan(undo.gather(storage, undone))):
             done.append({"put_back": path})
             held.beat()
@@ -137,23 +175,23 @@ def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: 
 def switch(
     storage: Storage,
     planned: SwitchPlan,
-    told: ProgressCallback,
+    progress: ProgressCallback,
     *,
     run: str,
     holder: str,
     machine: Machine,
     policy: AuditPolicy | None = None,
 ) -> Begun:
-    """Carry a switchover out. Raises as `switchover.execute`, and `RootHeld`."""
+    """Execute a switchover. Raises as `switchover.execute`, and `RootHeld`."""
     with (
         lease.held(storage, "switch", run=run, holder=holder, clock=machine.clock) as held,
         recorded(storage, "switch", run, [records.of_switch_plan(planned)], machine.clock) as done,
     ):
 
-        def record(progress: Progress) -> None:
-            done.append(records.of_progress(progress))
+        def record(step: Progress) -> None:
+            done.append(records.of_progress(step))
             held.beat()
-            told(progress)
+            progress(step)
 
         return switchover.execute(
             storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
@@ -161,22 +199,22 @@ def switch(
 
 
 def abort_switch(
-    storage: Storage, standing: OpenJournal, told: ProgressCallback, *, run: str, holder: str, clock: Clock
+    storage: Storage, standing: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
 ) -> None:
-    """Take a switchover back that is half done. Raises as `switchover.roll_back`, and `RootHeld`."""
+    """Roll back a half-done switchover. Raises as `switchover.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
     with (
         lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
         recorded(storage, "switch", run, [{"abort": standing.begun.number}], clock) as done,
     ):
-        # Losing schedule: who finishes it publishes and ends while this waits for quiet; what was read before is old.
+        # Race: another maintainer completes the switchover while this run waits for quiet; the journal read before is old.
         now = switch_journal.standing(storage)
         if now is None or now.begun.number != standing.begun.number:
             raise RefusedAsUnsafe(
-                "the switchover has ended meanwhile",
+                "the switchover has ended in the meantime",
                 path=names.switchover(standing.begun.number, "ended"),
-                hint="one that has ended is led back by --to",
+                hint="to reverse a completed switch, use --to",
             )
-        switchover.roll_back(storage, now, told, still_held=held.require)
+        switchover.roll_back(storage, now, progress, still_held=held.require)
         done.append({"aborted": standing.begun.number})
 
 
@@ -191,18 +229,18 @@ def delete(
     scratch: Path | None = None,
     workers: int = WORKERS,
 ) -> Iterator[Deleted]:
-    """Read the bases that the plan names, delete what retention planned from these facts, and say after each request what
-    was done. `scratch`, `workers`: for the reads, as `retention.execute`.
+    """Execute a retention plan that was made from these facts; yield the result of each request.
 
-    Raises as `retention.execute`, and `RootHeld`.
+    `scratch`, `workers`: for the reads of the bases, as in `retention.execute`. Raises as `retention.execute`, and
+    `RootHeld`.
     """
     run = ids.fresh()
     steps: list[Deleted] = []
-    with _at_work(storage, "gc", run, records.of_retention_plan(planned), holder, clock) as (held, done):
-        steps_of = retention.execute(
+    with _leased(storage, "gc", run, records.of_retention_plan(planned), holder, clock) as (held, done):
+        executed = retention.execute(
             storage, planned, run=run, lease=held, clock=clock, scratch=scratch, workers=workers
         )
-        for step in steps_of:
+        for step in executed:
             steps.append(step)
             done.append(records.of_deleted(step))
             yield step

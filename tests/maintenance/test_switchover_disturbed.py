@@ -237,7 +237,7 @@ def test_what_another_has_finished_is_not_taken_back(switchable: Checkpoint, sou
     clock, standing = after_the_dead(), switchover.standing(storage)
     assert standing is not None
     switch(storage, source.other, tmp_path, clock=clock)
-    with pytest.raises(RefusedAsUnsafe, match="has ended meanwhile"):
+    with pytest.raises(RefusedAsUnsafe, match="has ended in the meantime"):
         runs.abort_switch(storage, standing, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
     assert structure_of(storage) is source.other
     assert is_right(switchable, storage, tmp_path)

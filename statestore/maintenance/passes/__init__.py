@@ -2,20 +2,20 @@
 
     prepare(storage, policies, ...)         facts -> plan -> guards     reads only
         the caller shows the plan and asks for confirmation
-    execute(storage, prepared, by, ...)   guards -> execute -> record
+    execute(storage, prepared, by, ...)     guards -> execute -> record
 
-`prepare` returns a frozen object with the plan and the `refusals`: the guards that block it, as typed errors. `execute`
-raises the first refusal, checks again what can have changed since, holds the lease, and writes plan and outcome to the
-history. The interfaces differ only in how they ask and what they display. `unattended` is both steps for a schedule: where
-the mode does not allow the plan, it only plans.
+`prepare` returns a frozen object with the plan and the `refusals`: typed errors of the guards that block it. `execute`
+raises the first refusal, verifies again the facts that can have changed, holds the lease, and writes plan and outcome to
+the history. The interfaces differ only in their prompts and displays. `unattended` does both steps for a schedule; if the
+mode does not allow the plan, it only plans.
 
 | guard                                          | snapshot      | retention         | switch, abort | repair, undo |
 | ---------------------------------------------- | ------------- | ----------------- | ------------- | ------------ |
 | the configured mode allows it                  | not `observe` | `full`            | `full`        | `full`       |
 | no other maintainer holds the lease            | yes           | yes               | yes           | yes          |
-| no switchover is half done                     | yes           | yes               | it ends it    | yes          |
+| no switchover is half done                     | yes           | yes               | completes it  | yes          |
 | a person has confirmed that the query is       | V1 of Spark,  | Spark, `--orphans`| yes           | yes          |
-| stopped, and the checkpoint does not change    | at the head   | with confirmation |               |              |
+| stopped, and the checkpoint does not change    | at the head   | and confirmation  |               |              |
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
 """
 

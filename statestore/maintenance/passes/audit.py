@@ -1,4 +1,4 @@
-"""The audit as maintenance uses it: with the retention policy of the checkpoint, and what retention makes of it."""
+"""The audit with the retention policy of the checkpoint, and the forecast of the next retention run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from statestore.storage import RequestCounts, Storage
 
 @dataclass(frozen=True)
 class Looked:
-    """An audit, the facts behind it, and what the next gc deletes: None where nothing can be planned, which is a finding
-    of the audit, too. `requests`: what both took."""
+    """An audit, its facts, and the forecast of the next gc.
+
+    `forecast`: None if no plan is possible, which is also a finding of the audit; `requests`: storage requests of both.
+    """
 
     facts: AuditFacts
     audit: Audit
@@ -27,12 +29,12 @@ class Looked:
 
 
 def policy_of(policies: Policies) -> AuditPolicy:
-    """What the audit of a checkpoint with these policies retains."""
+    """Return the audit policy for these policies."""
     return AuditPolicy(retained_versions=policies.retention.versions)
 
 
 def judged(facts: AuditFacts, policies: Policies) -> Audit:
-    """The audit of a checkpoint, as its retention sees it. Pure."""
+    """Judge the facts with the retention policy of the checkpoint. Pure."""
     return audit.judge(facts, policy_of(policies))
 
 
@@ -44,8 +46,10 @@ def look(
     scratch: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Looked:
-    """The audit of a checkpoint, as its retention sees it, and the plan of retention in figures: the same plan that
-    `retention.prepare` makes. Read-only. Raises as `audit.gather`; `scratch`, `progress`: see there."""
+    """Audit a checkpoint with its retention policy, and forecast the plan that `retention.prepare` makes. Read-only.
+
+    `scratch`, `progress`: as in `audit.gather`. Raises as `audit.gather`.
+    """
     before = storage.requests.snapshot()
     facts = audit.gather(storage, scratch=scratch, progress=progress)
     found = judged(facts, policies)

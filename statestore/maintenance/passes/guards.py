@@ -1,6 +1,6 @@
-"""The guards that all verbs share: each returns the error that blocks a run, or None.
+"""The guards of all verbs. Each guard returns the error that blocks a run, or None.
 
-A refusal is a typed error as a value, so that a plan can show it and a run can raise it.
+A refusal is a typed error as a value: a plan displays it, and a run raises it.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ Refusals = tuple[StatekeeperError, ...]
 
 
 def refusals(*found: StatekeeperError | None) -> Refusals:
-    """Those guards that block the run."""
+    """Collect the errors of the guards that block the run."""
     return tuple(one for one in found if one is not None)
 
 
 def require_none(found: Iterable[StatekeeperError]) -> None:
-    """Raises the first refusal."""
+    """Raise the first refusal, if there is one."""
     for refusal in found:
         raise refusal
 
 
 def deletes(storage: Storage, mode: Mode) -> RefusedAsUnsafe | None:
-    """For a verb that deletes: the mode must be `full`."""
+    """Require mode `full`, for a verb that deletes files."""
     if mode is Mode.FULL:
         return None
     return RefusedAsUnsafe(
-        f"mode {mode.value}: nothing may be deleted", path=storage.url, hint="allow it with --mode full"
+        f"mode {mode.value} allows no deletions", path=storage.url, hint="to allow them, use --mode full"
     )
 
 
 def adds(storage: Storage, mode: Mode) -> RefusedAsUnsafe | None:
-    """For a verb that only adds files: the mode must not be `observe`."""
+    """Require a mode other than `observe`, for a verb that only adds files."""
     if mode is not Mode.OBSERVE:
         return None
     return RefusedAsUnsafe(
-        "mode observe: nothing may be written",
+        "mode observe allows no snapshots",
         path=storage.url,
-        hint="--dry-run shows the plan, --mode snapshots allows it",
+        hint="to show the plan, use --dry-run; to allow snapshots, use --mode snapshots",
     )
 
 
 def rewrites(storage: Storage, policies: Policies) -> RefusedAsUnsafe | None:
-    """For a verb that a person starts and that changes existing files: a configured mode must be `full`."""
+    """Require that a configured mode is `full`, for a verb that a person starts and that changes existing files."""
     if policies.mode in (None, Mode.FULL):
         return None
     return RefusedAsUnsafe(
-        f"mode {policies.mode.value} is configured: nothing may be changed",
+        f"mode {policies.mode.value} is configured; it allows no changes to existing files",
         path=storage.url,
-        hint='set mode = "full" for it in statekeeper.toml',
+        hint='set mode = "full" for this root in statekeeper.toml',
     )
 
 
 def half_switched(storage: Storage) -> StatekeeperError | None:
-    """No switchover may be half done, and its journal must be readable. One listing. Raises `StorageError`."""
+    """Require that no switchover is half done and that its journal is readable. One listing. Raises `StorageError`."""
     try:
         switch_journal.require_none(storage)
     except (HalfSwitched, CorruptFile, UnknownFormatVersion) as error:
@@ -68,13 +68,13 @@ def half_switched(storage: Storage) -> StatekeeperError | None:
 
 
 def is_whole(found: Audit) -> RefusedAsUnsafe | None:
-    """The audit must report no lost and no wrong state: what looks like garbage may be the last copy."""
+    """Require that the audit reports no lost and no wrong state: an unneeded file may be the last copy."""
     if not found.breaks:
         return None
     first = found.breaks[0]
     more = f" (and {len(found.breaks) - 1:,} more findings)" if len(found.breaks) > 1 else ""
     return RefusedAsUnsafe(
-        f"{first.problem}: while the audit reports errors, nothing is deleted{more}",
+        f"{first.problem}; nothing is deleted while the audit reports errors{more}",
         path=first.file,
-        hint=f"{first.action}; to delete all the same, list what is lost: statekeeper gc ROOT --accept-loss",
+        hint=f"{first.action}; to delete nevertheless, list the losses: statekeeper gc ROOT --accept-loss",
     )

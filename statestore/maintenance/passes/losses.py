@@ -1,4 +1,4 @@
-"""What a checkpoint with errors has lost, and what retention would add to that. Pure."""
+"""Computes the versions that a checkpoint has lost, and the versions that a retention plan would lose. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from statestore.maintenance.retention import RetentionPlan
 
 @dataclass(frozen=True)
 class StoreLoss:
-    """Versions of one store, ascending. `already`: retained versions that do not load now; `by_deleting`: versions that
-    load now, and not after the deletions, because they are older than the floor."""
+    """Lost versions of one store, ascending.
+
+    `already`: retained versions that do not load now; `by_deleting`: versions below the floor that load now, but not after
+    the deletions.
+    """
 
     store: StorePath
     already: tuple[VersionId, ...]
@@ -24,8 +27,11 @@ class StoreLoss:
 
 @dataclass(frozen=True)
 class Losses:
-    """`findings`: the errors of the audit, each with its file; `stores`: those that lose or have lost a version;
-    `files` and `bytes`: what the plan deletes."""
+    """The losses of a checkpoint.
+
+    `findings`: errors of the audit, each with its file; `stores`: stores with a lost version; `files`, `bytes`: amount that
+    the plan deletes.
+    """
 
     findings: tuple[Finding, ...]
     stores: tuple[StoreLoss, ...]
@@ -34,7 +40,7 @@ class Losses:
 
 
 def losses(facts: AuditFacts, found: Audit, planned: RetentionPlan) -> Losses:
-    """What is lost already, by the audit of these facts, and what this plan deletes of what still loads."""
+    """Return the versions that are lost according to the audit, and the loadable versions that this plan deletes."""
     deleted = {verdict.path for verdict in planned.deletions}
     already = {store.store: store.lost for store in found.stores}
     stores = [

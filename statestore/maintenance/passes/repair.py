@@ -1,4 +1,4 @@
-"""Repairs: planned, carried out, and undone."""
+"""Plans, executes and undoes repairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedRepair:
-    """The plan and the guards that block it. `spark`, `location` and `deep`: as `prepare`."""
+    """A repair plan and the guards that block it. For `spark`, `location` and `deep`, see `prepare`."""
 
     plan: RepairPlan
     policies: Policies
@@ -37,9 +37,11 @@ def prepare(
     *,
     deep: DeepRead | None = None,
 ) -> PreparedRepair:
-    """Plan which files a repair rewrites or moves into quarantine. Read-only. `spark`: the version that continues;
-    `location`: the checkpoint's URL as Spark writes it, None to conclude it. `deep`: read every snapshot in full, on
-    local disk. Raises as `repair.gather`."""
+    """Plan which files a repair rewrites or moves into quarantine. Read-only.
+
+    `spark`: the release that continues; `location`: the URL of the checkpoint as Spark writes it, None to derive it;
+    `deep`: read every snapshot in full, on local disk. Raises as `repair.gather`.
+    """
     plan = repair.plan(repair.gather(storage, deep=deep), spark, location)
     found = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage))
     return PreparedRepair(plan, policies, spark, location, found, deep)
@@ -55,9 +57,10 @@ def execute(
     starting: Callable[[], None] = lambda: None,
     told: Callable[[RepairAction], None] = lambda action: None,
 ) -> PreparedRepair:
-    """Carry out what a repair plans. `stopped`: a person confirms that the query is stopped. `starting` is called once
-    nothing blocks it, `told` after each file. Returns the plan that was carried out: it is made anew. `undo` with the id
-    `run` takes it back.
+    """Execute a repair. `stopped`: a person confirms that the query is stopped.
+
+    `starting` is called when no guard blocks the repair, `told` after each file. Returns the executed plan, which is made
+    again after the query is verified as stopped. `undo` with the id `run` reverses the repair.
 
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.repair`.
     """
@@ -65,7 +68,7 @@ def execute(
         return prepared
     guards.require_none(prepared.refusals)
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    # The first plan may be of a query that was at work.
+    # The query may have been running when the first plan was made.
     again = prepare(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep)
     guards.require_none(again.refusals)
     starting()
@@ -75,7 +78,8 @@ def execute(
 
 
 def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, run: str, stopped: bool) -> list[str]:
-    """Put back all files that the run `undone` has moved into quarantine; returns their paths. `stopped`: as `execute`.
+    """Restore all files that the run `undone` moved into quarantine; returns their paths. `stopped`: as in `execute`.
+
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_repair`."""
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)

@@ -1,4 +1,4 @@
-"""Retention: planned, checked against the audit, and carried out."""
+"""Plans retention, compares the plan with the audit, and executes it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedRetention:
-    """The plan, the facts behind it, and the guards that block it.
+    """A retention plan, its facts, and the guards that block it.
 
-    `forecast`: what it deletes now, and from when on it can delete the rest; `before`: the audit that must allow it;
-    `losses`: what that reports as lost, and what the deletions would add; `needs_stopped`: the plan deletes files that a
-    running query of Spark's may still name.
+    before          the audit that must report no errors
+    losses          lost versions, and versions that the deletions would lose
+    forecast        the files that the plan deletes now, and when the other files can be deleted
+    needs_stopped   whether the plan deletes files that a running Spark query may still reference
     """
 
     mode: Mode
@@ -43,7 +44,7 @@ class PreparedRetention:
 
 @dataclass(frozen=True)
 class RetentionPass:
-    """The result of a retention plan. `before`: the audit that allowed it; `done` is empty where nothing was deleted."""
+    """The result of a retention pass. `before`: the audit before it; `done` is empty if nothing was deleted."""
 
     mode: Mode
     before: Audit
@@ -61,12 +62,11 @@ def prepare(
     stopped: bool = False,
     accept_loss: bool = False,
 ) -> PreparedRetention:
-    """Plan what retention deletes, and audit the checkpoint: what the caller knows of it may be old. Read-only.
+    """Plan which files retention deletes, and audit the checkpoint, because an earlier audit may be outdated. Read-only.
 
-    `mode` overrides the configured one. `everything`: look at every store, not only where something may have changed;
-    with `stopped`, which a person confirms, also delete tables that a running query of Spark's may still name.
-    `accept_loss`: errors of the audit do not block; `losses` says what is lost. Raises as `audit.gather` and
-    `retention.gather`.
+    `mode` overrides the configured mode. `everything`: gather all stores, not only the changed ones. With `stopped`, which
+    a person confirms, and `everything`, the plan also deletes tables that a running Spark query may still reference.
+    `accept_loss`: errors of the audit do not block the plan; see `losses`. Raises as `audit.gather` and `retention.gather`.
     """
     facts = audit.gather(storage)
     before = judged(facts, policies)
@@ -80,14 +80,14 @@ def prepare(
     )
     needs_stopped = everything and stopped and not planned.is_own
     return PreparedRetention(
-        allowed,
-        before,
-        losses(facts, before, planned),
-        gathered,
-        planned,
-        retention.forecast(gathered, planned, policies.retention),
-        found,
-        needs_stopped,
+        mode=allowed,
+        before=before,
+        losses=losses(facts, before, planned),
+        gathered=gathered,
+        planned=planned,
+        forecast=retention.forecast(gathered, planned, policies.retention),
+        refusals=found,
+        needs_stopped=needs_stopped,
     )
 
 
@@ -100,11 +100,11 @@ def execute(
     scratch: Path | None = None,
     workers: int = WORKERS,
 ) -> RetentionPass:
-    """Read the bases that the plan names, delete what it says, and call `told` after each of these steps. `scratch`: local
-    disk for the reads, None for the system's folder for temporary files; `workers`: how many bases are read at a time.
+    """Execute a retention plan: read its bases, delete its files, and call `told` after each step.
 
-    *Danger*: it deletes without asking. *Guarantee*: as `retention.execute`.
-    Raises the first refusal; `RefusedAsUnsafe` for a query at work where the plan needs it stopped; as `runs.delete`.
+    `scratch`: local disk for the reads, None for the system's folder for temporary files; `workers`: number of concurrent
+    reads. *Danger*: it deletes without a prompt. *Guarantee*: as `retention.execute`. Raises the first refusal;
+    `RefusedAsUnsafe` for a running query if the plan needs a stopped one; as `runs.delete`.
     """
     guards.require_none(prepared.refusals)
     if prepared.needs_stopped:
@@ -127,10 +127,10 @@ def execute(
 
 
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path | None = None) -> RetentionPass:
-    """Delete what the plan says where the mode allows it, else only plan: for a schedule. `scratch`: as `execute`.
+    """Plan retention for a schedule, and execute the plan if the mode allows it. `scratch`: as in `execute`.
 
-    *Danger*: as `execute`. Raises as `prepare` and `execute`, but not for a mode that allows no deletions;
-    `CorruptFile` when the read of a base has found damage, after which nothing is deleted.
+    *Danger*: as `execute`. Raises as `prepare` and `execute`, but not for a mode that allows no deletions; `CorruptFile` if
+    a base is damaged, and then nothing is deleted.
     """
     prepared = prepare(storage, policies, clock=by.clock)
     if prepared.mode is not Mode.FULL:

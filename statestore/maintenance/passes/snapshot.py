@@ -1,4 +1,4 @@
-"""Snapshots of the stores whose tail is long: planned, and taken."""
+"""Plans and makes snapshots of stores with long tails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedSnapshots:
-    """The plan, the facts behind it, and the guards that block it."""
+    """A snapshot plan, its facts, and the guards that block it."""
 
     mode: Mode
     gathered: SnapshotFacts
@@ -34,7 +34,7 @@ class PreparedSnapshots:
 
 @dataclass(frozen=True)
 class SnapshotPass:
-    """The result of a snapshot plan. `taken` and `failed` have the plan's order."""
+    """The result of a snapshot pass. `taken` and `failed` have the order of the plan."""
 
     mode: Mode
     gathered: SnapshotFacts
@@ -44,12 +44,12 @@ class SnapshotPass:
 
     @property
     def tails_before(self) -> Mapping[StorePath, int]:
-        """How many changelogs a restart of each store that loads would have replayed."""
+        """Number of changelogs that a restart replays before the pass, for each loadable store."""
         return {fact.store: len(fact.load.replay) for fact in self.gathered.stores if fact.load is not None}
 
     @property
     def tails_after(self) -> Mapping[StorePath, int]:
-        """The same with the snapshots that were made, at the same head: what was committed meanwhile does not count."""
+        """The same after the pass, at the same head: batches that were committed during the pass do not count."""
         return {**self.tails_before, **{one.action.store: 0 for one in self.taken}}
 
 
@@ -65,11 +65,12 @@ def prepare(
     spark: Spark | None = None,
     quiet_seconds: float = QUIET_SECONDS,
 ) -> PreparedSnapshots:
-    """Plan the snapshots that the policy asks for; of every store with `take_all` or `at_head`. Read-only.
+    """Plan the snapshots that the policy requires, or with `take_all` or `at_head` those of all stores. Read-only.
 
-    `at_head`: of the head even where the query may still replace it (a query of Spark's in structure V1); `stopped`: a
-    person confirms that it is stopped. `mode` overrides the configured one; `spark` is the version that continues.
-    Raises `RefusedAsUnsafe` for `at_head` while the query runs; `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    `at_head`: snapshots of the head even if a running query may replace it (a Spark query in structure V1). That needs
+    `stopped`: a person confirms that the query is stopped. `quiet_seconds`: how long the checkpoint must then not change.
+    `mode` overrides the configured mode; `spark`: the release that continues. Raises `RefusedAsUnsafe` for `at_head` while
+    the query runs; `NotACheckpoint`, `CorruptFile`, `StorageError`.
     """
     gathered = snapshot.gather(storage)
     if at_head and gathered.replaces_versions:
@@ -91,10 +92,10 @@ def execute(
     workers: int = WORKERS,
     memory_bytes: int = MEMORY_BYTES,
 ) -> SnapshotPass:
-    """Take the planned snapshots; call `ended` after each store. A plan without snapshots does nothing.
+    """Make the planned snapshots; call `ended` after each store. A plan without snapshots does nothing.
 
-    *Guarantee*: as `snapshot.execute`: it only adds files. One store that fails does not stop the others.
-    Raises the first refusal; `RootHeld`, `HalfSwitched`, `StorageError`; `RefusedAsUnsafe` after a switchover.
+    *Guarantee*: as `snapshot.execute`; it only adds files. A failure does not stop the other stores. Raises the first
+    refusal; `RootHeld`, `HalfSwitched`, `StorageError`; `RefusedAsUnsafe` after a switchover.
     """
     plan = prepared.plan
     outcomes: dict[StorePath, Taken | StatekeeperError] = {}
@@ -118,16 +119,16 @@ def execute(
         )
     in_order = [(action, outcomes[action.store]) for action in plan.take]
     return SnapshotPass(
-        prepared.mode,
-        prepared.gathered,
-        plan,
-        tuple(outcome for _, outcome in in_order if isinstance(outcome, Taken)),
-        tuple((action, outcome) for action, outcome in in_order if isinstance(outcome, StatekeeperError)),
+        mode=prepared.mode,
+        gathered=prepared.gathered,
+        plan=plan,
+        taken=tuple(outcome for _, outcome in in_order if isinstance(outcome, Taken)),
+        failed=tuple((action, outcome) for action, outcome in in_order if isinstance(outcome, StatekeeperError)),
     )
 
 
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path) -> SnapshotPass:
-    """Take the snapshots that the policy asks for where the mode allows it, else only plan: for a schedule.
+    """Plan snapshots for a schedule, and make them if the mode allows it.
 
     Raises as `prepare` and `execute`, but not for a mode that allows no snapshots.
     """

@@ -1,4 +1,4 @@
-"""The switchover between the structures V1 and V2: planned, carried out, and rolled back while it is half done."""
+"""Plans, executes and rolls back a switchover between the structures V1 and V2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedSwitch:
-    """The plan, whose own refusals a person has to clear first, and the guards that block it. `spark`: as `prepare`."""
+    """A switchover plan, which may have refusals, and the guards that block it. `spark`: as in `prepare`."""
 
     plan: SwitchPlan
     policies: Policies
@@ -33,15 +33,15 @@ class PreparedSwitch:
 
     @property
     def may_start(self) -> bool:
-        """Whether there is something to do, and the plan does not refuse it."""
+        """Return whether the plan has work and no refusal."""
         return not (self.plan.refusals or self.plan.is_there)
 
 
 def prepare(
     storage: Storage, policies: Policies, to: Structure, spark: Spark | None, *, scratch: Path, workers: int = WORKERS
 ) -> PreparedSwitch:
-    """Plan how the checkpoint gets the structure `to`. Read-only. `spark`: the version that continues, where the
-    checkpoint does not tell. Raises as `switchover.gather`."""
+    """Plan the switchover to the structure `to`. Read-only. `spark`: the release that continues, if the checkpoint does not
+    show it. Raises as `switchover.gather`."""
     gathered = switchover.gather(storage, scratch=scratch, policy=policy_of(policies))
     plan = switchover.plan(gathered, to, spark, workers=workers)
     return PreparedSwitch(plan, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
@@ -59,21 +59,21 @@ def execute(
     workers: int = WORKERS,
     memory_bytes: int = MEMORY_BYTES,
 ) -> PreparedSwitch:
-    """Give the checkpoint the other structure, or finish an interrupted switchover. `stopped`: a person confirms that the
-    query is stopped. Nothing happens unless the plan that is returned `may_start`: it is made anew.
+    """Execute a switchover, or complete an interrupted one. `stopped`: a person confirms that the query is stopped.
 
-    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.switch`.
+    Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
+    file is changed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.switch`.
     """
     if not prepared.may_start:
         return prepared
     guards.require_none(prepared.refusals)
     plan = prepared.plan
-    # Jobs of our own refuse to start on what is half done, and begin no batch where it is done under them. But one that is
-    # in a batch looks just like one that died in it, and would commit in the structure in which it began.
+    # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch looks
+    # like one that died in the batch, and would commit in the old structure.
     require_stopped(
         storage, confirmed=stopped or (plan.is_own and not plan.is_in_batch), clock=by.clock, seconds=by.quiet_seconds
     )
-    # The first plan may be of a query that was at work.
+    # The query may have been running when the first plan was made.
     again = prepare(storage, prepared.policies, plan.to, prepared.spark, scratch=scratch, workers=workers)
     if again.may_start:
         runs.switch(
@@ -91,8 +91,8 @@ def execute(
 def abort(
     storage: Storage, policies: Policies, by: Maintainer, told: ProgressCallback, *, run: str, stopped: bool
 ) -> Begun:
-    """Roll a half-done switchover back; returns which it was. Raises as `execute` and `runs.abort_switch`, and
-    `RefusedAsUnsafe` when none is half done."""
+    """Roll back a half-done switchover, and return it. Raises as `execute` and `runs.abort_switch`; `RefusedAsUnsafe` if no
+    switchover is half done."""
     standing = switchover.standing(storage)
     if standing is None:
         raise RefusedAsUnsafe(
