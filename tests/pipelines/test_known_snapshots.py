@@ -73,7 +73,9 @@ def test_snapshots_of_a_run_that_died_are_seen_when_the_next_one_begins(checkpoi
     checkpoint.grow(2)
     dead = lease.acquire(storage, "snapshot", run=RandomIds().fresh(), holder="the dead", clock=clock)
     planned = checkpoint.stores[:2]
-    History.begin(storage, "snapshot", RandomIds().fresh(), clock).plan({"store": str(store)} for store in planned)
+    History.begin(storage, "snapshot", RandomIds().fresh(), clock).plan(
+        {"store": str(store), "version": "3", "reason": "count", "explained": "many changelogs"} for store in planned
+    )
     take_snapshots(storage, tmp_path / "scratch")
     known.look(storage)
     assert known.versions != catalog.snapshots(storage)
