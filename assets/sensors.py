@@ -155,7 +155,7 @@ def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
     if query and dead:
         storage = fleet.open(query).storage
         by = holder(run.run_id)
-        lease.free_of_dead(storage, dead, run=RandomIds().fresh(), by=by, clock=SystemClock())
+        lease.break_dead_lease(storage, dead, run=RandomIds().fresh(), by=by, clock=SystemClock())
 
 
 def _last(instance: dg.DagsterInstance, query: str) -> Last:

@@ -28,7 +28,7 @@ def lease(root: Opened, break_it: bool, output: Output) -> None:
         leases.break_lease(root.storage, run=RandomIds().fresh(), holder=holder(), clock=clock) if break_it else None
     )
     now = clock.now_seconds()
-    found = leases.standing(root.storage)
+    found = leases.current(root.storage)
     body: dict[str, Any] = {"held": found is not None and found.is_alive(now), "broken": broken is not None}
     if found is not None:
         body |= {

@@ -6,7 +6,7 @@ Race: retention plans to delete a table that no zip names; a snapshot that names
 run, maybe after a long stall, deletes the table. So an announced table is **pending_delete** while its announcement
 exists: a new snapshot does not name the table (it uploads a copy under another name), and retention does not use a snapshot
 that names it as a base. A run withdraws its announcement when it ends. The announcement of a dead run expires after
-`STANDS_SECONDS`; a run deletes nothing later than `DELETES_FOR_SECONDS` after its start. The age of an announcement is
+`LIFE_SECONDS`; a run deletes nothing later than `DELETES_FOR_SECONDS` after its start. The age of an announcement is
 measured by the clock of the storage.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from statestore.errors import CorruptFile
 from statestore.format import names
 from statestore.format.json_object import json_lines
-from statestore.storage import Entry, Storage, read_or_none
+from statestore.storage import Storage, read_or_none
 
 DELETES_FOR_SECONDS = 3600.0
-STANDS_SECONDS = 24 * 3600.0
+LIFE_SECONDS = 24 * 3600.0
 
 
 def announce(storage: Storage, run: str, paths: Iterable[str]) -> None:
@@ -34,18 +34,13 @@ def withdraw(storage: Storage, run: str) -> None:
     storage.delete([names.deleting(run)])
 
 
-def standing(storage: Storage) -> list[Entry]:
-    """List the announcements. One listing."""
-    return storage.list(names.DELETING)
-
-
 def pending_delete(storage: Storage) -> frozenset[str]:
     """Return all announced paths. One listing, and one request for each announcement.
 
     Raises `CorruptFile` for an announcement that cannot be decoded, because its tables are unknown; `StorageError`.
     """
     found: set[str] = set()
-    for entry in standing(storage):
+    for entry in storage.list(names.DELETING):
         for line in json_lines(read_or_none(storage, entry.path) or b"", entry.path):
             path = line.get("delete")
             if not isinstance(path, str):

@@ -104,7 +104,7 @@ class HeldLease:
             self._storage.create(names.lease(free.epoch), free.encoded())
 
 
-def standing(storage: Storage) -> LeaseState | None:
+def current(storage: Storage) -> LeaseState | None:
     """Read the current lease; None if the root has none. Raises `CorruptFile`, `StorageError`."""
     newest = _newest(storage)
     if newest is None:
@@ -113,16 +113,16 @@ def standing(storage: Storage) -> LeaseState | None:
     data = read_or_none(storage, entry.path)
     if data is None:
         # A newer epoch replaced it between the two requests.
-        return standing(storage)
+        return current(storage)
     try:
         body = parsed_json(data)
         lease = Lease(
-            epoch,
-            str(body["run"]),
-            str(body["holder"]),
-            str(body["verb"]),
-            float(body["since_seconds"]),
-            bool(body["released"]),
+            epoch=epoch,
+            run=str(body["run"]),
+            holder=str(body["holder"]),
+            verb=str(body["verb"]),
+            since_seconds=float(body["since_seconds"]),
+            released=bool(body["released"]),
         )
         datetime.fromtimestamp(lease.since_seconds, UTC)
     except BAD_VALUES as error:
@@ -135,10 +135,16 @@ def standing(storage: Storage) -> LeaseState | None:
 def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> HeldLease:
     """Acquire the lease for the run with the id `run`. Raises `RootHeld` while another maintainer holds a lease that has
     not expired; `ForeignOwner`, `CorruptFile`, `StorageError`."""
-    found = standing(storage)
+    found = current(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
         raise _held(found.lease)
-    lease = Lease(found.lease.epoch + 1 if found else 1, run, holder, verb, clock.now_seconds())
+    lease = Lease(
+        epoch=found.lease.epoch + 1 if found else 1,
+        run=run,
+        holder=holder,
+        verb=verb,
+        since_seconds=clock.now_seconds(),
+    )
     _create(storage, lease)
     old = [entry.path for epoch, entry in _all(storage) if epoch < lease.epoch]
     storage.delete(old)
@@ -165,22 +171,46 @@ def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lea
     if newest is None:
         return None
     try:
-        found = standing(storage)
+        found = current(storage)
     except CorruptFile:
         found = None
     if found is not None and found.lease.released:
         return None
-    _create(storage, Lease(newest[0] + 1, run, holder, "lease --break", clock.now_seconds(), released=True))
-    return found.lease if found else Lease(newest[0], "unknown", "unknown", "unknown", 0.0)
+    _create(
+        storage,
+        Lease(
+            epoch=newest[0] + 1,
+            run=run,
+            holder=holder,
+            verb="lease --break",
+            since_seconds=clock.now_seconds(),
+            released=True,
+        ),
+    )
+    return (
+        found.lease
+        if found
+        else Lease(epoch=newest[0], run="unknown", holder="unknown", verb="unknown", since_seconds=0.0)
+    )
 
 
-def free_of_dead(storage: Storage, holder: str, *, run: str, by: str, clock: Clock) -> bool:
+def break_dead_lease(storage: Storage, holder: str, *, run: str, by: str, clock: Clock) -> bool:
     """Break the lease of a dead holder before the lease expires. Returns whether it held the lease. Raises `CorruptFile`;
     `RootHeld` if another maintainer acquires the lease at the same time; `StorageError`."""
-    found = standing(storage)
+    found = current(storage)
     if found is None or found.lease.released or found.lease.holder != holder:
         return False
-    _create(storage, Lease(found.lease.epoch + 1, run, by, "lease --break", clock.now_seconds(), released=True))
+    _create(
+        storage,
+        Lease(
+            epoch=found.lease.epoch + 1,
+            run=run,
+            holder=by,
+            verb="lease --break",
+            since_seconds=clock.now_seconds(),
+            released=True,
+        ),
+    )
     return True
 
 

@@ -143,6 +143,6 @@ PROTECTIONS = {
     "bounded clocks": Protection(
         "a clock may be off by more than an announcement stands",
         nullcontext,
-        lambda weather: replace(_many_snapshots(weather), clock_jumps_seconds=2 * announcements.STANDS_SECONDS),
+        lambda weather: replace(_many_snapshots(weather), clock_jumps_seconds=2 * announcements.LIFE_SECONDS),
     ),
 }

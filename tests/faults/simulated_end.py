@@ -10,7 +10,7 @@ from statestore import catalog
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import lease, retention, snapshot
-from statestore.maintenance.announcements import STANDS_SECONDS
+from statestore.maintenance.announcements import LIFE_SECONDS
 from statestore.maintenance.retention import DeletionOutcome, RetentionPlan
 from tests.faults.promises import Lost, Untidy
 from tests.faults.simulated_actors import require_right
@@ -24,7 +24,7 @@ _SAMPLE = 5
 
 def require_good_end(world: World) -> None:
     """Raises `Lost`, or what the library raises in a round that nothing disturbs."""
-    _let_time_pass(world, 2 * STANDS_SECONDS)
+    _let_time_pass(world, 2 * LIFE_SECONDS)
     world.promises.require("all that happened")
     promised = world.promises.promised()
     for store, version in world.turns.chance.sample(promised, min(len(promised), _SAMPLE)):

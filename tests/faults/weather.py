@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from statestore.maintenance.announcements import DELETES_FOR_SECONDS, STANDS_SECONDS
+from statestore.maintenance.announcements import DELETES_FOR_SECONDS, LIFE_SECONDS
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 
@@ -41,7 +41,7 @@ class Weather:
         batch_seconds = between(60, 800)
         # A stalled request and a clock that is off may add up to no more than an announcement stands: a deletion may
         # be sent `DELETES_FOR_SECONDS` after it, and stall then.
-        limit = (STANDS_SECONDS - DELETES_FOR_SECONDS) / 2
+        limit = (LIFE_SECONDS - DELETES_FOR_SECONDS) / 2
         # Little is kept, and nothing for being young: whatever goes wrong goes wrong at once.
         is_tense = chance.random() < 0.4
         return cls(
@@ -50,7 +50,7 @@ class Weather:
             retention=RetentionPolicy(
                 versions=2 if is_tense else chance.randint(2, 5),
                 grace_seconds=0.0 if is_tense else chance.choice((0.0, 0.0, 0.5, 3.0)) * batch_seconds,
-                history_seconds=4 * STANDS_SECONDS,
+                history_seconds=4 * LIFE_SECONDS,
                 most_files=chance.choice((5, 20, 100_000)),
             ),
             snapshots=SnapshotPolicy(changelogs=1 if is_tense else chance.choice((1, 2, 4, 8))),

@@ -444,7 +444,7 @@ def test_a_holder_that_stalled_leaves_the_lease_of_its_successor_alone(storage: 
     assert {entry.path: storage.read(entry.path) for entry in storage.list(names.LEASES)} == before
     successor.require()
     successor.release()
-    found = lease.standing(storage)
+    found = lease.current(storage)
     assert found is not None
     assert (found.lease.run, found.lease.released) == ("successor", True)
 

@@ -44,7 +44,7 @@ def prepare(
     """
     plan = repair.plan(repair.gather(storage, deep=deep), spark, location)
     found = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage))
-    return PreparedRepair(plan, policies, spark, location, found, deep)
+    return PreparedRepair(plan=plan, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
 
 
 def execute(

@@ -82,7 +82,7 @@ def execute(
             told,
             run=run,
             holder=by.holder,
-            machine=Machine(scratch, by.clock, by.ids, workers, memory_bytes),
+            machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
             policy=policy_of(prepared.policies),
         )
     return again

@@ -55,8 +55,8 @@ class Deleted:
 
     store: StorePath | None
     outcome: DeletionOutcome
-    files: int
-    size_bytes: int
+    files: int = 0
+    size_bytes: int = 0
     spared: tuple[str, ...] = ()
     detail: str = ""
     read_files: int = 0
@@ -170,10 +170,18 @@ def _execute_store(
     if planned.base is not None and planned.base.version > 0:
         facts = look_at_snapshot(storage, store, planned.base, files)
         if not facts.is_whole:
-            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=str(facts.damage or facts.sidecar or ""))
+            yield Deleted(
+                store=store,
+                outcome=DeletionOutcome.CHANGED,
+                detail=str(facts.damage or facts.sidecar or ""),
+            )
             return
         if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
-            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=f"{changed}: changed after it was read in full")
+            yield Deleted(
+                store=store,
+                outcome=DeletionOutcome.CHANGED,
+                detail=f"{changed}: changed after it was read in full",
+            )
             return
     going = {verdict.path for verdict in deletions}
     # The tables of snapshots that are not in the plan: new snapshots, and snapshots beyond the bound of the plan.
@@ -184,17 +192,23 @@ def _execute_store(
             continue
         facts = look_at_snapshot(storage, store, version, files)
         if facts.metadata is None:
-            yield Deleted(store, DeletionOutcome.CHANGED, 0, 0, detail=str(facts.damage or ""))
+            yield Deleted(store=store, outcome=DeletionOutcome.CHANGED, detail=str(facts.damage or ""))
             return
         named |= {store.table_file(table.dfs_name) for table in facts.metadata.named_files}
     spared = tuple(sorted(going & named))
     chosen = [verdict for verdict in deletions if verdict.path not in named]
     for _, alike in groupby(chosen, key=lambda verdict: deletion_order(verdict)[0]):
         for part in _delete(storage, list(alike), may_delete):
-            yield Deleted(store, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part), spared)
+            yield Deleted(
+                store=store,
+                outcome=DeletionOutcome.DONE,
+                files=len(part),
+                size_bytes=sum(verdict.size_bytes for verdict in part),
+                spared=spared,
+            )
             spared = ()
     if spared:
-        yield Deleted(store, DeletionOutcome.DONE, 0, 0, spared)
+        yield Deleted(store=store, outcome=DeletionOutcome.DONE, spared=spared)
 
 
 def _read_bases(
@@ -236,7 +250,7 @@ def _read_bases(
     return [
         _read_step(done[read.store])
         if read.store in done
-        else Deleted(read.store, DeletionOutcome.CHANGED, 0, 0, detail=gone[read.store])
+        else Deleted(store=read.store, outcome=DeletionOutcome.CHANGED, detail=gone[read.store])
         for read in planned.reads
     ]
 
@@ -250,7 +264,13 @@ def _read_step(done: ReadBack) -> Deleted:
             f"{bad.path}: {bad.fault.why}; {read.store.snapshot(read.version)} cannot be a base; older files are kept. "
             f"Run: statekeeper repair ROOT --apply --confirm-stopped"
         )
-    return Deleted(read.store, outcome, 0, 0, detail=detail, read_files=len(read.files), read_bytes=read.size_bytes)
+    return Deleted(
+        store=read.store,
+        outcome=outcome,
+        detail=detail,
+        read_files=len(read.files),
+        read_bytes=read.size_bytes,
+    )
 
 
 def _needs_read(deletions: Iterable[Verdict]) -> bool:

@@ -165,7 +165,7 @@ def _stays_seconds(path: str, rule: Rule, policy: RetentionPolicy) -> float:
     if path.startswith(f"{names.HISTORY}/"):
         return policy.history_seconds
     if path.startswith((f"{names.DELETING}/", f"{TEMP_FOLDER}/")):
-        return announcements.STANDS_SECONDS
+        return announcements.LIFE_SECONDS
     return policy.grace_seconds
 
 

@@ -50,15 +50,26 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     logs = _log_files(storage)
     now = clock.now_seconds()
     if heads is None:
-        return RetentionFacts(is_own, None, (), {}, logs, 0, now)
+        return RetentionFacts(is_own=is_own, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)
     # This rejects state stores other than RocksDB, whose files have other names.
     conf = OURS if is_own else catalog.state_conf(storage, heads)
     without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     if without_state is not None:
-        return RetentionFacts(is_own, None, (), {}, logs, 0, now, stateless=without_state)
+        return RetentionFacts(
+            is_own=is_own,
+            log=None,
+            chains=(),
+            strays={},
+            logs=logs,
+            wanted_floor=0,
+            now_seconds=now,
+            stateless=without_state,
+        )
     reads = verification.record(storage)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
-    look = _Look(storage, policy, now, is_own, _failed(storage, logs), reads)
+    look = _Look(
+        storage=storage, policy=policy, now_seconds=now, is_own=is_own, failed=_failed(storage, logs), reads=reads
+    )
     # In structure V1 the commits of all bases are kept, so all stores must be gathered.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
     last = None if everything or not is_own or is_v1 else last_pass.read(storage)
@@ -69,7 +80,17 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             log = CommitLog(heads)
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
-                facts = RetentionFacts(is_own, log, chains, strays, logs, wanted, now, last, reads=reads)
+                facts = RetentionFacts(
+                    is_own=is_own,
+                    log=log,
+                    chains=chains,
+                    strays=strays,
+                    logs=logs,
+                    wanted_floor=wanted,
+                    now_seconds=now,
+                    since=last,
+                    reads=reads,
+                )
                 return _with_quarantine(storage, facts)
     full = catalog.commit_log(storage, down_to=wanted - 1)
     assert full is not None
@@ -79,7 +100,18 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
     return _with_quarantine(
-        storage, RetentionFacts(is_own, full, chains, strays, logs, wanted, now, reads=reads, conf=conf)
+        storage,
+        RetentionFacts(
+            is_own=is_own,
+            log=full,
+            chains=chains,
+            strays=strays,
+            logs=logs,
+            wanted_floor=wanted,
+            now_seconds=now,
+            reads=reads,
+            conf=conf,
+        ),
     )
 
 
@@ -216,12 +248,12 @@ def _log_files(storage: Storage) -> LogFiles:
     others = (storage.list(folder) for folder in (names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER))
     pending, history, announcements, leftovers = (tuple(listed) for listed in others)
     return LogFiles(
-        tuple(entry for entry in offsets if not is_hidden(entry.path)),
-        tuple(entry for entry in commits if not is_hidden(entry.path)),
-        pending,
-        history,
-        announcements,
-        leftovers,
+        offsets=tuple(entry for entry in offsets if not is_hidden(entry.path)),
+        commits=tuple(entry for entry in commits if not is_hidden(entry.path)),
+        pending=pending,
+        history=history,
+        announcements=announcements,
+        leftovers=leftovers,
         checksums=(*_left_checksums(offsets), *_left_checksums(commits)),
     )
 

@@ -275,10 +275,10 @@ class Judge:
         # Race: by a clock that is ahead, the announcement of a live run looks old, and its tables seem safe to use. So use
         # the clock of the storage, as far as its files show it.
         now = files.newest_seconds
-        stands = announcements.STANDS_SECONDS
-        verdicts += [self._record(e, stands, Rule.OLD_RECORD, now) for e in files.announcements]
+        life = announcements.LIFE_SECONDS
+        verdicts += [self._record(e, life, Rule.OLD_RECORD, now) for e in files.announcements]
         # A running upload is never older than the lifetime of an announcement.
-        verdicts += [self._record(e, stands, Rule.LEFTOVER, now) for e in files.leftovers]
+        verdicts += [self._record(e, life, Rule.LEFTOVER, now) for e in files.leftovers]
         verdicts += self._quarantine()
         return tuple(sorted(verdicts, key=_log_order))
 

@@ -148,18 +148,18 @@ def execute(
             made = action.name or action.version
             require_same(storage, action.store, made, digest, folder / "back", conf=action.conf, at_hand=at_hand)
     return Taken(
-        action,
-        published,
-        keys.own,
-        len(tables),
-        len(fresh),
-        sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
-        restored.report.replayed_keys,
-        restored.report.skipped_snapshots,
-        restore_seconds,
-        clock.monotonic_seconds() - started,
-        digest,
-        tuple(table.dfs_name for table in fresh),
+        action=action,
+        published=published,
+        keys=keys.own,
+        tables=len(tables),
+        new_tables=len(fresh),
+        uploaded_bytes=sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
+        replayed_keys=restored.report.replayed_keys,
+        skipped_snapshots=restored.report.skipped_snapshots,
+        restore_seconds=restore_seconds,
+        seconds=clock.monotonic_seconds() - started,
+        digest=digest,
+        sent_tables=tuple(table.dfs_name for table in fresh),
     )
 
 

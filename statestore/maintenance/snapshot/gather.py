@@ -64,7 +64,15 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
     rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
     written_by = with_checksums(conf.written_by) if catalog.have_sidecars(heads, files) else conf.written_by
     stores = tuple(found[store] for store in sorted(found))
-    return SnapshotFacts(heads.batch, is_own, stores, rate, conf, written_by, without_state)
+    return SnapshotFacts(
+        batch=heads.batch,
+        is_own=is_own,
+        stores=stores,
+        replay_bytes_per_second=rate,
+        conf=conf,
+        written_by=written_by,
+        stateless=without_state,
+    )
 
 
 def _settled(head: VersionId) -> VersionId:
@@ -94,7 +102,9 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
     headers: dict[VersionId, Lineage] = {}
     # Before the load is planned: a damaged version number must not become a list of billions.
     if head.id is None and (hole := _hole(head, files)) is not None:
-        return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(hole)} is missing")
+        return StoreSnapshotFacts(
+            store=store, head=head, load=None, tail_bytes=0, problem=f"{store.changelog(hole)} is missing"
+        )
     while True:
         step = next_step(head, snapshots=files.snapshots.keys(), local=None, headers=headers)
         match step:
@@ -103,22 +113,30 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
                 problem = None if facts is None or facts.damage is None else str(facts.damage)
                 if facts is not None and facts.sidecar is not None:
                     problem = f"{names.sidecar(store.snapshot(base))}: {facts.sidecar}"
-                return StoreSnapshotFacts(store, head, step, 0, problem)
+                return StoreSnapshotFacts(store=store, head=head, load=step, tail_bytes=0, problem=problem)
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
-                    return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(gone)} is missing")
+                    return StoreSnapshotFacts(
+                        store=store, head=head, load=None, tail_bytes=0, problem=f"{store.changelog(gone)} is missing"
+                    )
                 tail_bytes = sum(files.changelogs[v].size_bytes for v in step.replay)
                 return StoreSnapshotFacts(
-                    store, head, step, tail_bytes, stray_sidecar=_stray_sidecar(store, step, files)
+                    store=store,
+                    head=head,
+                    load=step,
+                    tail_bytes=tail_bytes,
+                    stray_sidecar=_stray_sidecar(store, step, files),
                 )
             case NeedsHeader(version):
                 try:
                     headers[version] = catalog.lineage(storage, store, version)
                 except (ObjectMissing, CorruptFile, UnknownFormatVersion) as error:
-                    return StoreSnapshotFacts(store, head, None, 0, str(error))
+                    return StoreSnapshotFacts(store=store, head=head, load=None, tail_bytes=0, problem=str(error))
             case NotLoadable(missing, reason):
-                return StoreSnapshotFacts(store, head, None, 0, f"{store.changelog(missing)}: {reason}")
+                return StoreSnapshotFacts(
+                    store=store, head=head, load=None, tail_bytes=0, problem=f"{store.changelog(missing)}: {reason}"
+                )
 
 
 def _stray_sidecar(store: StorePath, load: LoadPlan, files: catalog.StoreFiles) -> str | None:

@@ -67,12 +67,26 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
 def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoreSwitchFacts:
     """With the size of what the load starts from."""
     if fact.load is None or fact.load.base == EMPTY:
-        return StoreSwitchFacts(fact.store, fact.head, fact.load, 0, fact.tail_bytes, fact.problem)
+        return StoreSwitchFacts(
+            store=fact.store,
+            head=fact.head,
+            load=fact.load,
+            base_bytes=0,
+            tail_bytes=fact.tail_bytes,
+            problem=fact.problem,
+        )
     base = look_at_snapshot(storage, fact.store, fact.load.base, files)
     zip_bytes = files.snapshots[fact.load.base].size_bytes
     table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
     problem = fact.problem or (None if base.damage is None else str(base.damage))
-    return StoreSwitchFacts(fact.store, fact.head, fact.load, zip_bytes + table_bytes, fact.tail_bytes, problem)
+    return StoreSwitchFacts(
+        store=fact.store,
+        head=fact.head,
+        load=fact.load,
+        base_bytes=zip_bytes + table_bytes,
+        tail_bytes=fact.tail_bytes,
+        problem=problem,
+    )
 
 
 def _pending(storage: Storage, batch: int) -> tuple[str, ...]:

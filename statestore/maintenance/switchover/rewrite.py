@@ -51,7 +51,14 @@ def make_snapshots(
             with suppress(SnapshotUnusable):
                 return _reuse(storage, step, name, begun.header, machine.scratch, planned), ()
         action = TakeSnapshot(
-            step.store, step.head, step.load, step.tail_bytes, SnapshotReason.ASKED, planned.conf, begun.header, name
+            store=step.store,
+            version=step.head,
+            load=step.load,
+            tail_bytes=step.tail_bytes,
+            reason=SnapshotReason.ASKED,
+            conf=planned.conf,
+            header=begun.header,
+            name=name,
         )
         taken = snapshot.execute(
             storage,
@@ -73,7 +80,15 @@ def make_snapshots(
         made, skipped = outcome
         journal.note_made(storage, begun, step.store, made)
         done += 1
-        progress(Progress(SwitchPhase.SNAPSHOTS, done, len(begun.stores), step.store, skipped))
+        progress(
+            Progress(
+                phase=SwitchPhase.SNAPSHOTS,
+                done=done,
+                of=len(begun.stores),
+                store=step.store,
+                skipped_snapshots=skipped,
+            )
+        )
 
     if steps:
         longest_first = sorted(steps, key=lambda step: -step.read_bytes)
