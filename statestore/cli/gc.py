@@ -116,7 +116,7 @@ def gc(
                 done.append(step)
                 progress.advance(bar, step.files)
 
-            passes.retention.execute(root.storage, prepared, by, told=told, scratch=scratch, workers=workers)
+            passes.retention.execute(root.storage, prepared, by, progress=told, scratch=scratch, workers=workers)
     except StatekeeperError as error:
         if isinstance(error, RootHeld) or error in prepared.refusals:
             raise

@@ -83,7 +83,7 @@ def repair(
             run=run,
             stopped=stopped,
             starting=lambda: TALK.print(way_back, soft_wrap=True),
-            told=done.append,
+            progress=done.append,
         )
     planned = prepared.plan
     output.show(_object(planned, run, done), lambda console: _print(console, planned, done))

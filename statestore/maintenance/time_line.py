@@ -47,7 +47,7 @@ def leads_back(version: VersionId, *, switched: int | None, head: VersionId, bas
     """Return whether a file of the structure before the switchover is still needed to restore a version.
 
     The switchover's own snapshot, of version `switched`, is the only base until a later snapshot becomes the base of the
-    floor. `head`: tells the current structure; `base`: the base of the oldest retained version.
+    floor. `head`: shows the current structure; `base`: the base of the oldest retained version.
     """
     if switched is None or version.version > switched or (version.id is None) == (head.id is None):
         return False

@@ -55,12 +55,12 @@ def execute(
     run: str,
     stopped: bool,
     starting: Callable[[], None] = lambda: None,
-    told: Callable[[RepairAction], None] = lambda action: None,
+    progress: Callable[[RepairAction], None] = lambda action: None,
 ) -> PreparedRepair:
     """Execute a repair. `stopped`: a person confirms that the query is stopped.
 
-    `starting` is called when no guard blocks the repair, `told` after each file. Returns the executed plan, which is made
-    again after the query is verified as stopped. `undo` with the id `run` reverses the repair.
+    `starting` is called when no guard blocks the repair, `progress` after each file. Returns the executed plan, which is
+    made again after the query is verified as stopped. `undo` with the id `run` reverses the repair.
 
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.repair`.
     """
@@ -73,7 +73,7 @@ def execute(
     guards.require_none(again.refusals)
     starting()
     for action in runs.repair(storage, again.plan, run=run, holder=by.holder, clock=by.clock):
-        told(action)
+        progress(action)
     return again
 
 

@@ -96,11 +96,11 @@ def execute(
     prepared: PreparedRetention,
     by: Maintainer,
     *,
-    told: Callable[[Deleted], None] = lambda step: None,
+    progress: Callable[[Deleted], None] = lambda step: None,
     scratch: Path | None = None,
     workers: int = WORKERS,
 ) -> RetentionPass:
-    """Execute a retention plan: read its bases, delete its files, and call `told` after each step.
+    """Execute a retention plan: read its bases, delete its files, and call `progress` after each step.
 
     `scratch`: local disk for the reads, None for the system's folder for temporary files; `workers`: number of concurrent
     reads. *Danger*: it deletes without a prompt. *Guarantee*: as `retention.execute`. Raises the first refusal;
@@ -122,7 +122,7 @@ def execute(
     )
     for step in steps:
         done.append(step)
-        told(step)
+        progress(step)
     return RetentionPass(prepared.mode, prepared.before, prepared.planned, tuple(done))
 
 

@@ -51,7 +51,7 @@ def execute(
     storage: Storage,
     prepared: PreparedSwitch,
     by: Maintainer,
-    told: ProgressCallback,
+    progress: ProgressCallback,
     *,
     run: str,
     stopped: bool,
@@ -79,7 +79,7 @@ def execute(
         runs.switch(
             storage,
             again.plan,
-            told,
+            progress,
             run=run,
             holder=by.holder,
             machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
@@ -89,7 +89,7 @@ def execute(
 
 
 def abort(
-    storage: Storage, policies: Policies, by: Maintainer, told: ProgressCallback, *, run: str, stopped: bool
+    storage: Storage, policies: Policies, by: Maintainer, progress: ProgressCallback, *, run: str, stopped: bool
 ) -> Begun:
     """Roll back a half-done switchover, and return it. Raises as `execute` and `runs.abort_switch`; `RefusedAsUnsafe` if no
     switchover is half done."""
@@ -101,5 +101,5 @@ def abort(
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     is_own = storage.stat(names.BINDING) is not None
     require_stopped(storage, confirmed=stopped or is_own, clock=by.clock, seconds=by.quiet_seconds)
-    runs.abort_switch(storage, standing, told, run=run, holder=by.holder, clock=by.clock)
+    runs.abort_switch(storage, standing, progress, run=run, holder=by.holder, clock=by.clock)
     return standing.begun

@@ -9,7 +9,7 @@ never becomes needed again, because a run may stall between its plan and its del
 * A version up to the head that is not in the commit log can never be committed.
 * A new snapshot may name a table that no kept snapshot names; `announcements` prevents this race.
 
-Sources: SPARK-38204 (what Spark's own maintenance keeps), FLIP-158 and FLIP-428 (files shared between snapshots).
+Sources: SPARK-38204 (the files that Spark's own maintenance keeps), FLIP-158 and FLIP-428 (files shared between snapshots).
 """
 
 from statestore.maintenance.retention.execute import Deleted, DeletionOutcome, execute, remember

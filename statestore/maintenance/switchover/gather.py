@@ -65,7 +65,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
 
 
 def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoreSwitchFacts:
-    """With the size of what the load starts from."""
+    """Return the facts about one store, with the size of its base."""
     if fact.load is None or fact.load.base == EMPTY:
         return StoreSwitchFacts(
             store=fact.store,
