@@ -8,8 +8,10 @@ import pytest
 
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
+from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import records, retention, runs, snapshot
 from statestore.maintenance.history import History
+from statestore.maintenance.history_records import PlannedSnapshot
 from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
 from statestore.storage import Kind, Storage, open_storage
 from tests.checkpoints import Checkpoint
@@ -137,7 +139,10 @@ def test_a_snapshot_that_is_under_way_keeps_its_store_due(checkpoint: Checkpoint
     take_snapshots(storage, tmp_path, 0, 1, 2, 3)
     checkpoint.grow(1)
     collect(storage)
-    with runs.recorded(storage, "snapshot", RandomIds().fresh(), [{"store": "state/0/3"}], CLOCK):
+    plan = [
+        PlannedSnapshot(store=StorePath(0, 3), version=VersionId(9), reason="asked", explained="requested").encode()
+    ]
+    with runs.recorded(storage, "snapshot", RandomIds().fresh(), plan, CLOCK):
         for _ in range(2):
             gathered = retention.gather(storage, POLICY, clock=CLOCK)
             assert looked_at(gathered) == [3]

@@ -94,13 +94,23 @@ def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason()
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, SnapshotReason.ASKED)]
 
 
+def taken_record(tail_bytes: int, restore_seconds: float) -> dict[str, object]:
+    return {
+        "store": "state/0/0",
+        "version": "3",
+        "outcome": "new",
+        "tail_bytes": tail_bytes,
+        "restore_seconds": restore_seconds,
+    }
+
+
 def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     checkpoint.grow(3)
     assert gather(storage).replay_bytes_per_second == REPLAY_BYTES_PER_SECOND
     record = History.begin(storage, "snapshot", RandomIds().fresh(), SystemClock())
-    lines = [{"tail_bytes": 8_000_000, "restore_seconds": 2.0}, {"tail_bytes": 4_000_000, "restore_seconds": 1.0}]
-    record.outcome([*lines, {"tail_bytes": 100, "restore_seconds": 30.0}, {"store": "state/0/1", "error": "none"}])
+    lines = [taken_record(8_000_000, 2.0), taken_record(4_000_000, 1.0), taken_record(100, 30.0)]
+    record.outcome([*lines, {"store": "state/0/1", "error": "none"}])
     assert gather(storage).replay_bytes_per_second == 4_000_000
 
 
