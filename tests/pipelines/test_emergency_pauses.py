@@ -79,3 +79,21 @@ def test_when_the_tails_are_short_again_the_next_emergency_is_met_at_once(
     checkpoint.grow(LIMIT)
     assert snapshots.before(6, LIMIT)
     assert len([text for text in said if "emergency snapshot of version" in text]) == 4
+
+
+class Forgetful(FaultyStorage):
+    """Takes no records."""
+
+    def create(self, path: str, data: bytes | Path) -> Created:
+        if path.startswith(f"{names.HISTORY}/"):
+            raise StorageError("permission denied", path=path)
+        return super().create(path, data)
+
+
+def test_snapshots_are_made_when_their_record_cannot_be_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    said: list[str] = []
+    assert emergency(Forgetful(checkpoint.storage), tmp_path, said).before(600, 600)
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+    assert sum("the emergency snapshots are not on record" in text for text in said) == 2
+    assert sum("emergency snapshot of version 4 in" in text for text in said) == len(checkpoint.stores)
+    assert not any("failed" in text for text in said)
