@@ -1,1 +1,1 @@
-"""Benchmarks: each runs Statekeeper and what it is compared with on the same input in one run, and prints the ratio."""
+"""Benchmarks: each runs Statekeeper and its peer on the same input in one run, and prints the ratio."""

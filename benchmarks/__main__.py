@@ -4,63 +4,69 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Table, machine
 
-BENCHMARKS: Mapping[str, str] = {
-    "commit_cost": "what a commit costs as the state grows",
-    "snapshot_cost": "what a snapshot and a load cost, beside Spark's own store",
-    "operator_rows": "rows a second of the stateful operator, beside Spark's own operators",
-    "maintenance_requests": "what audit and retention ask of storage over a thousand stores",
-    "growth": "what grows with a query's partitions and batches",
-    "growth_of_jobs": "what a running job keeps, sends and asks of storage as partitions and batches grow",
-    "switchover": "what it takes to move 200 stores between the structures V1 and V2",
-    "first_minutes": "how long a person waits after `make run` until the UI shows it at work",
-    "pandas_frames": "what the dtypes of pandas frames cost",
-    "key_layout": "the key group in a key: an int, or two big-endian bytes",
+QUESTIONS: Mapping[str, str] = {
+    "commit_cost": "What does a commit cost as the state grows?",
+    "operator_rows": "How many rows a second does a stateful operator process?",
+    "snapshot_cost": "How long do a snapshot and a load take?",
+    "maintenance_requests": "How many requests do audit and retention send?",
+    "growth": "Does maintenance need more memory as a query grows?",
+    "growth_of_jobs": "Does a job need more memory and requests as it grows?",
+    "switchover": "How long is a switchover?",
+    "first_minutes": "How long until Dagster shows the first results?",
+    "pandas_frames": "What do the dtypes of pandas frames cost?",
+    "key_layout": "Which layout of the key group is faster?",
 }
+"""The user's question that each benchmark answers, in the order of the page."""
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 _HEAD = """# Benchmarks
 
-Written by `python -m benchmarks --write`. Each benchmark runs Statekeeper and what it is compared with on the same
-input in one run, taking turns. Ratios are what counts: milliseconds and rows a second are those of one machine on one
-day. In brackets are the quartiles.
+`python -m benchmarks --write` writes this page. Each benchmark runs Statekeeper and its peer on the same input in one run,
+in turns. Compare ratios: milliseconds and rows per second depend on the machine and its load. Brackets hold the quartiles.
 """
+_HEADING = re.compile(r"^## (?:.*)\{ #(\w+) \}\n", re.MULTILINE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = ", ".join(f"{name} ({what})" for name, what in BENCHMARKS.items())
+    names = ", ".join(f"{name} ({question})" for name, question in QUESTIONS.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {names}")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each side has its turn (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of turns of each side (default: 5)")
     parser.add_argument("--large", action="store_true", help="the largest sizes too; takes many minutes")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}, with the sections that were run")
     options = parser.parse_args(arguments)
-    unknown = set(options.names) - set(BENCHMARKS)
+    unknown = set(options.names) - set(QUESTIONS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     sections = _sections(DOCUMENT.read_text()) if options.write and DOCUMENT.exists() else {}
-    for name in options.names or BENCHMARKS:
+    for name in options.names or QUESTIONS:
         tables: list[Table] = importlib.import_module(f"benchmarks.{name}").run(options)
         where = machine()
         for table in tables:
             print(table.as_text())
         print(f"  on {where}\n", flush=True)
         body = "\n".join(table.as_markdown() for table in tables)
-        sections[name] = f"{BENCHMARKS[name].capitalize()}.\n\n{body}\nMachine: {where}.\n"
+        sections[name] = f"{body}\nMachine: {where}.\n"
         if options.write:
             DOCUMENT.parent.mkdir(exist_ok=True)
-            known = [f"## {name}\n\n{sections[name]}" for name in BENCHMARKS if name in sections]
-            DOCUMENT.write_text("\n".join([_HEAD, *known]))
+            DOCUMENT.write_text(_page(sections))
+
+
+def _page(sections: Mapping[str, str]) -> str:
+    known = [f"## {QUESTIONS[name]} {{ #{name} }}\n\n{sections[name]}" for name in QUESTIONS if name in sections]
+    return "\n".join([_HEAD, *known])
 
 
 def _sections(text: str) -> dict[str, str]:
-    """The sections of the document as it stands, so that a run of some benchmarks leaves the others alone."""
-    parts = text.split("\n## ")[1:]
-    return {name: body.lstrip("\n") for name, _, body in (part.partition("\n") for part in parts)}
+    """Return the sections of the page by name, so that a run of some benchmarks keeps the others."""
+    parts = _HEADING.split(text)
+    return {name: body.lstrip("\n").rstrip("\n") + "\n" for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 if __name__ == "__main__":

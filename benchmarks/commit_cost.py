@@ -180,7 +180,7 @@ class _timed:  # noqa: N801 - reads as a word of the `with` statement
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark; `options.large` adds the largest state, `options.rounds` says how often each has its turn."""
+    """Run the benchmark. `options.large` adds the largest state; `options.rounds` is the number of turns of each side."""
     sizes = (*SIZES, LARGE_SIZE) if options.large else SIZES
     session = spark_session("benchmark", master="local[2]")
     try:
@@ -238,7 +238,7 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
     targets.append(verdict("bytes uploaded to bytes of the encoded changes", uploads, at_most=1.1))
     for mine in ours[1:]:
         with_reads = ratio(mine.samples.with_reads, ours[0].samples.with_reads).shown(2, "x")
-        targets.append(f"the same with the reading of the state, at {mine.keys:,} keys: {with_reads}, no target")
+        targets.append(f"the same including reads of the state, at {mine.keys:,} keys: {with_reads}, no target")
     beside = zip(ours, sparks, strict=True)
     targets += [
         f"Spark's commit to ours at {mine.keys:,} keys: {ratio(its.samples.commit, mine.samples.commit).shown(1, 'x')}"
@@ -253,14 +253,14 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
             "p50, p99 and their ratios are of load + put + commit: load of the newest version with its catch-up by the "
             f"changelogs before it, then put and commit of {CHANGES:,} random keys that all have a state. Medians of the "
             "phases in milliseconds.",
-            "get reads the state of the changed keys before they are put. It is no part of a commit and not in p50; it "
-            "grows with the state, as rows lie in more blocks than a cache holds.",
-            "later: what a batch leaves for the background, on average: the host's copy is moved forward every few "
-            "batches, and its tables are merged when eight have gathered, which rewrites what the state takes.",
-            f"Rounds of {BATCHES_A_ROUND} batches alternate over the sizes, ours, then Spark's; within a round batches "
-            "follow each other at once, with the moving on of local copies in a background thread, as in a Spark worker.",
+            "get reads the state of the changed keys before put. It is not part of a commit and not in p50. It grows with "
+            "the state, because the rows are in more blocks than a cache holds.",
+            "later: average background work of a batch. The local copy is advanced every few batches; eight SST files are "
+            "merged, which rewrites the whole state.",
+            f"Rounds of {BATCHES_A_ROUND} batches alternate over the sizes, first Statekeeper, then Spark. Batches of a "
+            "round follow each other without a pause. A background thread advances local copies, as in a Spark worker.",
             "Spark: its `RocksDB` class of structure V2 with changelogs, called through py4j, from the same first "
-            "changelog on. Its puts are not timed, as a gateway stands between them.",
-            "Root and local copies on the local disk; each of our commits is flushed to it.",
+            "changelog on. Its puts are not timed, because each goes through the gateway.",
+            "Root and local copies are on the local disk. Each commit of Statekeeper is flushed to it.",
         ],
     )

@@ -1,4 +1,4 @@
-"""How long a person waits after `make run` until the UI shows what it is for, as asked through GraphQL."""
+"""Seconds from `make run` until Dagster shows the first results, as GraphQL reports them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> list[Table]:
     last = Spread.of([max(one.values()) for one in rounds])
     return [
         Table(
-            "Seconds from the start until it is seen",
+            "Seconds from the start until Dagster shows it",
             ["sight", "s"],
             [[sight, spread.shown(0)] for sight, spread in seen.items()],
             [verdict("the last of them", last, at_most=_TARGET_SECONDS, unit=" s")],
@@ -83,4 +83,4 @@ def _answer(is_seen: Callable[[], bool]) -> bool:
     try:
         return is_seen()
     except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False  # the webserver is on its way
+        return False  # the webserver is starting

@@ -1,4 +1,4 @@
-"""What grows with a query's partitions and batches, and what stays flat: a table for each side."""
+"""Growth of memory and requests with a query's partitions and batches."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ SIDES = (growth_of_maintenance.tables,)
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark."""
+    """Run the benchmark."""
     return [table for tables in SIDES for table in tables(options)]

@@ -1,5 +1,4 @@
-"""What a running job keeps, sends and asks of storage, by partitions and batches: the driver's and the tasks' own work,
-without Spark's jobs in between."""
+"""Memory, bytes and requests of a running job by partitions and batches, without Spark's jobs."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _MEMORY = Path("/dev/shm")
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark."""
+    """Run the benchmark."""
     del options
     return [_kept(), _sent(), _asked()]
 
@@ -54,7 +53,7 @@ def _kept() -> Table:
         most = max(most, kept)
         rows.append([f"{partitions:,}, {batches:,}", f"{kept:,}", f"{partitions * batches:,}", str(_tries(batches))])
     return Table(
-        "What a driver keeps and repeats, by partitions and batches",
+        "Reports that a driver keeps, by partitions and batches",
         ["partitions, batches", "reports kept", "reports received", "tries of emergency snapshots that fail"],
         rows,
         [f"reports kept after the last batch: {most:,}, target 0: {'reached' if not most else 'missed'}"],
@@ -125,7 +124,7 @@ def _sent() -> Table:
         )
     growth = objects[-1] / objects[0]
     return Table(
-        "What a task unpickles to know its stores, by partitions",
+        "Unpickling of a task's stores, by partitions",
         ["partitions", "steps", "bytes received", "us", "us, versions of all stores as objects", "ratio"],
         rows,
         [
@@ -135,7 +134,7 @@ def _sent() -> Table:
         [
             "One store for each partition, with three snapshots. The medians of 30 rounds.",
             f"The bytes grow with the partitions and are copied: {microseconds[-1] - microseconds[0]:,.0f} us more at "
-            f"{PARTITIONS[-1]:,} partitions. What is sent does not depend on the batches.",
+            f"{PARTITIONS[-1]:,} partitions. The bytes do not depend on the batches.",
         ],
     )
 
@@ -177,7 +176,7 @@ def _asked() -> Table:
         rows.append([f"{partitions:,}, {batches:,}", *(f"{cell:,}" for cell in cells)])
     growth = max(max(of) / min(of) for of in (*looks.values(), *sinks.values()))
     return Table(
-        "What a driver asks of storage, by partitions and batches",
+        "Requests of a driver, by partitions and batches",
         [
             "partitions, batches",
             "objects listed by a look for snapshots",

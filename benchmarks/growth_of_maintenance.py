@@ -65,7 +65,7 @@ def tables(options: argparse.Namespace) -> list[Table]:
             [
                 "Peak of a whole process, of which the interpreter and the library take "
                 f"{found[0][1].imported_mib:.0f} MiB. gc: the plan; audit: gather and judge.",
-                f"Checkpoints of Spark's in structure V2, {growing_roots.VERSIONS} versions with files, {_RETAINED} of "
+                f"Native checkpoints in structure V2, {growing_roots.VERSIONS} versions with files, {_RETAINED} of "
                 f"them retained. The first rows are of a maintained checkpoint, with {_LOGGED} batches in its logs; the "
                 f"last {len(unmaintained)} of one whose logs were never purged.",
             ],

@@ -76,7 +76,7 @@ class Layout:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark: `options.rounds` rounds, the layouts in turns."""
+    """Run the benchmark: `options.rounds` rounds with the layouts in turns."""
     layouts = [
         Layout("int", encode_keys, group_prefix, key_group),
         Layout("two big-endian bytes", encode_big_endian, _big_endian_prefix, _big_endian_group),

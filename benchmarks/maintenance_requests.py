@@ -1,4 +1,4 @@
-"""What audit and retention ask of storage over a thousand stores: requests, by what changed and by what there is."""
+"""Requests of audit and retention for 1,000 stores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Pass:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark. One root, each pass once: requests are counted, not sampled."""
+    """Run the benchmark. One root, each pass once: requests are counted, not sampled."""
     del options
     # In memory where there is such a disk: the root is there for its names, and to fill it takes minutes elsewhere.
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
@@ -74,13 +74,13 @@ def run(options: argparse.Namespace) -> list[Table]:
                 f"audit: {audited.seconds:.1f} s, target below {_AUDIT_SECONDS:.0f} s: "
                 f"{'reached' if is_quick else 'missed'}",
                 f"retention: {passes[1].requests / CHANGED:.1f} requests a changed store, of which "
-                f"{passes[2].requests / CHANGED:.1f} are asked when nothing changed, too",
+                f"{passes[2].requests / CHANGED:.1f} also without a change",
                 f"reads before deletion: {passes[0].read[0] / STORES:.1f} files a store in the first pass, "
                 f"{passes[1].read[0] / CHANGED:.1f} a changed store then, {passes[2].read[0]} when nothing changed",
             ],
             [
                 f"Spark's own maintenance lists each of the {STORES:,} stores once a minute.",
-                "A request is what storage counts: a listing of any length is one; S3 gives a thousand names at a time.",
+                "A listing of any length counts as one request; S3 returns at most 1,000 names per request.",
             ],
         )
     ]

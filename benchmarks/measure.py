@@ -1,7 +1,6 @@
-"""What the benchmarks share: samples, ratios with their spread, the machine, and tables of both.
+"""Shared parts of the benchmarks: samples, ratios with their spread, the machine, and tables.
 
-Knows nothing of what is measured. The machine may be shared and slow one minute and fast the next: only samples of the
-same round are divided by each other.
+The speed of a shared machine changes from minute to minute: only samples of the same round are divided by each other.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value at least."""
+        """Return the spread of at least one value."""
         low, high = np.quantile(values, [0.25, 0.75])
         return cls(statistics.median(values), float(low), float(high))
 
     def shown(self, digits: int = 0, unit: str = "") -> str:
-        """As text: the median, the quartiles in brackets."""
+        """Return the median and, in brackets, the quartiles."""
         return f"{self.median:,.{digits}f}{unit} [{self.low:,.{digits}f} .. {self.high:,.{digits}f}]"
 
 
 def ratio(over: Sequence[Sequence[float]], under: Sequence[Sequence[float]]) -> Spread:
-    """How many times `over` is `under`, round by round: each round's medians are divided by each other."""
+    """Divide the medians of `over` by those of `under`, round by round."""
     pairs = zip(over, under, strict=True)
     return Spread.of([statistics.median(a) / statistics.median(b) for a, b in pairs])
 
 
 def flat(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """The samples of all rounds."""
+    """Return the samples of all rounds."""
     return [value for samples in rounds for value in samples]
 
 
 @dataclass(frozen=True)
 class Table:
-    """What a benchmark found. `notes` say how it was measured; `targets` come with what was reached."""
+    """Result of a benchmark. `notes` describe the measurement; `targets` include the reached values."""
 
     title: str
     columns: Sequence[str]
@@ -57,7 +56,7 @@ class Table:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def as_text(self) -> str:
-        """For a terminal."""
+        """Return the table for a terminal."""
         widths = [max(len(row[i]) for row in [self.columns, *self.rows]) for i in range(len(self.columns))]
         lines = [self.title, ""]
         for row in [self.columns, ["-" * width for width in widths], *self.rows]:
@@ -68,7 +67,7 @@ class Table:
         return "\n".join(lines)
 
     def as_markdown(self) -> str:
-        """For a document."""
+        """Return the table for a document."""
         lines = [f"### {self.title}", ""]
         aligned = [":--", *("--:" for _ in self.columns[1:])]
         lines += ["| " + " | ".join(row) + " |" for row in [self.columns, aligned, *self.rows]]
@@ -79,7 +78,7 @@ class Table:
 def verdict(
     what: str, reached: Spread, *, at_most: float | None = None, at_least: float | None = None, unit: str = "x"
 ) -> str:
-    """A line that sets what was reached beside its target."""
+    """Return a line with the reached value and its target."""
     if at_most is not None:
         good, bound = reached.median <= at_most, f"at most {at_most:g}"
     else:
@@ -89,7 +88,7 @@ def verdict(
 
 
 def machine() -> str:
-    """The machine in a line."""
+    """Describe the machine in one line."""
     model = platform.processor() or platform.machine()
     memory = ""
     for path, key in ((Path("/proc/cpuinfo"), "model name"), (Path("/proc/meminfo"), "MemTotal")):

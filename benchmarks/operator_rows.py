@@ -107,7 +107,7 @@ class Contender:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark; `options.large` runs the best of Spark's Python operators with 100,000 keys a batch, too."""
+    """Run the benchmark. `options.large` also runs the best of Spark's Python operators with 100,000 keys a batch."""
     python_peers = {name: _of_spark(peer) for name, peer in PYTHON_PEERS.items()}
     session = spark_session("benchmark", master="local[2]", conf=_COMMON)
     try:
@@ -212,13 +212,13 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
                 ratio(best.rounds, ours.rounds),
                 at_least=targets[best.name],
             ),
-            f"{best.name} to the same jobs without state, the most that can be reached: "
+            f"{best.name} to the same jobs without state, the upper limit: "
             f"{ratio(best.rounds, floor.rounds).shown(2, 'x')}",
-            verdict("what ours takes to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.75),
+            verdict("Statekeeper to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.75),
         ],
         [
-            f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file, each key in it once; "
-            "the output goes to Spark's `noop` sink in update mode (ours: `foreachBatch`, which writes to `noop`).",
+            f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file with each key "
+            "once. The output goes to Spark's `noop` sink in update mode; Statekeeper writes to it in `foreachBatch`.",
             f"{course.warm_up} batches to warm up, then {course.rounds} rounds in turns, in each {course.unmeasured} "
             f"batches that do not count (of operators whose batch takes less than {_QUICK_MILLISECONDS / 1000:.0f} s: the "
             f"others' minutes have put their workers to sleep) and {course.measured} that do.",

@@ -57,7 +57,7 @@ UPDATES: Mapping[str, Update] = {
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark."""
+    """Run the benchmark."""
     rows, state = _given()
     lines = []
     for what, update in UPDATES.items():

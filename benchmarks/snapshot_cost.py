@@ -104,7 +104,7 @@ SPARKS = {TRACKED: True, UNTRACKED: False}
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark; `options.rounds` says how often each has its turn, after one that does not count."""
+    """Run the benchmark. `options.rounds` is the number of turns of each side, after one for warm-up."""
     session = spark_session("benchmark", master="local[2]")
     session.sparkContext.setLogLevel("ERROR")
     try:
@@ -229,12 +229,12 @@ class BesideSpark:
                 [
                     "Rows of a bigint key, a bigint and a double, as our jobs write them: 68 bytes a record. Root and "
                     "scratch on the local disk.",
-                    "Replay and load: from storage to a store that can be read, on a host that has nothing of it; ours in "
-                    "this process, Spark's by `RocksDB.load` in its JVM, called through py4j.",
+                    "Replay and load: from storage to a readable store, on a host without a local copy. Statekeeper runs "
+                    "in this process; Spark runs `RocksDB.load` in its JVM, called through py4j.",
                     "Snapshot, ours: `statekeeper snapshot --all`, from the start of its process to its end, all it "
                     "uploads flushed to the disk. Spark's: `load`, `commit` and `doMaintenance` in a JVM that is warm.",
                     f"{self._changed_keys:,} different keys are in the tail. Spark counts its keys by default "
-                    "(`trackTotalNumberOfRows`), which costs it a read for each change; our counts are exact, too.",
+                    "(`trackTotalNumberOfRows`), which costs a read per change. Statekeeper's counts are exact, too.",
                 ],
             )
         ]

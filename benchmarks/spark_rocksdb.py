@@ -1,6 +1,6 @@
-"""Spark's own `RocksDB` class, without a query around it: what a store of ours is compared with.
+"""Spark's `RocksDB` class without a query: the peer of a Statekeeper store.
 
-Its methods are called through py4j. A call costs a tenth of a millisecond, so nothing that is done key by key is timed.
+Its methods are called through py4j. A call costs 0.1 ms, so calls per key are not timed.
 """
 
 from __future__ import annotations

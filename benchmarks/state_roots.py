@@ -1,4 +1,4 @@
-"""Roots as our jobs leave them, filled without Spark: what maintenance is measured on."""
+"""State roots for benchmarks of maintenance, filled without Spark."""
 
 from __future__ import annotations
 

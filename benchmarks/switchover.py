@@ -1,4 +1,4 @@
-"""What it takes to move 200 stores between the structures V1 and V2: seconds and bytes, beside a copy of the bytes."""
+"""Switchover of 200 stores between the structures V1 and V2: seconds and bytes, beside a copy of the bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Move:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """The benchmark: each round goes to V1, where every snapshot has to be built, and back, where each is used as it is."""
+    """Run the benchmark: each round goes to V1, which builds every snapshot, and back, which uses each unchanged."""
     moves: dict[str, list[_Move]] = {"to V1, each snapshot built": [], "to V2, each used as it is": []}
     with tempfile.TemporaryDirectory() as folder:
         root = StateRoot(Path(folder) / "root", STORES)
@@ -65,10 +65,10 @@ def run(options: argparse.Namespace) -> list[Table]:
                 for name, of_name in moves.items()
             ],
             [
-                "Everything but the five seconds in which a checkpoint has to be quiet: audits before and after, making "
+                "All steps except the five seconds for which a checkpoint must be idle: audits before and after, making "
                 "the snapshots, reading them back, comparing digests of all keys and values, the commit.",
-                "A copy: the same bases and tails, read and written again under other names, as many at a time.",
-                "Of a snapshot that is used as it is, only the zip is written.",
+                "A copy: the same bases and tails are read and written under other names, with the same number of workers.",
+                "If a snapshot is used unchanged, only its zip is written.",
                 "Root and scratch folder on the local disk.",
             ],
         )
