@@ -1,5 +1,5 @@
-"""What keeps a checkpoint healthy while, or after, a query runs: one module a verb, each split into plan and execute.
+"""Maintenance of a checkpoint, during or after a query: one module for each verb, with gather, plan and execute.
 
-A plan is data, made by a pure function from gathered facts, with a reason for each store; executing it is a second step
-that looks again at what the plan rests on. Knows nothing of Spark, of Dagster or of terminals.
+A plan is data: a pure function makes it from gathered facts, with a reason for each store. The execution verifies again the
+facts that can have changed. Independent of Spark, Dagster and terminals.
 """
