@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pipelines.session import S3A_PACKAGES, spark_session
 from statestore.format.structure import Structure
 from statestore.storage import Storage, StorageSpec, open_storage
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 # Many small queries, in many short processes: what the better compiler would save costs more here.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -12,7 +12,7 @@ from statestore.errors import CorruptFile, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import Storage, at_once
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 

@@ -15,7 +15,7 @@ from statestore.cli import main
 from statestore.errors import UnknownFormatVersion
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
-from tests.fixtures.unpacked import unpacked
+from tests.support.unpacked import unpacked
 
 FOLDER = Path(__file__).parent / "fixtures" / "odd_queries"
 FORMS = sorted(path.stem.removeprefix("spark-4.2.0-") for path in FOLDER.glob("*.zip"))

@@ -12,7 +12,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import Storage, StorageSpec
-from tests.checkpoints import NO_ROWS, ROOT_ID
+from tests.support.checkpoints import NO_ROWS, ROOT_ID
 
 IDS = [f"0badc0de-0000-4000-8000-00000000000{n}" for n in range(10)]
 ALL_ROWS, BY_KEY = '{"type":"struct","fields":[]}', NO_ROWS.key_json

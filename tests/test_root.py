@@ -33,7 +33,7 @@ from statestore.format.structure import Structure
 from statestore.format.types import spark_schema_json
 from statestore.root import Done, Pending, Ready, StateRoot
 from statestore.storage import Kind, Storage, StorageSpec, open_storage
-from tests.faults.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
+from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 OTHER_QUERY = "22222222-0000-4000-8000-000000000000"

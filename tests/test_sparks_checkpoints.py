@@ -17,9 +17,9 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import audit, retention, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.storage import Storage, open_storage
-from tests.fixtures.unpacked import unpacked
 from tests.interop.dumped import dumped, expected, shown
-from tests.switching import structure_of, switch
+from tests.support.switching import structure_of, switch
+from tests.support.unpacked import unpacked
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures" / "checkpoints").glob("spark-*.zip"))
 FEWEST = 20

@@ -18,8 +18,8 @@ from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
-from tests.fixtures.unpacked import unpacked
 from tests.maintenance.test_snapshot import take
+from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parent / "fixtures" / "checkpoints"
 AT_ONCE = RetentionPolicy(versions=1, grace_seconds=0.0)

@@ -35,10 +35,10 @@ from statestore.format.structure import Structure
 from statestore.lineage import BaseKind, Lineage
 from statestore.storage import Created, Storage, open_storage
 from statestore.store import LINEAGE_STOP_BYTES, StoreLimits
-from tests.faults.faulty_storage import Fault, FaultyStorage
 from tests.format.test_changelog import written
-from tests.hosts import STORE, Changes, History, Host, State, changed, column
-from tests.snapshots import publish_snapshot
+from tests.support.faulty_storage import Fault, FaultyStorage
+from tests.support.hosts import STORE, Changes, History, Host, State, changed, column
+from tests.support.snapshots import publish_snapshot
 
 GONE = VersionId(1, "00000000-0000-4000-8000-000000000000")
 

@@ -13,8 +13,8 @@ from statestore.format.names import EMPTY, VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.storage import Storage, open_storage
-from tests.hosts import STORE, History, Host, column
-from tests.snapshots import publish_snapshot
+from tests.support.hosts import STORE, History, Host, column
+from tests.support.snapshots import publish_snapshot
 
 
 @pytest.fixture

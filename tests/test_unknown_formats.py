@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from statestore.cli import main
 from statestore.format.compression import blocks
 from statestore.format.compression.lz4_java import BlockWriter
-from tests.fixtures.unpacked import unpacked as settled
+from tests.support.unpacked import unpacked as settled
 
 CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints"
 AGGREGATION, ZIPS, FAMILIES = "v2-aggregation", "v2-a-zip-for-each-version", "v2-transformWithState"

@@ -11,7 +11,7 @@ import pytest
 from assets.definitions import build
 from assets.partitions import QUERY_SET
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import QUIET_SECONDS
 
 CONFIGURATION = """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resources.launcher.platform import LOGS
-from tests.faults.processes import children_of, in_session, kill
+from tests.support.processes import children_of, in_session, kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 T = TypeVar("T")

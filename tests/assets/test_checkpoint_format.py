@@ -13,9 +13,9 @@ from statestore.format import names
 from statestore.maintenance import switchover
 from statestore.storage import Storage
 from tests.assets.test_maintain_query import checks, shown
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault, FaultyStorage, Request
-from tests.structures import as_sparks, held
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import Fault, FaultyStorage, Request
+from tests.support.structures import as_sparks, held
 
 
 def launched(definitions: dg.Definitions, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:

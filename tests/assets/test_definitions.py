@@ -18,7 +18,7 @@ from assets.partitions import QUERY_SET
 from assets.schedules import nightly_sweep
 from resources.fleet import Fleet
 from resources.worker import Worker
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

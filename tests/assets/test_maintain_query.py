@@ -18,10 +18,10 @@ from statestore.maintenance.audit import Finding, FindingKind, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
-from tests.fixtures.unpacked import unpacked
 from tests.maintenance.test_sequences import begun
-from tests.s3_server import S3Server
+from tests.support.checkpoints import Checkpoint
+from tests.support.s3_server import S3Server
+from tests.support.unpacked import unpacked
 
 ODD_QUERIES = Path(__file__).parents[1] / "fixtures" / "odd_queries"
 

@@ -16,7 +16,7 @@ from statestore.maintenance import audit, health, snapshot
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 SHOWN_AT_ONCE = 1000
 """Characters of Markdown; of more Dagster shows a link."""

@@ -21,10 +21,10 @@ from resources.launcher.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
 from tests.assets.running import REPOSITORY, Running, assert_gone, running, succeeded
-from tests.checkpoints import Checkpoint
 from tests.faults.final_state import examine
-from tests.faults.processes import children_of
 from tests.pipelines.test_flights_job import batches_of_a_run
+from tests.support.checkpoints import Checkpoint
+from tests.support.processes import children_of
 
 
 def platform_of(configuration: Path, port: int | None = None) -> AbstractContextManager[Running]:

@@ -25,7 +25,7 @@ from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.maintenance import lease
 from tests.assets.conftest import grown
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 
 @pytest.fixture

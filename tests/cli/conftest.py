@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from statestore.cli import main
 from statestore.format import names
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 
 def audit(root: Path, *arguments: object) -> Result:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from statestore.cli import main
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"

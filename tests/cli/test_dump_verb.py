@@ -19,8 +19,8 @@ from statestore.format import logs, names, operators
 from statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statestore.format.types import spark_schema_json
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
 from tests.cli.test_cli import run, said
+from tests.support.checkpoints import Checkpoint
 
 KEY = pa.schema([("name", pa.string()), ("day", pa.int32())])
 VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])

@@ -15,9 +15,9 @@ from statestore.errors import RefusedAsUnsafe, RootHeld
 from statestore.format import names
 from statestore.maintenance import lease
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
-from tests.hosts import column
-from tests.structures import as_sparks
+from tests.support.checkpoints import Checkpoint
+from tests.support.hosts import column
+from tests.support.structures import as_sparks
 
 NOW = ("--retain", "3", "--grace", "0s")
 

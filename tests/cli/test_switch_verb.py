@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 
 from statestore.cli import main
 from statestore.format.structure import Structure
-from tests.checkpoints import Checkpoint
-from tests.structures import as_sparks, without_ids
+from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
-from tests.switching import (
+from tests.support.structures import as_sparks, without_ids
+from tests.support.switching import (
     contents,
     is_right,
     structure_of,

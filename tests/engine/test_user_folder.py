@@ -14,7 +14,7 @@ from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits
 from statestore.engine.user_folder import user_folder
 from statestore.errors import LocalStateError
-from tests.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, public_folder, umask
+from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, public_folder, umask
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from examples import native_query, stateful_operator
 from statestore.cli import main
-from tests.fixtures.unpacked import unpacked
-from tests.pipelines.streams import conf
-from tests.s3_server import CREDENTIALS, S3Server
+from tests.support.s3_server import CREDENTIALS, S3Server
+from tests.support.streams import conf
+from tests.support.unpacked import unpacked
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"

@@ -16,7 +16,7 @@ from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import StorageSpec, open_storage
 from tests.interop.sparks_reader import state_frame
-from tests.pipelines import flights_in_pandas
+from tests.support import flights_in_pandas
 
 
 @dataclass(frozen=True)

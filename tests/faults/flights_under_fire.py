@@ -27,7 +27,7 @@ from pipelines.flights.job import Places, run
 from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.errors import StatekeeperError
 from tests.faults.kill_points import Point, Shot
-from tests.faults.processes import any_lock_is_held, in_session, jvms, kill, python_workers
+from tests.support.processes import any_lock_is_held, in_session, jvms, kill, python_workers
 
 _FED_AHEAD = 3
 _LOOK_SECONDS = 0.001

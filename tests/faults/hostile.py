@@ -34,7 +34,7 @@ from tests.faults.fuzz import dispatch
 from tests.faults.fuzz.files import copy_tree, fingerprint
 from tests.faults.fuzz.roots import Stage, made
 from tests.faults.fuzz.verbs import is_typed, readers, run
-from tests.fixtures.unpacked import settle
+from tests.support.unpacked import settle
 
 MEMORY_BYTES = 768 * 2**20
 """Of address space, above what the process has before its case."""

@@ -37,7 +37,7 @@ from tests.faults.final_state import Findings, examine
 from tests.faults.flights_under_fire import changelogs
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
 from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
-from tests.faults.processes import in_session, kill
+from tests.support.processes import in_session, kill
 
 _RUN_SECONDS = 400.0
 _DAY_SECONDS = 15.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from statestore.errors import NotACheckpoint, RootHeld
 from statestore.format import names
-from tests.faults.processes import in_session, kill
+from tests.support.processes import in_session, kill
 
 RETAIN = 20
 """Versions that stay."""

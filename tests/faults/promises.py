@@ -11,7 +11,7 @@ from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.maintenance.retention import RetentionPlan
-from tests.storage.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 
 class Lost(AssertionError):

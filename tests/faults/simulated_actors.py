@@ -16,11 +16,11 @@ from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, en
 from statestore.maintenance import lease, records, retention, runs, snapshot
 from statestore.storage import Storage
 from statestore.store import StateStore
-from tests.faults.faulty_storage import SimulatedCrash
 from tests.faults.promises import Lost
 from tests.faults.simulated_world import Connection, UnderWay, World
 from tests.faults.turns import Actor, VirtualClock
-from tests.hosts import changed, column
+from tests.support.faulty_storage import SimulatedCrash
+from tests.support.hosts import changed, column
 
 _TWIN_CHANCE = 0.15
 _FULL_PASS_CHANCE = 0.2

@@ -16,7 +16,7 @@ from tests.faults.promises import Lost, Untidy
 from tests.faults.simulated_actors import require_right
 from tests.faults.simulated_world import World
 from tests.faults.turns import VirtualClock
-from tests.hosts import changed, column
+from tests.support.hosts import changed, column
 
 _BATCHES = 2
 _SAMPLE = 5

@@ -16,12 +16,12 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.loading.loader import Loader
 from statestore.storage import Created, Kind, Storage
 from statestore.store import StateStore, StoreAddress, StoreLimits
-from tests.faults.faulty_storage import Fault, FaultyStorage, Request
 from tests.faults.promises import Promises
 from tests.faults.turns import Actor, SeededIds, Turns, VirtualClock
 from tests.faults.weather import Counts, Weather
-from tests.hosts import State
-from tests.storage.memory import MemoryStorage
+from tests.support.faulty_storage import Fault, FaultyStorage, Request
+from tests.support.hosts import State
+from tests.support.memory import MemoryStorage
 
 LIMITS = StoreLimits(block_cache_bytes=1024 * 1024, lock_timeout_seconds=0)
 """Without waiting for a lock: whoever holds it waits for its turn."""

@@ -19,9 +19,9 @@ from statestore.errors import StorageError
 from statestore.format.names import StoreFileKind, VersionId, parse_store_file
 from statestore.format.structure import Structure
 from statestore.storage import Storage
-from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.hosts import STORE, History, Host, changed, column
-from tests.snapshots import publish_snapshot
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.hosts import STORE, History, Host, changed, column
+from tests.support.snapshots import publish_snapshot
 
 CHANGES = {b"counter": b"new", b"key 002": None, b"one more": b"x"}
 

@@ -17,10 +17,10 @@ from statestore.format.structure import Structure
 from statestore.maintenance import lease, retention, runs, snapshot
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, StorageSpec, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.hosts import column
-from tests.storage.clocks import SleeplessClock
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.hosts import column
 
 STRUCTURES = pytest.mark.parametrize("structure", [Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)])
 POLICY = RetentionPolicy(versions=3, grace_seconds=0)

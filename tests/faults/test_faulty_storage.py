@@ -8,7 +8,7 @@ import pytest
 
 from statestore.errors import ObjectMissing, StorageError
 from statestore.storage import TEMP_FOLDER, Created, Kind, Storage
-from tests.faults.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 
 DIES = [Fault.BEFORE, Fault.AFTER, Fault.TORN]
 

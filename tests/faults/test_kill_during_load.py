@@ -12,8 +12,8 @@ from pathlib import Path
 
 from statestore.format.names import EMPTY, VersionId
 from statestore.storage import open_storage
-from tests.faults.processes import any_lock_is_held
-from tests.hosts import Host, State, changed
+from tests.support.hosts import Host, State, changed
+from tests.support.processes import any_lock_is_held
 
 KILLS = 15
 SEED = 7

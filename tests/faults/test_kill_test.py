@@ -15,7 +15,7 @@ import pytest
 from pipelines.progress import Phase
 from tests.faults.flights_under_fire import AT_ONCE, SOMEWHERE_IN
 from tests.faults.kill_points import Point, Shot, shots
-from tests.faults.processes import in_session, kill
+from tests.support.processes import in_session, kill
 
 
 def test_forty_kills_hit_each_phase_of_the_protocol_at_least_three_times():

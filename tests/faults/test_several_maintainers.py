@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statestore.storage import StorageSpec, open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 COMMAND = Path(sys.executable).parent / "statekeeper"
 CONFIGURATION = """

@@ -21,7 +21,7 @@ from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_b
 from statestore.format.compression import lz4_java
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statestore.format.names import VersionId
-from tests.format.damage import flips, prefixes, value_or_error
+from tests.support.damage import flips, prefixes, value_or_error
 
 Records = list[tuple[bytes, bytes | None]]
 

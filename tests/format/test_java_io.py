@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile
 from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
-from tests.format.damage import value_or_error
+from tests.support.damage import value_or_error
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=100))

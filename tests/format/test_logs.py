@@ -19,7 +19,7 @@ from statestore.format.logs import (
     parse_metadata,
     parse_offsets,
 )
-from tests.format.damage import flips, prefixes, value_or_error
+from tests.support.damage import flips, prefixes, value_or_error
 
 ID = "6ad1c2f0-1111-4222-8333-444455556666"
 COMMIT = CommitLog(0, {0: ((ID,), (ID,))})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile
 from statestore.format.compression import BlockWriter, blocks
-from tests.format.damage import flips, prefixes, value_or_error
+from tests.support.damage import flips, prefixes, value_or_error
 
 END = b"LZ4Block" + bytes([0x15]) + bytes(12)
 

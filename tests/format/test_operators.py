@@ -18,7 +18,7 @@ from statestore.format.operators import (
     parse_operator,
     parse_schema,
 )
-from tests.format.damage import flips, prefixes, value_or_error
+from tests.support.damage import flips, prefixes, value_or_error
 
 OPERATOR = OperatorMetadata(0, "stateStoreSave", (StoreInfo("default", 0, 2),))
 BY_SPARK = (

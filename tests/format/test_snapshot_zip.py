@@ -22,7 +22,7 @@ from statestore.format.snapshot import (
     encode_snapshot,
     read_snapshot,
 )
-from tests.format.damage import flips, prefixes, value_or_error
+from tests.support.damage import flips, prefixes, value_or_error
 
 TABLE: dict[str, Any] = {"localFileName": "000008.sst", "dfsSstFileName": "000008-6ad1c2f0-0000.sst", "sizeBytes": 1317}
 LOG: dict[str, Any] = {"localFileName": "000003.log", "dfsLogFileName": "000003-6ad1c2f0-0000.log", "sizeBytes": 17}

@@ -33,12 +33,12 @@ from statestore import catalog
 from statestore.errors import StatekeeperError
 from statestore.maintenance import audit
 from statestore.storage import open_storage
-from tests.fixtures.unpacked import unpacked
 from tests.fixtures.write_checkpoints import FOLDER as FIXTURES
 from tests.fixtures.write_checkpoints import FORMS
 from tests.interop import damages
 from tests.interop.damages import Damage
 from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows, state
+from tests.support.unpacked import unpacked
 
 State = Mapping[str, Counter[str]]
 RESULTS = Path("var/oracle")

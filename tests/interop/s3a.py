@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.interop.elsewhere import ElsewhereQuery
 from tests.interop.native import Operator
-from tests.s3_server import CREDENTIALS, S3Server
+from tests.support.s3_server import CREDENTIALS, S3Server
 
 
 def connect(spark: SparkSession, server: S3Server) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from statestore.format.names import StorePath
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
-from tests.pipelines.streams import Stream
+from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark
 

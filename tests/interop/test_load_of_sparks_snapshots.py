@@ -17,7 +17,7 @@ from statestore.format.state_rows import decode_values
 from statestore.lineage import BaseKind
 from statestore.storage import open_storage
 from statestore.store import StateStore, StoreAddress
-from tests.pipelines.streams import Stream
+from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from statestore.format.structure import Structure
 from tests.interop import elsewhere
 from tests.interop.native import FORMAT, OPERATORS
 from tests.interop.s3a import BucketQuery, connect, environment
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
 

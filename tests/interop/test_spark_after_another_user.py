@@ -18,8 +18,8 @@ from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.interop.native import FORMAT
 from tests.interop.twins import statekeeper
-from tests.switching import structure_of
-from tests.users import AS_ROOT, give, owned, public_folder, umask
+from tests.support.switching import structure_of
+from tests.support.users import AS_ROOT, give, owned, public_folder, umask
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, AS_ROOT]
 

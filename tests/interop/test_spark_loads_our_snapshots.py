@@ -16,7 +16,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.lineage import BaseKind
 from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
 from statestore.storage import open_storage
-from tests.pipelines.streams import Stream
+from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ from pipelines.flights import departures as source
 from pipelines.flights import job
 from pipelines.operator import StatefulOperator, Update
 from tests.interop.sparks_reader import state_frame
-from tests.pipelines import flights_in_pandas
-from tests.pipelines.streams import Stream
+from tests.support import flights_in_pandas
+from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark
 

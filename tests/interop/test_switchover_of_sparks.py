@@ -18,9 +18,9 @@ from statestore.format.structure import Structure
 from statestore.maintenance import lease, runs, switchover
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Kind, Storage, open_storage
-from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.interop.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
 from tests.interop.twins import clean, statekeeper, switch
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 
 pytestmark = pytest.mark.spark
 

@@ -17,8 +17,8 @@ from statestore.format.structure import Structure
 from statestore.loading.loaded import Restored
 from statestore.loading.loader import Loader
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
-from tests.switching import abort, contents, is_right, structure_of, switch, take_snapshots
+from tests.support.checkpoints import Checkpoint
+from tests.support.switching import abort, contents, is_right, structure_of, switch, take_snapshots
 
 STORE = StorePath(0, 0)
 

@@ -11,7 +11,7 @@ from statestore.format.names import EMPTY
 from statestore.loading import loader
 from statestore.loading.changelogs import Changelogs
 from statestore.storage import open_storage
-from tests.hosts import Changes, History, Host, State, changed, column
+from tests.support.hosts import Changes, History, Host, State, changed, column
 
 TABLES_TO_MERGE = 8
 
@@ -69,7 +69,7 @@ def test_up_to_each_limit_the_copy_is_read_over_and_beyond_it_the_copy_moves(
 
 def plain_pieces(host: Host, version: object) -> list[int]:
     from statestore.format.changelog import read_changelog
-    from tests.hosts import STORE
+    from tests.support.hosts import STORE
 
     data = host.storage.read(STORE.changelog(version))  # type: ignore[arg-type]
     return [len(piece.buffer) for piece in read_changelog(data, "a changelog")[1]]

@@ -8,9 +8,9 @@ import pytest
 
 from statestore.format.structure import Structure
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.structures import as_sparks, without_ids
-from tests.switching import take_snapshots
+from tests.support.checkpoints import Checkpoint
+from tests.support.structures import as_sparks, without_ids
+from tests.support.switching import take_snapshots
 
 
 @pytest.fixture(scope="module")

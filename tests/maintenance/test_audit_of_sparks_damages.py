@@ -33,11 +33,11 @@ from statestore.maintenance.audit import Audit, AuditPolicy, Finding, FindingKin
 from statestore.maintenance.repair import RepairReason
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
-from tests.hosts import column
 from tests.maintenance.test_families_in_snapshots import changelog as typed_changelog
 from tests.maintenance.test_snapshot import take
-from tests.snapshots import publish_snapshot
+from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
+from tests.support.hosts import column
+from tests.support.snapshots import publish_snapshot
 
 SOME_ID = "0badc0de-0000-4000-8000-000000000000"
 STORE = StorePath(0, 0)

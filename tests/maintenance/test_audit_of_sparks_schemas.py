@@ -14,7 +14,7 @@ from statestore.cli import main
 from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
 from statestore.storage.urls import Locality, as_spark_writes_it, locality
-from tests.fixtures.unpacked import unpacked
+from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
 DESCRIPTIONS = {FindingKind.DESCRIPTION_MISSING, FindingKind.DESCRIPTION_UNREADABLE}

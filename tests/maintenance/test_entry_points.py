@@ -28,11 +28,11 @@ from statestore.format.structure import Structure
 from statestore.maintenance import config, lease, passes
 from statestore.maintenance.config import Policies
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault
-from tests.structures import as_sparks
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import Fault
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
-from tests.switching import die_at, take_snapshots
+from tests.support.structures import as_sparks
+from tests.support.switching import die_at, take_snapshots
 
 BY = MAINTAINER
 CONFIGURATION = """

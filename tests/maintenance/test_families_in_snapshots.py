@@ -20,7 +20,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
 from statestore.storage import Storage, open_storage
-from tests.snapshots import publish_snapshot
+from tests.support.snapshots import publish_snapshot
 
 STORE = StorePath(0, 0)
 DEFAULT, VALUES = b"\0\0", b"\1\0"

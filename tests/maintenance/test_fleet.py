@@ -7,8 +7,8 @@ from pathlib import Path
 from statestore.maintenance.config import Configuration, Parent, Policies, Root
 from statestore.maintenance.fleet import discover, forget_seconds
 from statestore.storage import StorageSpec, open_storage
-from tests.checkpoints import Checkpoint
-from tests.s3_server import S3Server
+from tests.support.checkpoints import Checkpoint
+from tests.support.s3_server import S3Server
 
 
 def checkpoint(url: str, scratch: Path, batches: int) -> None:

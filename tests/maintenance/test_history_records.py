@@ -22,7 +22,7 @@ from statestore.maintenance.history_records import (
     TakenSnapshot,
     decode,
 )
-from tests.storage.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 STORE = StorePath(0, 3)
 RUN = "0198c0de-0000-4000-8000-000000000001"

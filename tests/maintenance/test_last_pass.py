@@ -14,8 +14,8 @@ from statestore.maintenance.history import History
 from statestore.maintenance.history_records import PlannedSnapshot
 from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
 from statestore.storage import Kind, Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import FaultyStorage
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import FaultyStorage
 
 POLICY = RetentionPolicy(versions=5, grace_seconds=0)
 CLOCK = SystemClock()

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from statestore.cli import main
 from statestore.format import names
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault
-from tests.structures import as_sparks, without_ids
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import Fault
 from tests.support.maintainers import MAINTAINER
-from tests.switching import abort, after_the_dead, die_at, structure_of
-from tests.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
+from tests.support.structures import as_sparks, without_ids
+from tests.support.switching import abort, after_the_dead, die_at, structure_of
+from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
 
 pytestmark = AS_ROOT
 

@@ -16,7 +16,7 @@ from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 POLICIES = Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=3, grace_seconds=0.0))
 BY = Maintainer("a test", SystemClock(), RandomIds())

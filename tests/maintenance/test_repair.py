@@ -23,11 +23,11 @@ from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
 from statestore.maintenance.retention import Rule
 from statestore.storage import Kind, Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.storage.clocks import SleeplessClock
-from tests.structures import without_ids
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintainers import MAINTAINER
+from tests.support.structures import without_ids
 
 Contents = dict[str, bytes]
 

@@ -29,10 +29,10 @@ from statestore.maintenance import announcements, lease, retention, runs, snapsh
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
 from statestore.maintenance.snapshot import Taken, TakeSnapshot
 from statestore.storage import Entry, Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.hosts import column
-from tests.storage.clocks import SleeplessClock
-from tests.structures import as_sparks
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.hosts import column
+from tests.support.structures import as_sparks
 
 AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
 """Keeps the five newest versions, however young the others are."""

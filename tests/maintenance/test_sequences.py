@@ -25,11 +25,11 @@ from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.s3_server import S3Server
-from tests.storage.clocks import SleeplessClock
-from tests.structures import as_sparks, held, without_ids, without_lineage
-from tests.switching import structure_of
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.s3_server import S3Server
+from tests.support.structures import as_sparks, held, without_ids, without_lineage
+from tests.support.switching import structure_of
 
 VERBS = ("snapshot", "gc", "switch", "repair")
 TOUR = (

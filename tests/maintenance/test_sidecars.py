@@ -17,8 +17,8 @@ from statestore.maintenance.repair import Quarantine, RepairReason
 from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
 from statestore.maintenance.snapshot import SkipReason, SnapshotPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.structures import as_sparks
+from tests.support.checkpoints import Checkpoint
+from tests.support.structures import as_sparks
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0)
 CLOCK = SystemClock()

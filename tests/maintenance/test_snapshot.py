@@ -37,9 +37,9 @@ from statestore.maintenance.snapshot import (
     plan,
 )
 from statestore.storage import Storage, StorageSpec, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.hosts import column
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.hosts import column
 
 FEWEST_CASES = 25
 SHARE_ON_S3 = 5

@@ -16,7 +16,7 @@ from statestore.maintenance import audit, lease, retention, snapshot
 from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy, Rule
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 POLICY = RetentionPolicy(versions=3, grace_seconds=0)
 

@@ -22,10 +22,10 @@ from statestore.maintenance import audit, lease, retention, runs, switchover
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.switchover import Machine, Source, SwitchPhase, rewrite
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault
-from tests.structures import without_ids
-from tests.switching import (
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import Fault
+from tests.support.structures import without_ids
+from tests.support.switching import (
     abort,
     contents,
     die_at,

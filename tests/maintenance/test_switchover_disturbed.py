@@ -19,10 +19,10 @@ from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
-from tests.storage.clocks import SleeplessClock
-from tests.switching import (
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
+from tests.support.switching import (
     WRITES,
     abort,
     after_the_dead,

@@ -19,7 +19,7 @@ from statestore.maintenance import audit, retention, snapshot
 from statestore.maintenance.audit import AuditPolicy, commits
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 FIRST = 12
 """Of 20 versions those before it have no files, but for what a damage says."""

@@ -17,7 +17,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance import retention, runs, snapshot
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
 from statestore.storage import Storage, open_storage
-from tests.checkpoints import Checkpoint
+from tests.support.checkpoints import Checkpoint
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0)
 CLOCK = SystemClock()

@@ -12,8 +12,8 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StorageError
 from statestore.format import names
 from statestore.storage import Created, Kind, open_storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import FaultyStorage
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import FaultyStorage
 
 LIMIT = 3
 

@@ -10,8 +10,8 @@ from pipelines import driver
 from statestore.errors import StorageError
 from statestore.lineage import BaseKind
 from statestore.storage import LocalStorage
-from tests.pipelines.streams import Stream
 from tests.pipelines.test_operator import ROWS, adding, rows_of
+from tests.support.streams import Stream
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pipelines.flights import departures as source
 from pipelines.flights import facts as job
 from statestore.errors import CorruptFile
-from tests.pipelines import flights_in_pandas
+from tests.support import flights_in_pandas
 
 NEW_YEAR = datetime(2013, 1, 1, 12, tzinfo=UTC)
 NO_STATE = pa.schema([pa.field("tailnum", pa.string(), nullable=False), *job.STATE_SCHEMA]).empty_table()

@@ -13,10 +13,10 @@ from statestore.format import names
 from statestore.maintenance import lease
 from statestore.maintenance.history import History
 from statestore.storage import Kind, Storage, open_storage
-from tests.checkpoints import Checkpoint
 from tests.cli.test_cli import run
-from tests.faults.faulty_storage import FaultyStorage
-from tests.switching import take_snapshots
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.switching import take_snapshots
 
 PARTITIONS = 4
 

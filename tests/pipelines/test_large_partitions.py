@@ -17,7 +17,7 @@ from pipelines.progress import BatchReport
 from pipelines.sinks import AtLeastOnceSink
 from statestore.errors import HotKey
 from statestore.format.names import VersionId
-from tests.pipelines.streams import Stream
+from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark
 

@@ -38,7 +38,7 @@ from statestore.format.logs import parse_commit
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import LocalCopy
-from tests.pipelines.streams import Seen, Stream, conf
+from tests.support.streams import Seen, Stream, conf
 
 # Spark's workers need not find this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

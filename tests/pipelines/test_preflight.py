@@ -35,7 +35,7 @@ from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.root import StateRoot
 from statestore.storage import open_storage
-from tests.pipelines.streams import conf
+from tests.support.streams import conf
 
 STATE = pa.schema([("count", pa.int64())])
 OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64())])

@@ -39,8 +39,8 @@ from statestore.errors import (
 )
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
-from tests.pipelines import tasks
-from tests.pipelines.counting import INPUT, Job, Watching, conf, in_a_process, once, rows_of
+from tests.support import tasks
+from tests.support.counting import INPUT, Job, Watching, conf, in_a_process, once, rows_of
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipelines.streams import conf
+from tests.support.streams import conf
 
 pytestmark = pytest.mark.spark
 

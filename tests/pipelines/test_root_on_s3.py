@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipelines import DeltaSink, Host, StatefulOperator, Update, start
 from statestore.storage import Storage, StorageSpec, open_storage
-from tests.s3_server import S3Server
+from tests.support.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
 

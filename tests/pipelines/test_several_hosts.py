@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.counting import Job, conf, in_a_process
+from tests.support.counting import Job, conf, in_a_process
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import snapshot
 from statestore.storage import open_storage
-from tests.pipelines import tasks
-from tests.pipelines.counting import Job, once
+from tests.support import tasks
+from tests.support.counting import Job, once
 from tests.support.maintainers import MAINTAINER
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from statestore.clock import RandomIds
 from statestore.errors import NoExclusiveCreate
 from statestore.storage import TEMP_FOLDER, Deletion, Storage, open_storage
 from statestore.storage.exclusive import require_exclusive_create
-from tests.s3_server import S3Server, Wire
+from tests.support.s3_server import S3Server, Wire
 
 
 @pytest.fixture

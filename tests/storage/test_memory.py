@@ -10,7 +10,7 @@ from statestore.clock import RandomIds
 from statestore.errors import StatekeeperError
 from statestore.storage import Storage
 from statestore.storage.local import LocalStorage
-from tests.storage.memory import MemoryStorage
+from tests.support.memory import MemoryStorage
 
 PATHS = ["a", "b/c", "b/d", "b.e", "_statekeeper/tmp/f", "b/.g.crc"]
 BODIES = [b"", b"one", b"another"]

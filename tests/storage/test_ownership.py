@@ -11,7 +11,7 @@ import pytest
 
 from statestore.errors import ForeignOwner, StorageError
 from statestore.storage import open_storage
-from tests.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
+from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
 
 PRIVATE = 0o077
 

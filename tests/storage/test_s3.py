@@ -12,8 +12,8 @@ import pytest
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
 from statestore.storage import Created, RequestCounts, Storage, open_storage
 from statestore.storage.s3 import S3Storage
-from tests.s3_server import S3Server, Wire
-from tests.storage.clocks import SleeplessClock
+from tests.support.clocks import SleeplessClock
+from tests.support.s3_server import S3Server, Wire
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
 TRIES = 5

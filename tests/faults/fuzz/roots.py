@@ -26,10 +26,10 @@ from statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statestore.format.structure import Structure
 from statestore.format.types import spark_schema_json
 from statestore.storage import open_storage
-from tests.checkpoints import Checkpoint
-from tests.hosts import Changes
-from tests.structures import as_sparks, without_ids
-from tests.switching import structure_of, take_snapshots
+from tests.support.checkpoints import Checkpoint
+from tests.support.hosts import Changes
+from tests.support.structures import as_sparks, without_ids
+from tests.support.switching import structure_of, take_snapshots
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 _OWN = ("own-v1", "own-v2", "native-v1", "native-v2")

@@ -14,7 +14,7 @@ from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.storage import Storage, at_once
 from statestore.store import StateStore, StoreAddress
-from tests.hosts import Changes, State, changed, column
+from tests.support.hosts import Changes, State, changed, column
 
 _UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nullable":true,"metadata":{}}]}'
 NO_ROWS = binding.StoreSchema("counts", _UNKNOWN, _UNKNOWN)

@@ -17,10 +17,10 @@ from statestore.format.structure import Structure
 from statestore.maintenance import lease, runs, snapshot, switchover
 from statestore.maintenance.switchover import Machine, Progress, SwitchPlan
 from statestore.storage import Kind, Storage
-from tests.checkpoints import Checkpoint
-from tests.faults.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
-from tests.storage.clocks import SleeplessClock
-from tests.structures import held
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.structures import held
 
 WRITES = (Kind.CREATE, Kind.REPLACE, Kind.DELETE)
 

@@ -14,8 +14,8 @@ from statestore.format.changelog import ChangelogWriter, Header, read_changelog
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.loading.loader import Loader
 from statestore.storage import Storage
-from tests.checkpoints import Checkpoint
-from tests.hosts import State, column
+from tests.support.checkpoints import Checkpoint
+from tests.support.hosts import State, column
 
 
 def as_sparks(made: Checkpoint) -> Checkpoint:

@@ -8,7 +8,7 @@ though counts and sums of both are the same.
     <folder>/root               the state
     <folder>/local              the host's copies, unless a job takes another folder
 
-`python -m tests.pipelines.counting FOLDER ...` runs it in a process of its own, for another master or to be killed.
+`python -m tests.support.counting FOLDER ...` runs it in a process of its own, for another master or to be killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from statestore.format.structure import Structure
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress
 from tests.interop.sparks_reader import state_rows
-from tests.pipelines import tasks
+from tests.support import tasks
 
 INPUT = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 VALUES = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("stamp", pa.string())])
@@ -273,7 +273,7 @@ def in_a_process(
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
-    command = [sys.executable, "-m", "tests.pipelines.counting", str(job.folder)]
+    command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
         # Executors that are stopped fill the end of it with their own complaints.
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--structure", type=Structure, default=Structure.V2)
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
-    parser.add_argument("--driver", default="BatchDriver", help="a class of tests.pipelines.tasks")
+    parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
     parser.add_argument("--read-twice", action="store_true")
     options = parser.parse_args(arguments)
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
