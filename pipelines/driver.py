@@ -306,7 +306,10 @@ class BatchDriver:
         if held == mine.attempt:
             return mine.ids, ()
         if held is None:
-            raise SinkConflict(f"batch {batch} was written and the sink does not hold it", hint="look at the sink")
+            raise SinkConflict(
+                f"batch {batch} was written, but the sink does not hold it",
+                hint="check the sink's history for deletions",
+            )
         note = f"batch {batch}: another driver's attempt {held} is in the sink, this one's {mine.attempt} lost"
         self._warn(f"{note}; two drivers run this query, stop one")
         return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
@@ -339,7 +342,7 @@ class BatchDriver:
             raise SinkConflict(
                 f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
                 path=self._root_spec.url,
-                hint="sink and state are of different time lines: restore both from one moment",
+                hint="sink and state have diverged; restore both to the same point in time",
             )
         return pending
 

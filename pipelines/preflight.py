@@ -62,7 +62,7 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
 def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
     """Return the columns of the stream for tasks. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
     if not stream.isStreaming:
-        raise UnsupportedEnvironment("the rows are no stream", hint="read them with spark.readStream")
+        raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read them with spark.readStream")
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
     if missing:
         raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
@@ -116,7 +116,7 @@ def require_usable(operator: StatefulOperator) -> None:
     except Exception as error:
         raise UnusableFunction(
             f"the update function cannot be sent to Spark's workers: {' '.join(str(error).split())}",
-            hint="make what cannot be pickled (a session, a lock, a connection, an open file) inside the function",
+            hint="create objects that cannot be pickled (session, lock, connection, open file) inside the function",
         ) from error
 
 

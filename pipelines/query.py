@@ -60,8 +60,8 @@ class StatefulQuery:
             self._watch.stop()
             if is_active(self.streaming_query) is None:
                 raise SparkDied(
-                    "Spark's JVM ended while the query ran",
-                    hint="see what it said last; started again, the query goes on where it stopped",
+                    "Spark's JVM ended while the query was running",
+                    hint="read the end of Spark's log; a restarted query continues with the interrupted batch",
                 ) from error
             failure = self.driver.failure
             if isinstance(failure, StatekeeperError | StopWanted):
@@ -141,7 +141,7 @@ def start(
     if isinstance(sink, preflight.CheckedSink):
         sink.require_ready(session, operator.output)
     if not sink.supports_exactly_once:
-        _LOG.warning("the sink cannot say which batches it holds: output is at-least-once, state is exactly-once")
+        _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
     driver = BatchDriver(
         operator,
         row_columns,

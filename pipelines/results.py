@@ -50,7 +50,7 @@ def _column_names(given: Any, schema: pa.Schema, what: str) -> list[str]:
         return list(given.column_names)
     if _is_frame(given):
         return list(given.columns)
-    raise _wrong(schema, f"{what} is not of its schema: it is a {type(given).__name__}, no table and no frame")
+    raise _wrong(schema, f"{what} is not of its schema: it is a {type(given).__name__}, not a table or a DataFrame")
 
 
 def _is_frame(given: Any) -> bool:

@@ -225,7 +225,7 @@ class DeltaSink:
         raise SinkConflict(
             f"the table holds batch {newest} of query {query_id}, and no commit says which attempt made batch {batch}",
             path=self.path,
-            hint="the table's log was cleaned or written by something else: compare table and state before going on",
+            hint="another program wrote or cleaned the table's log; compare table and state before you continue",
         )
 
     def write(self, rows: DataFrame, attempt: Attempt) -> None:

@@ -93,7 +93,7 @@ def _allowed(piece: Piece, limits: Pieces, key_columns: Sequence[str]) -> Piece:
     key = piece.rows.slice(int(starts[longest]), 1).select(list(key_columns)).to_pylist()[0]
     raise HotKey(
         f"more than {limit} of one key in a batch: {key}",
-        hint="let it be split (Pieces(split_hot_keys=True)) if the update function may get a key in pieces, or raise "
+        hint="if the update function supports several calls per key, set Pieces(split_hot_keys=True); otherwise raise "
         "Pieces.hot_key_rows and hot_key_bytes",
     )
 
