@@ -87,7 +87,7 @@ def test_each_verb_says_plainly_that_there_is_no_state(written: Written, tmp_pat
     ]
     assert [plainly in one for one in told] == [True] * len(told), told
     assert not any("HDFS" in one for one in told)
-    assert "nothing is in the way" in said(root, "repair")
+    assert "nothing to repair" in said(root, "repair")
     assert "0 rows" in said(root, "dump")
     if form != "stateless-v2":
         assert "the checkpoint has no state" in said(root, "switch", "--to", "v2", exit_code=3)
@@ -101,7 +101,7 @@ def test_a_query_without_a_committed_batch_needs_nothing(written: Written, tmp_p
     before = files(root)
     for verb in (["audit", "--deep"], ["inspect"], ["snapshot", "--dry-run"], ["gc", "--apply", "--mode", "full"]):
         assert "no batch is committed yet" in said(root, *verb), verb
-    assert "nothing is in the way" in said(root, "repair")
+    assert "nothing to repair" in said(root, "repair")
     assert files(root) == before
 
 

@@ -30,14 +30,15 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="So many versions are kept at least, as for gc; older ones that do not load are its business.",
+    help="Number of versions to retain, as for gc. Versions below that floor cause no finding.",
 )
 @scratch_option
+@click.option("--verbose", is_flag=True, help="List the properties that this audit did not verify (not proved).")
 @output_option
-def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, output: Output) -> None:
-    """The whole lineage against the commit log and the files. Nothing is written below ROOT.
+def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: bool, output: Output) -> None:
+    """Verify the integrity of a checkpoint: the state files against the commit log. It writes nothing below ROOT.
 
-    Exit code 3 means that someone must act: what the next gc deletes anyway is counted and no finding.
+    Exit code 3: there are findings that need an action. Files that the next gc deletes are counted and are no findings.
     """
     policy = root.policies.retention
     with progress_bar() as progress:
@@ -49,7 +50,7 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, output: O
             scratch=scratch if deep else None,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
-    output.show(_object(looked), lambda console: _print(console, looked))
+    output.show(_object(looked), lambda console: _print(console, looked, verbose=verbose))
     sys.exit(FINDINGS if looked.audit.findings else 0)
 
 
@@ -107,22 +108,24 @@ def _store_object(store: StoreAudit, garbage: Amount) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, looked: Looked) -> None:
-    """Findings in groups, worst first; then the whole in a line."""
+def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
+    """Print the findings by severity and kind, then one summary line."""
     result = looked.audit
     shown = result.findings[: tables.ROWS]
     for (severity, what), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.what)):
         console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", what.value), soft_wrap=True)
         for finding in group:
-            # As plain text: names and errors come out of files and may hold what looks like markup.
+            # As plain text: names and errors come from files and may look like markup.
             console.print(Text(f"  {finding.file} {finding.problem}"), soft_wrap=True)
             console.print(Text(f"    {finding.meaning}"), soft_wrap=True)
             console.print(Text(f"    -> {finding.action}"), soft_wrap=True)
         console.print()
     if len(result.findings) > tables.ROWS:
-        console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json has all of them")
+        console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
-    for text in result.unproven:
+    if result.unproven and not verbose:
+        console.print(f"{len(result.unproven)} properties are not proved: --verbose lists them")
+    for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
 
 
@@ -138,7 +141,7 @@ def _summary(looked: Looked) -> str:
         return f"{tables.when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
     garbage = f"the next gc may delete {totals['garbage_files']:,} files, {totals['garbage_bytes']:,} bytes"
     if result.breaks:
-        garbage = f"while there are errors, gc deletes nothing: {totals['garbage_files']:,} files wait"
+        garbage = f"gc deletes nothing until the errors are fixed ({totals['garbage_files']:,} files are due)"
     elif looked.forecast is not None and looked.forecast.floor is not None:
         garbage += f" and retains version {looked.forecast.floor:,} and later"
     return (

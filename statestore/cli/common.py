@@ -1,4 +1,4 @@
-"""What the verbs share: the root, where output goes, progress, and what becomes of errors."""
+"""Code that all verbs share: the ROOT argument, options, output, progress bars and error handling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from statestore.cli import tables
+from statestore.cli.suggestions import checkpoints_near
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
+from statestore.errors import NotACheckpoint, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.storage import Storage, open_storage
+from statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1
 FINDINGS = 3
@@ -34,18 +35,22 @@ INTERRUPTED = 130
 
 _MIB = 1024 * 1024
 
+# Keys of click's context, which the group and its verbs share.
+_AS_JSON, _IS_SHOWN, _ROOT, _ENDPOINT = (f"{__name__}.{key}" for key in ("as_json", "is_shown", "root", "endpoint"))
+
 TALK = Console(stderr=True)
-"""For people, whatever the output is: what happens, and what went wrong."""
+"""Prints messages and errors to stderr; stdout holds only the result."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go: one JSON object on stdout, or tables for a person."""
+    """The format of a result: one JSON object on stdout, or tables."""
 
     as_json: bool
 
     def show(self, result: dict[str, Any], for_people: Callable[[Console], None]) -> None:
         """Print a result."""
+        click.get_current_context().meta[_IS_SHOWN] = True
         if self.as_json:
             click.echo(tables.as_json(result))
         else:
@@ -53,34 +58,55 @@ class Output:
 
 
 class Verbs(click.Group):
-    """Errors of the library end the command with their line and their exit code, never with a traceback."""
+    """Ends the command with the message and exit code of an error of the library, never with a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except StatekeeperError as error:
+            if isinstance(error, NotACheckpoint) and _ROOT in ctx.meta:
+                error = _with_suggestions(error, ctx.meta[_ROOT])
             say(error)
+            if ctx.meta.get(_AS_JSON) and not ctx.meta.get(_IS_SHOWN):
+                click.echo(tables.as_json({"error": _error_object(error)}))
             ctx.exit(error.exit_code)
         except MemoryError:
-            # Each decoder bounds what it takes; of what many threads take together this is the end.
+            # Each decoder bounds its memory; the sum over all threads can still exceed the limit of the process.
             TALK.print(
-                "out of memory: the command ended early; give it more memory, or fewer --workers, and run it again"
+                "out of memory: the command stopped early. Give it more memory or fewer --workers, then run it again"
             )
             ctx.exit(FAILED)
         except KeyboardInterrupt:
-            TALK.print("interrupted: what is done stays done, run it again")
+            TALK.print("interrupted: finished steps are kept; run it again to continue")
             ctx.exit(INTERRUPTED)
 
 
+def _with_suggestions(error: StatekeeperError, spec: StorageSpec) -> StatekeeperError:
+    near = checkpoints_near(spec)
+    if not near:
+        return error
+    return NotACheckpoint(error.what, path=error.path, hint=f"did you mean {' or '.join(near[:3])}?")
+
+
+def _error_object(error: StatekeeperError) -> dict[str, Any]:
+    return {
+        "code": error.code,
+        "exit_code": error.exit_code,
+        "message": error.what,
+        "path": error.path,
+        "hint": error.hint,
+    }
+
+
 def say(error: StatekeeperError, *, of: StorePath | None = None) -> None:
-    """Tell a person of an error, and of which store it is."""
-    # Not as markup: names out of files may hold brackets.
+    """Print an error to stderr, with the store that it concerns."""
+    # Not as markup: names from files may contain brackets.
     store = f"{of}: " if of else ""
     TALK.print(Text.assemble((error.code, "red"), ": ", store, str(error)), soft_wrap=True)
 
 
 def say_skipped(store: StorePath, skipped: Iterable[str]) -> None:
-    """Tell of snapshots that could not be used, where an older base has replaced them."""
+    """Print a warning for each snapshot that a restore skipped in favor of an older base."""
     for reason in dict.fromkeys(skipped):
         what = f"{reason}; an older base was used. Verify the checkpoint: statekeeper audit ROOT --deep"
         TALK.print(Text.assemble(("warning", "yellow"), ": ", f"{store}: {what}"), soft_wrap=True)
@@ -102,7 +128,7 @@ class Duration(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Opened:
-    """The root that a verb is about: its storage, and how it is looked after."""
+    """The root that a verb works on: its storage and its policies."""
 
     storage: Storage
     policies: Policies
@@ -119,8 +145,13 @@ def _configuration(ctx: click.Context) -> Configuration:
 
 def _root(ctx: click.Context, _: click.Parameter, value: str) -> Opened:
     root = _configuration(ctx).find(value)
+    spec, endpoint = root.spec, ctx.meta.get(_ENDPOINT)
+    if endpoint is not None:
+        options = {name: option for name, option in spec.options if name != "endpoint_url"}
+        spec = replace(spec, options=(*options.items(), ("endpoint_url", endpoint)))
+    ctx.meta[_ROOT] = spec
     try:
-        return Opened(open_storage(root.spec), root.policies)
+        return Opened(open_storage(spec), root.policies)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -129,12 +160,12 @@ config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
     envvar="STATEKEEPER_CONFIG",
-    help=f"Roots and policies; by default {FILE_NAME} in the working directory, if there is one.",
+    help=f"Configuration file with roots and policies. Default: {FILE_NAME} in the working directory, if it exists.",
 )
 
 
 def _complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Configured names, and files."""
+    """Suggest configured names and files."""
     try:
         names = [name for name in _configuration(ctx).roots if name.startswith(typed)]
     except StatekeeperError:
@@ -142,21 +173,46 @@ def _complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[C
     return [*(CompletionItem(name) for name in names), CompletionItem(typed, type="dir")]
 
 
-root_argument = click.argument("root", callback=_root, shell_complete=_complete_root)
+def _output(ctx: click.Context, _: click.Parameter, value: str) -> Output:
+    ctx.meta[_AS_JSON] = value == "json"
+    return Output(value == "json")
+
+
+def root_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """The argument ROOT, and the option that belongs to its URL."""
+    endpoint = click.option(
+        "--endpoint-url",
+        metavar="URL",
+        is_eager=True,
+        expose_value=False,
+        callback=_endpoint,
+        help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
+    )
+    return click.argument("root", callback=_root, shell_complete=_complete_root)(endpoint(command))
+
+
+def _endpoint(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_ENDPOINT] = value
+
+
 output_option = click.option(
     "--output",
     type=click.Choice(["table", "json"]),
     default="table",
-    callback=lambda _, __, value: Output(value == "json"),
-    help="Tables for people, or one JSON object on stdout.",
+    # Before ROOT, whose errors are printed in this format, too.
+    is_eager=True,
+    callback=_output,
+    help="Output format: tables, or one JSON object on stdout.",
 )
 mode_option = click.option(
-    "--mode", type=click.Choice([mode.value for mode in Mode]), help="What may be done to the checkpoint."
+    "--mode",
+    type=click.Choice([mode.value for mode in Mode]),
+    help="Permission to change the checkpoint: nothing, adding snapshots, or everything.",
 )
 
 
 class RenamedOption(click.Option):
-    """An option whose second name is its former one: it works for one more release, and the help does not show it."""
+    """An option whose second name is its former name, which still works for one release and is not in the help."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
@@ -169,21 +225,22 @@ stopped_option = click.option(
     "stopped",
     cls=RenamedOption,
     is_flag=True,
-    help="The query is stopped: its application is gone, and nothing will start it.",
+    help="Confirm that the query is stopped: its application has ended and nothing will restart it.",
 )
 for_spark_option = click.option(
     "--for-spark",
     "spark",
     type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
     callback=lambda _, __, value: None if value is None else Spark(value),
-    help="The Spark that goes on from here: 4.0 and later ones do not read each other's snapshots in structure V2.",
+    help="Spark release that will run the query. In structure V2, Spark 4.0 and later releases cannot read each other's "
+    "snapshots.",
 )
 scratch_option = click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
     default=lambda: Path(tempfile.gettempdir()),
-    show_default="the system's folder for temporary files",
-    help="Local disk to work on.",
+    show_default="the system's temporary directory",
+    help="Directory on local disk for temporary files.",
 )
 
 workers_option = click.option(
@@ -191,7 +248,7 @@ workers_option = click.option(
     type=click.IntRange(1),
     default=WORKERS,
     show_default="the number of cores",
-    help="So many stores at a time.",
+    help="Number of stores to process at the same time.",
 )
 memory_option = click.option(
     "--memory",
@@ -200,12 +257,12 @@ memory_option = click.option(
     default=MEMORY_BYTES // _MIB,
     show_default=True,
     callback=lambda _, __, value: value * _MIB,
-    help="MiB of memory to work in, for all workers together.",
+    help="Memory limit in MiB for all workers together.",
 )
 
 
 def holder() -> str:
-    """Who is at it, for people."""
+    """The host and process id that lease and history records name."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -216,7 +273,7 @@ def this_process() -> Maintainer:
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:
-    """For work that may take longer than a second; nothing where nobody watches."""
+    """A progress bar on stderr; hidden when stderr is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

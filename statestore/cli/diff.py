@@ -33,8 +33,16 @@ _COLUMNS = ("change", "key", "before", "after")
 
 @click.command()
 @root_argument
-@click.option("--from", "from_version", type=click.IntRange(0), metavar="VERSION", help="Default: the one before --to.")
-@click.option("--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Default: the newest.")
+@click.option(
+    "--from",
+    "from_version",
+    type=click.IntRange(0),
+    metavar="VERSION",
+    help="Older version. Default: the version before --to.",
+)
+@click.option(
+    "--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Newer version. Default: the newest."
+)
 @store_option
 @family_option
 @limit_option
@@ -50,10 +58,10 @@ def diff(
     scratch: Path,
     form: str,
 ) -> None:
-    """What changed in the state between two versions: keys that were added, removed, or have another value.
+    """Show the differences of the state between two versions: added, removed and changed keys.
 
-    It only reads. Of each store both versions are restored below --scratch and compared as a whole. A list counts as one
-    value.
+    This verb only reads. It restores both versions of each store below --scratch and compares all keys. A list counts as
+    one value.
     """
     after = contents_at(root.storage, None if to_version is None else to_version - 1)
     if after is None:
@@ -64,9 +72,7 @@ def diff(
     stores = chosen(after, wanted, family)
     layouts = chosen(before, wanted, None) if before.batch >= 0 else stores
     if layouts.keys() != stores.keys():
-        raise click.UsageError(
-            "the two versions are not of the same stores: the checkpoint was repartitioned in between"
-        )
+        raise click.UsageError("the two versions have different stores: the checkpoint was repartitioned between them")
     if limit is None and form == "table":
         limit = tables.ROWS
     sink = _sink(form, before, after)
@@ -155,4 +161,4 @@ def _last_line(before: Contents | None, after: Contents | None, summary: Mapping
     )
     if summary["shown"] == sum(totals.values()):
         return line
-    return f"{line}; the first {summary['shown']:,} are shown, --limit shows more, --output jsonl writes all"
+    return f"{line}; the first {summary['shown']:,} are shown; --limit shows more; --output jsonl prints all"

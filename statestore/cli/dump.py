@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 
 from statestore.cli import tables
 from statestore.cli.common import Opened, root_argument, say_skipped, scratch_option
@@ -36,16 +37,19 @@ from statestore.format.plain_values import grouped, plain_rows
 @root_argument
 @store_option
 @family_option
-@click.option("--version", type=click.IntRange(0), help="The state at this version.")
+@click.option("--version", type=click.IntRange(0), help="Show the state at this version.")
 @click.option(
-    "--batch", type=click.IntRange(0), help="The state after this batch, version BATCH + 1. Default: the newest."
+    "--batch",
+    type=click.IntRange(0),
+    help="Show the state after this batch (version BATCH + 1). Default: the newest batch.",
 )
 @click.option(
     "--key",
     "keys",
     metavar="COLUMN=VALUE",
     multiple=True,
-    help="Only rows with this value in this column of their key, as JSON shows it without quotes. Several must all hold.",
+    help="Show only rows whose key has this value in this column (as JSON prints it, without quotes). Repeatable; a row "
+    "must match all.",
 )
 @limit_option
 @scratch_option
@@ -61,20 +65,22 @@ def dump(
     scratch: Path,
     form: str,
 ) -> None:
-    """The rows of the state at any version that is kept, decoded by the state's own schema; without Spark.
+    """Show the rows of the state at any retained version, decoded with the schema of the state, without Spark.
 
-    It only reads. Stores are restored one after another below --scratch, which needs room for the largest; rows are shown
-    as they come. A list has a row for each of its elements.
+    This verb only reads. It restores one store after another below --scratch, which needs space for the largest store. Each
+    element of a list is a row.
     """
     if version is not None and batch is not None:
-        raise click.UsageError("--version and --batch name the same: give one of them")
+        raise click.UsageError("--version and --batch exclude each other: give one of them")
     contents = contents_at(root.storage, version - 1 if version is not None else batch)
     if limit is None and form == "table":
         limit = tables.ROWS
     shown = Shown(limit, _conditions(keys))
     sink = _sink(form, contents)
     if contents is not None:
-        for row in shown.rows(contents, chosen(contents, wanted, family), family, scratch):
+        stores = chosen(contents, wanted, family)
+        _require_columns(shown.conditions, stores)
+        for row in shown.rows(contents, stores, family, scratch):
             sink.put(row)
     sink.end({"shown": shown.count, "all": not shown.stopped})
 
@@ -89,9 +95,27 @@ def _conditions(keys: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+def _require_columns(conditions: Sequence[tuple[str, str]], stores: Mapping[StorePath, Layout]) -> None:
+    families = [family for layout in stores.values() for family in layout.families.values()]
+    known = sorted({name for family in families for name in _columns(family.key)})
+    for column, _ in conditions:
+        if column not in known:
+            raise click.BadParameter(
+                f"no key has a column {column!r}; existing columns: {', '.join(known) or 'none'}", param_hint="--key"
+            )
+
+
+def _columns(fields: Iterable[pa.Field]) -> Iterator[str]:
+    """The names of columns at any depth."""
+    for one in fields:
+        yield one.name
+        if pa.types.is_struct(one.type):
+            yield from _columns(one.type)
+
+
 @dataclass
 class Shown:
-    """Which rows are shown, and how far that has come. `stopped`: there may be more."""
+    """The filter and the count of the rows shown so far. `stopped`: there may be more rows."""
 
     limit: int | None
     conditions: Sequence[tuple[str, str]]
@@ -160,5 +184,5 @@ def _sink(form: str, contents: Contents | None) -> Sink:
 def _last_line(batch: int | None, summary: Mapping[str, Any]) -> str:
     if summary["all"]:
         return f"{tables.when(batch)}: {summary['shown']:,} rows"
-    more = "--limit shows more, --store, --family and --key choose, --output jsonl writes all"
+    more = "--limit shows more; --store, --family and --key filter; --output jsonl prints all"
     return f"{tables.when(batch)}: the first {summary['shown']:,} rows; {more}"

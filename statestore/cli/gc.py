@@ -42,26 +42,33 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
 
 @click.command()
 @root_argument
-@click.option("--apply", is_flag=True, help="Delete what the plan says.")
-@click.option("--retain", type=click.IntRange(1), help="So many versions stay; 100 unless configured.")
-@click.option("--grace", type=Duration(), help="What is younger stays: 90s, 10m, 1h, 7d; 1h unless configured.")
+@click.option("--apply", is_flag=True, help="Delete the files of the plan.")
+@click.option(
+    "--retain", type=click.IntRange(1), help="Number of versions to retain. Default: 100, or the configured number."
+)
+@click.option(
+    "--grace",
+    type=Duration(),
+    help="Minimum age of a file before it is deleted: 90s, 10m, 1h, 7d. Default: 1h, or the configured age.",
+)
 @mode_option
 @click.option(
     "--orphans",
     "everything",
     is_flag=True,
-    help="Look at every store, also where nothing is known to have changed; of a query of Spark's that is stopped, also "
-    "tables that no snapshot names.",
+    help="Examine every store, including stores without known changes. With --confirm-stopped, also find tables of a "
+    "native query that no snapshot references.",
 )
 @stopped_option
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. Lists first which versions are lost, and which ones deleting adds.",
+    help="Delete although the audit reports errors. First lists the versions that are lost already and those that the "
+    "deletion adds.",
 )
 @scratch_option
 @workers_option
-@click.option("--verbose", is_flag=True, help="Every file with its rule, also those that are kept.")
+@click.option("--verbose", is_flag=True, help="List every file with its rule, including files that are kept.")
 @output_option
 def gc(
     root: Opened,
@@ -77,11 +84,11 @@ def gc(
     verbose: bool,
     output: Output,
 ) -> None:
-    """Show which files nobody needs, and why; with --apply, delete them.
+    """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    What both --retain and --grace let go is deleted. A store that cannot be loaded holds the floor for all of them. While
-    the audit reports errors, nothing is deleted. A snapshot that replaces deleted files is read in full first, once; if it
-    is damaged, nothing is deleted.
+    A file is deleted if both --retain and --grace permit it. A store that cannot be restored holds back the retention floor
+    of all stores. If the audit reports errors, nothing is deleted. Before gc deletes files that a snapshot replaces, it
+    reads that snapshot in full, once; if the snapshot is corrupt, nothing is deleted.
     """
     policy = root.policies.retention
     policy = replace(
@@ -137,14 +144,14 @@ def _show(output: Output, prepared: PreparedRetention, done: Sequence[Deleted], 
 
 
 def _loss_lines(found: Losses) -> Iterator[str]:
-    """Which versions are lost already, with the errors of the audit, and which ones deleting adds."""
+    """List the errors of the audit, the versions that are lost already and those that the deletion adds."""
     for finding in found.findings:
         yield f"error: {finding.file} {finding.problem}"
     for store in found.stores:
         if store.already:
-            yield f"{store.store}: lost already: {ranges(store.already)}"
+            yield f"{store.store}: versions already lost: {ranges(store.already)}"
         if store.by_deleting:
-            yield f"{store.store}: deleting also loses {ranges(store.by_deleting)}, older than the floor"
+            yield f"{store.store}: the deletion also loses {ranges(store.by_deleting)}, below the floor"
     yield f"deletes {found.files:,} files, {found.bytes:,} bytes"
 
 
@@ -216,32 +223,34 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
         counts[verdict.rule] += 1
         sizes[verdict.rule] += verdict.size_bytes
     floor = "none" if planned.floor is None else f"version {planned.floor}"
-    looked_at = f"{len(planned.stores):,} stores looked at"
-    table = tables.table(f"head version {planned.head}, floor {floor}, {looked_at}", "what", "files", "bytes", "why")
+    looked_at = f"{len(planned.stores):,} stores examined"
+    table = tables.table(
+        f"head version {planned.head}, floor {floor}, {looked_at}", "action", "files", "bytes", "reason"
+    )
     for rule in sorted(counts, key=lambda rule: (not rule.deletes, -sizes[rule])):
         what = "delete" if rule.deletes else "keep"
         tables.add(table, what, f"{counts[rule]:,}", f"{sizes[rule]:,}", rule.value)
-    console.print(table)
+    tables.show(console, table)
     if verbose:
-        files = tables.table("every file", "what", "path", "why")
+        files = tables.table("all files", "action", "path", "reason")
         for verdict in planned.verdicts:
             tables.add(files, "delete" if verdict.rule.deletes else "keep", verdict.path, verdict.rule.value)
-        console.print(files)
+        tables.show(console, files)
     for finding in planned.findings:
         console.print(tables.plain(finding), soft_wrap=True)
     if planned.left_out:
-        console.print(f"{planned.left_out:,} more files go in the next run")
+        console.print(f"the next run deletes {planned.left_out:,} more files")
     if planned.reads and not done:
         console.print(
-            f"--apply first reads {len(planned.reads):,} snapshots in full, {planned.read_bytes:,} bytes: they replace "
-            f"what is deleted and were not read since they were written",
+            f"--apply first reads {len(planned.reads):,} snapshots in full ({planned.read_bytes:,} bytes), because they "
+            f"replace deleted files and have not been verified since they were written",
             soft_wrap=True,
         )
     deletions, figures = len(planned.deletions), prepared.forecast
     if not done:
-        console.print(f"now: {figures.now.files:,} files, {figures.now.bytes:,} bytes")
+        console.print(f"deletable now: {figures.now.files:,} files, {figures.now.bytes:,} bytes")
         for one in figures.later:
-            kept = f"later: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when}: {one.rule.value}"
+            kept = f"deletable later: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when}: {one.rule.value}"
             console.print(tables.plain(kept), soft_wrap=True)
     if done:
         read_files, read_bytes = sum(step.read_files for step in done), sum(step.read_bytes for step in done)
@@ -255,8 +264,8 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
     elif deletions and prepared.refusals:
         for refusal in prepared.refusals:
             console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
-        console.print(f"{deletions:,} files wait for it")
+        console.print(f"{deletions:,} files are due for deletion")
     elif deletions:
-        console.print(f"--apply deletes {deletions:,} files")
+        console.print(f"to delete {deletions:,} files, add --apply")
     else:
         console.print("nothing to delete")

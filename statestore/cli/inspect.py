@@ -19,21 +19,27 @@ from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.codes import code
+from statestore.maintenance.description import Description, describe
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 
 
 @click.command()
 @root_argument
-@click.option("--lineage", metavar="STORE", help="Draw the chain of one store: state/0/3, or 0/3.")
+@click.option(
+    "--lineage",
+    metavar="STORE",
+    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches.",
+)
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> None:
-    """Stores, heads, bases, tails and sizes; with --lineage, one store's versions, snapshots and dead branches."""
+    """Show the stores of a checkpoint: heads, bases, tails, sizes and restore time."""
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return
     gathered = snapshots.gather(root.storage, at_head=True)
     found = advice(root.storage, gathered)
-    output.show(_facts_object(gathered, found), lambda console: _print_facts(console, gathered, found))
+    about = describe(root.storage, gathered)
+    output.show(_facts_object(gathered, about, found), lambda console: _print_facts(console, gathered, about, found))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
 
@@ -47,7 +53,7 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     chain = chains.get(folder)
     if chain is None:
         known = ", ".join(list(chains)[:5]) or "none, before the first batch"
-        raise click.BadParameter(f"there is no store {wanted!r}; there are {known} ...", param_hint="--lineage")
+        raise click.BadParameter(f"there is no store {wanted!r}; existing stores: {known} ...", param_hint="--lineage")
     verdicts = judged[chain.store]
     output.show(
         lineage_object(chain, verdicts),
@@ -55,26 +61,29 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     )
 
 
-def _facts_object(gathered: SnapshotFacts, found: Sequence[Advice]) -> dict[str, Any]:
-    """What `inspect` found."""
+def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[Advice]) -> dict[str, Any]:
+    """The result as one JSON object."""
     batch = gathered.batch
     return {
         "batch": batch,
         "version": None if batch is None else batch + 1,
         "stateless": gathered.stateless and code(gathered.stateless),
+        "structure": about.structure and about.structure.value,
+        "operators": {str(number): name for number, name in about.operators.items()},
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
-        "stores": [_fact_object(gathered, fact) for fact in gathered.stores],
+        "stores": [_fact_object(gathered, about, fact) for fact in gathered.stores],
         "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
     }
 
 
-def _fact_object(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> dict[str, Any]:
+def _fact_object(gathered: SnapshotFacts, about: Description, fact: StoreSnapshotFacts) -> dict[str, Any]:
     load = fact.load
     return {
         "store": str(fact.store),
         "head": str(fact.head),
         "base": None if load is None else str(load.base),
+        "base_keys": about.keys.get(fact.store),
         "tail_changelogs": None if load is None else len(load.replay),
         "tail_bytes": None if load is None else fact.tail_bytes,
         "restore_seconds": None if load is None else round(gathered.restore_seconds(fact), 3),
@@ -85,35 +94,41 @@ def _fact_object(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> dict[str,
     }
 
 
-def _print_facts(console: Console, gathered: SnapshotFacts, found: Sequence[Advice]) -> None:
-    """The stores with the longest tails, and what is wrong with which."""
+def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, found: Sequence[Advice]) -> None:
+    """Print the stores, longest tail first, then the problems of each store and the advised settings."""
     if gathered.stateless is not None:
         console.print(tables.plain(f"{tables.when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)
         return
     facts = gathered.stores
     debt = sum(gathered.restore_seconds(fact) for fact in facts)
-    by = f", by Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
+    by = f", Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
+    structure = f", structure {about.structure.value.upper()}" if about.structure else ""
     table = tables.table(
-        f"{tables.when(gathered.batch)}{by}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files with "
-        f"{sum(fact.size_bytes for fact in facts):,} bytes, restore debt {debt:,.1f} s",
-        *("store", "base", "tail", "tail bytes", "restore s", "files", "bytes"),
+        f"{tables.when(gathered.batch)}{structure}{by}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files "
+        f"with {sum(fact.size_bytes for fact in facts):,} bytes, restore debt {debt:,.1f} s",
+        *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))
     for fact in worst[: tables.ROWS]:
+        keys = f"{about.keys[fact.store]:,}" if fact.store in about.keys else "-"
         sizes = (f"{fact.files:,}", f"{fact.size_bytes:,}")
         if fact.load is None:
-            tables.add(table, fact.store, "-", "-", "-", "-", *sizes)
+            tables.add(table, fact.store, "-", "-", "-", "-", "-", *sizes)
         else:
             base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
             seconds = f"{gathered.restore_seconds(fact):,.1f}"
-            tables.add(table, fact.store, base, f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds, *sizes)
+            tail = (f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds)
+            tables.add(table, fact.store, base, keys, *tail, *sizes)
     if len(facts) > tables.ROWS:
         table.caption = f"the worst {tables.ROWS} of {len(facts):,}"
-    console.print(table)
+    tables.show(console, table)
+    operators = ", ".join(f"{number} {name or 'without metadata'}" for number, name in about.operators.items())
+    if operators:
+        console.print(tables.plain(f"operators: {operators}"), soft_wrap=True)
     for fact in worst[: tables.ROWS]:
         if fact.problem:
             console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)
     for one in found:
-        console.print(tables.plain(f"{one.seen}; the query would do better with"), soft_wrap=True)
+        console.print(tables.plain(f"{one.seen}. Recommended settings of the query:"), soft_wrap=True)
         for name, value in one.confs.items():
             console.print(tables.plain(f"  {name}={value}"), soft_wrap=True)

@@ -16,12 +16,17 @@ from statestore.maintenance import lease as leases
 
 @click.command()
 @root_argument
-@click.option("--break", "break_it", is_flag=True, help="Take it from a holder that is dead. One that is not, stops.")
+@click.option(
+    "--break",
+    "break_it",
+    is_flag=True,
+    help="Release a lease whose holder is dead. If the holder is alive, it stops at its next step.",
+)
 @output_option
 def lease(root: Opened, break_it: bool, output: Output) -> None:
-    """Show who maintains the root, since when.
+    """Show which process maintains a checkpoint, and since when.
 
-    A lease is advice: it saves work and tells people who is at it. What keeps a checkpoint safe does not rest on it.
+    A lease is advisory: it avoids duplicate work. The safety of a checkpoint does not depend on it.
     """
     clock = SystemClock()
     broken = (
@@ -44,15 +49,17 @@ def lease(root: Opened, break_it: bool, output: Output) -> None:
 
 def _print(console: Console, found: leases.LeaseState | None, broken: leases.Lease | None, now: float) -> None:
     if broken is not None:
-        console.print(tables.plain(f"broken: {broken.holder}, {broken.verb}, since {_time(broken.since_seconds)}"))
+        console.print(
+            tables.plain(f"released the lease of {broken.holder}: {broken.verb}, since {_time(broken.since_seconds)}")
+        )
     elif found is None or found.lease.released:
-        console.print("nobody holds it")
+        console.print("the lease is free")
     else:
         seen = "" if found.seen_at_seconds is None else f", seen {now - found.seen_at_seconds:,.0f} s ago"
-        state = "at it" if found.is_alive(now) else "taken for dead, the next one may take it"
+        state = "active" if found.is_alive(now) else "expired; it can be acquired"
         line = f"{found.lease.holder}: {found.lease.verb}, since {_time(found.lease.since_seconds)}{seen}: {state}"
         console.print(tables.plain(line), soft_wrap=True)
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

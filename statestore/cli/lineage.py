@@ -1,4 +1,4 @@
-"""A store's lineage as a picture of text: its chain, dead branches, snapshots, and what the next gc would delete."""
+"""Shows the lineage of a store as text: versions, dead branches, snapshots, and the files that the next gc deletes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Version:
 
 
 def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
-    """The lineage for a program: committed versions and dead ones, ascending, each with its files and their rules."""
+    """The lineage as a JSON object: all versions, ascending, with their files and rules."""
     committed = set(chain.versions)
     return {
         "store": str(chain.store),
@@ -44,9 +44,9 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
 
 
 def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
-    """The lineage for a person, the newest version on top; versions that are alike stand in one line."""
+    """The lineage as text, newest version first; consecutive versions with the same description share a line."""
     base = "-" if verdicts.base is None else str(verdicts.base.version)
-    yield f"{chain.store}: head {chain.head.version}, the floor is restored from {base}"
+    yield f"{chain.store}: head {chain.head.version}, base of the retention floor {base}"
     newest_first = list(_versions(chain, verdicts))[::-1]
     for line, alike in groupby(newest_first, key=lambda one: _line(chain, one, verdicts)):
         together = list(alike)
@@ -55,35 +55,35 @@ def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
         size = sum(verdict.size_bytes for one in together for verdict in one.files.values())
         yield f"{span:>16}  {line}, {size:,} bytes"
     if chain.end and verdicts.base is None:
-        yield f"further back: {chain.end}"
+        yield f"older versions: {chain.end}"
     going = [verdict for verdict in verdicts.files if verdict.rule is Rule.UNNAMED]
     if going:
         size = sum(verdict.size_bytes for verdict in going)
-        yield f"{len(going):,} tables that no kept snapshot names, {size:,} bytes (go next)"
+        yield f"{len(going):,} tables that no retained snapshot references, {size:,} bytes (next gc deletes them)"
 
 
 def _is_deleted(one: _Version, verdicts: StoreVerdicts) -> bool:
-    """Whether the version is below the base of the floor, and its files are gone: as retention means it."""
+    """Whether retention has deleted the version: it is below the base of the floor and has no files."""
     return not one.files and verdicts.base is not None and one.version.version < verdicts.base.version
 
 
 def _line(chain: Chain, one: _Version, verdicts: StoreVerdicts) -> str:
-    """What a person is told of a version. Dead branches never stand together with others."""
+    """The description of a version. Dead branches never share a line with other versions."""
     if _is_deleted(one, verdicts):
         return "deleted, below the floor"
     what = " and ".join(_file(one.files[kind], kind) for kind in sorted(one.files, key=lambda kind: kind.value))
     if one.version.version > chain.head.version:
-        return f"{what} of an attempt that may be at work, {one.version.id}"
+        return f"{what} of an attempt that may still run, {one.version.id}"
     if one.version not in chain.versions:
         if one.version.version > chain.versions[0].version:
             return f"{what} of a dead branch, {one.version.id}"
-        return f"{what}, below the chain"
+        return f"{what}, below the lineage"
     problem = _problem(chain, one.version)
     return (what or "no file") if problem is None else f"{what or 'no file'}: {problem}"
 
 
 def _file(verdict: Verdict, kind: StoreFileKind) -> str:
-    return f"{_NAMES[kind]} (goes next)" if verdict.rule.deletes else _NAMES[kind]
+    return f"{_NAMES[kind]} (next gc deletes it)" if verdict.rule.deletes else _NAMES[kind]
 
 
 _NAMES = {StoreFileKind.CHANGELOG: "changelog", StoreFileKind.SNAPSHOT: "snapshot"}

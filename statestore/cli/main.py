@@ -22,10 +22,13 @@ from statestore.cli.switch import switch
 @click.version_option(package_name="statekeeper", prog_name="statekeeper")
 @config_option
 def main(config: Path | None) -> None:
-    """Looks after the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
+    """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Exit codes: 0 fine, 1 failed, 2 usage, 3 findings, 4 partly done, 10 not a checkpoint, 11 locked, 12 unknown
-    format, 13 refused as unsafe, 130 interrupted.
+    The verbs gc, repair and switch print a plan and change nothing until you add --apply. The verb snapshot only adds
+    files and runs at once; --dry-run prints its plan. All other verbs only read.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked,
+    12 unknown format, 13 rejected as unsafe, 130 interrupted.
     """
     del config  # the verbs read it, each for its root
 

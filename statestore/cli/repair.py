@@ -32,14 +32,16 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.command()
 @root_argument
 @click.option(
-    "--apply", is_flag=True, help="Do what the plan says. What is changed or taken away is quarantined first."
+    "--apply", is_flag=True, help="Execute the plan. Each file that it changes or removes is quarantined first."
 )
-@click.option("--undo", metavar="RUN", help="Put back what that run has quarantined, all or nothing.")
-@click.option("--deep", is_flag=True, help="Read every snapshot in full, as audit --deep, to find the damaged ones.")
+@click.option("--undo", metavar="RUN", help="Put back all files that this run quarantined, or none.")
+@click.option(
+    "--deep", is_flag=True, help="Read every snapshot in full, as audit --deep does, to find corrupt snapshots."
+)
 @click.option(
     "--location",
     metavar="URL",
-    help="The checkpoint's location as Spark names it, s3a://bucket/folder; where a moved checkpoint does not tell.",
+    help="Location of a moved checkpoint as Spark names it, for example s3a://bucket/folder, if repair cannot detect it.",
 )
 @for_spark_option
 @scratch_option
@@ -56,14 +58,13 @@ def repair(
     stopped: bool,
     output: Output,
 ) -> None:
-    """Show what keeps Spark from starting, or would lead it astray; with --apply, take it out of the way.
+    """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
-    Snapshots that Spark 4.0 wrote in structure V2 get the header that later ones read. Files of batches that were taken
-    back, by deleting the newest commits, are quarantined. So are sidecars (.crc) that fit no snapshot, and
-    damaged snapshots
-    with their sidecars where the head loads without them: known from the reads of gc, or found by --deep. After a
-    checkpoint was moved or copied, the metadata of operators with column families names the new place of their schemas. A
-    query that died at the lineage ceiling, or whose snapshot is gone, needs neither: statekeeper snapshot ROOT --at-head.
+    Repair rewrites the headers of snapshots that Spark 4.0 wrote in structure V2, so that later releases read them. It
+    quarantines files of rolled-back batches, sidecars (.crc) without a matching snapshot, and corrupt snapshots that the
+    head does not need (found by gc or by --deep). After a move or copy, it corrects the schema locations in the metadata of
+    operators with column families. If a query failed at the lineage ceiling or lost a snapshot, run instead: statekeeper
+    snapshot ROOT --at-head.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
@@ -75,7 +76,7 @@ def repair(
     prepared = passes.repair.prepare(storage, policies, spark, location, deep=reads)
     done: list[RepairAction] = []
     if apply:
-        way_back = f"to take it back: statekeeper repair ROOT --undo {run} --confirm-stopped"
+        way_back = f"to undo this run: statekeeper repair ROOT --undo {run} --confirm-stopped"
         prepared = passes.repair.execute(
             storage,
             prepared,
@@ -101,22 +102,22 @@ def _object(planned: RepairPlan, run: str, done: Sequence[RepairAction]) -> dict
 
 def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) -> None:
     if planned.actions:
-        table = tables.table(f"{len(planned.actions):,} files are in the way", "what", "file", "why")
+        table = tables.table(f"{len(planned.actions):,} files to repair", "action", "file", "reason")
         for action in planned.actions[: tables.ROWS]:
-            what = "quarantined"
+            what = "quarantine"
             if isinstance(action, Rewrite):
-                what = f"header {action.header}"
+                what = f"write header {action.header}"
             elif isinstance(action, Relocate):
-                what = f"schemas in {action.location}"
+                what = f"set schema location {action.location}"
             tables.add(table, what, action.path, action.why.value)
         if len(planned.actions) > tables.ROWS:
             table.caption = f"the first {tables.ROWS}"
-        console.print(table)
+        tables.show(console, table)
     if planned.asks:
         console.print(tables.plain(planned.asks), soft_wrap=True)
     if done:
-        console.print(f"{len(done):,} files done")
+        console.print(f"repaired {len(done):,} files")
     elif planned.actions:
-        console.print("--apply --confirm-stopped does it")
+        console.print("to execute: --apply --confirm-stopped")
     elif not planned.asks:
-        console.print("nothing is in the way")
+        console.print("nothing to repair")

@@ -1,4 +1,4 @@
-"""What `dump` and `diff` share: which stores and families are meant, and rows that are written as they come."""
+"""Code that `dump` and `diff` share: the choice of stores and families, and streaming output of rows."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ store_option = click.option(
     "wanted",
     metavar="STORE",
     multiple=True,
-    help="Only this store: 0/3 or state/0/3 (operator and partition), 0/3/left-keyToNumValues; 0 for all of an operator. "
-    "Several may be named.",
+    help="Show only this store: OPERATOR/PARTITION, for example 0/3 or 0/3/left-keyToNumValues; or 0 for all stores of "
+    "operator 0. Repeatable.",
 )
 family_option = click.option(
     "--family",
     metavar="NAME",
-    help="Only this column family: a state variable of transformWithState, a part of a join.",
+    help="Show only this column family: a state variable of transformWithState, or one side of a join.",
 )
 rows_option = click.option(
     "--output",
     "form",
     type=click.Choice(["table", "json", "jsonl"]),
     default="table",
-    help="A table for people, one JSON object, or one JSON object a row. The last two are written as rows come.",
+    help="Output format: a table, one JSON object, or one JSON object per row. The JSON formats stream the rows.",
 )
 limit_option = click.option(
     "--limit",
     type=click.IntRange(0),
-    show_default=f"{tables.ROWS} in a table, else all",
-    help="Show so many rows.",
+    show_default=f"{tables.ROWS} in a table, all in JSON",
+    help="Maximum number of rows.",
 )
 
 
 def chosen(contents: Contents, wanted: Sequence[str], family: str | None) -> dict[StorePath, Layout]:
-    """The stores that are asked for, in order, and how their rows are laid out. Refuses names that are nobody's."""
+    """The requested stores in order, with the layout of their rows. Raises `click.BadParameter` for an unknown name."""
     stores = sorted(contents.stores)
     if wanted:
         for one in wanted:
             if not any(_is_meant(one, store) for store in stores):
                 known = ", ".join(map(str, stores[:5])) or "none"
-                raise click.BadParameter(f"there is no store {one!r}; there are {known} ...", param_hint="--store")
+                raise click.BadParameter(
+                    f"there is no store {one!r}; existing stores: {known} ...", param_hint="--store"
+                )
         stores = [store for store in stores if any(_is_meant(one, store) for one in wanted)]
     of_kind: dict[tuple[int, str], Layout] = {}
     for store in stores:
@@ -64,7 +66,7 @@ def chosen(contents: Contents, wanted: Sequence[str], family: str | None) -> dic
         known_families = sorted({name for one in of_kind.values() for name in one.families if name is not None})
         if family not in known_families:
             known = ", ".join(known_families) or "none"
-            raise click.BadParameter(f"there is no family {family!r}; there are: {known}", param_hint="--family")
+            raise click.BadParameter(f"there is no column family {family!r}; existing: {known}", param_hint="--family")
     return {store: of_kind[store.operator, store.store] for store in stores}
 
 
@@ -92,29 +94,29 @@ def _write(text: str) -> None:
 
 
 class Sink(Protocol):
-    """Where rows go, one at a time."""
+    """Writes rows one at a time."""
 
     def put(self, row: dict[str, Any]) -> None:
         """Write one row."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Write what is known when all rows are written."""
+        """Write the summary after the last row."""
 
 
 @dataclass
 class JsonLines:
-    """One object a row."""
+    """One JSON object per row."""
 
     def put(self, row: dict[str, Any]) -> None:
         _write(as_line(row) + "\n")
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Nothing: each line is a row."""
+        """Write nothing: each line is a row."""
 
 
 @dataclass
 class JsonObject:
-    """One object that holds all rows, one a line; nothing of it is kept. Cut short, it is no JSON."""
+    """One JSON object with all rows, one per line, written as a stream. If it is cut short, it is not valid JSON."""
 
     head: Mapping[str, Any]
     name: str
@@ -138,12 +140,12 @@ class JsonObject:
 
 
 _ROWS_IN_A_TABLE = 1000
-"""The width of columns is found by looking at all rows of a table: these are held in memory."""
+"""Rows of one table: the column widths need all of them in memory."""
 
 
 @dataclass
 class Tables:
-    """Tables for a person: one for rows that have the same `title`, whose columns are those of `cells`."""
+    """Tables: one for consecutive rows with the same `title`, with the columns of `cells`."""
 
     title: Callable[[dict[str, Any]], str]
     cells: Callable[[dict[str, Any]], dict[str, Any]]
@@ -166,7 +168,7 @@ class Tables:
     def _print(self) -> None:
         if not self._rows:
             return
-        # A title of the table's own would be folded to its width.
+        # A title of the table itself would be wrapped to its width.
         Console().print(tables.plain(self._title), soft_wrap=True)
         table = tables.table("", *self._rows[0])
         for column in table.columns:
@@ -178,7 +180,7 @@ class Tables:
 
 
 def side_by_side(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The columns of several objects as those of one table; a name that comes again is told apart by its part."""
+    """The columns of several objects as columns of one table; a repeated name gets its part as prefix."""
     found: dict[str, Any] = {}
     for part, columns in parts:
         for name, value in columns.items():
@@ -188,11 +190,11 @@ def side_by_side(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, An
 
 @contextlib.contextmanager
 def restored_bar(stores: int) -> Iterator[Callable[[], None]]:
-    """Shows how many stores are done, unless rows go to a terminal, where it would be in their way."""
+    """Show the number of finished stores, unless the rows go to a terminal."""
     if sys.stdout.isatty():
         yield lambda: None
         return
-    # Rich would send what is written to stdout meanwhile to its own console, which is stderr.
+    # Otherwise Rich redirects stdout to its own console, which is stderr.
     with progress_bar(redirect_stdout=False) as progress:
         bar = progress.add_task("stores", total=stores)
         yield lambda: progress.advance(bar)

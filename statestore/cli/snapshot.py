@@ -43,18 +43,22 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
 
 @click.command()
 @root_argument
-@click.option("--all", "take_all", is_flag=True, help="Every store that has no snapshot at its head.")
+@click.option("--all", "take_all", is_flag=True, help="Take a snapshot of every store that has none at its head.")
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Every store, at its head: a restart from there replays nothing. A query of Spark's in structure V1 must be "
-    "stopped for it.",
+    help="Take a snapshot of every store at its head, so that a restart replays no changelogs. A native query in "
+    "structure V1 must be stopped.",
 )
 @stopped_option
 @for_spark_option
 @mode_option
-@click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
-@click.option("--changelogs", type=click.IntRange(1), help="A tail of so many files is long; 50 unless configured.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@click.option(
+    "--changelogs",
+    type=click.IntRange(1),
+    help="Take a snapshot after this many changelogs. Default: 50, or the configured number.",
+)
 @scratch_option
 @workers_option
 @memory_option
@@ -73,9 +77,10 @@ def snapshot(
     memory_bytes: int,
     output: Output,
 ) -> None:
-    """Make snapshots of the stores whose tail is long.
+    """Take snapshots of the stores with long tails.
 
-    It only adds files, so it acts at once. Stores are taken worst first; one that fails does not stop the others.
+    This verb only adds files, so it runs at once. The store with the longest tail comes first. If one store fails, the
+    others continue.
     """
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
@@ -93,14 +98,14 @@ def snapshot(
     )
     plan = prepared.plan
     if dry_run:
-        output.show(records.of_snapshot_plan(plan), lambda console: console.print(_plan_table(plan)))
+        output.show(records.of_snapshot_plan(plan), lambda console: tables.show(console, _plan_table(plan)))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
     try:
         _take(root, prepared, by, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
     except BaseException:
-        # Also when it is interrupted: what was made is there.
+        # Also after an interruption: the finished snapshots exist.
         if taken or failed:
             _show(output, plan, taken, failed)
         raise
@@ -116,7 +121,7 @@ def _take(
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
     **how: Any,
 ) -> None:
-    """Make them, and show how far it is."""
+    """Take the snapshots and show the progress."""
     progress = progress_bar()
     bar = progress.add_task("snapshots", total=len(prepared.plan.take))
 
@@ -139,7 +144,7 @@ def _show(
     taken: list[snapshots.Taken],
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
 ) -> None:
-    """What became of the plan, worst first, as planned."""
+    """Show the results in the order of the plan."""
     places = {action.store: place for place, action in enumerate(plan.take)}
     taken.sort(key=lambda one: places[one.action.store])
     failed.sort(key=lambda one: places[one[0].store])
@@ -153,16 +158,16 @@ def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], f
 
 
 def _plan_table(plan: SnapshotPlan) -> Table:
-    """The plan for a person."""
+    """The plan as a table."""
     table = tables.table(
-        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to leave alone",
+        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip",
         "store",
-        "what",
-        "why",
+        "action",
+        "reason",
     )
     actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
     for action in actions[: tables.ROWS]:
-        what = f"snapshot of version {action.version.version}" if isinstance(action, TakeSnapshot) else "nothing"
+        what = f"snapshot of version {action.version.version}" if isinstance(action, TakeSnapshot) else "skip"
         tables.add(table, action.store, what, action.explained)
     if len(actions) > tables.ROWS:
         table.caption = f"the first {tables.ROWS}"
@@ -172,7 +177,7 @@ def _plan_table(plan: SnapshotPlan) -> Table:
 def _taken_object(
     plan: SnapshotPlan, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
 ) -> dict[str, Any]:
-    """What became of a plan."""
+    """The results as one JSON object."""
     return {
         **records.of_snapshot_plan(plan),
         "taken": [records.of_taken(one) for one in taken],
@@ -186,7 +191,7 @@ def _print_taken(
     taken: Sequence[Taken],
     failed: Sequence[tuple[TakeSnapshot, StatekeeperError]],
 ) -> None:
-    """What became of a plan, and what to do next."""
+    """Print the results and the next step."""
     if taken:
         table = tables.table(
             f"{tables.when(plan.batch)}: {len(taken)} snapshots",
@@ -209,18 +214,20 @@ def _print_taken(
                 f"{one.uploaded_bytes:,}",
                 f"{one.seconds:.2f}",
             )
-        console.print(table)
+        tables.show(console, table)
     findings = [action for action in plan.leave if action.reason.is_finding]
     for action in findings[: tables.ROWS]:
         console.print(tables.plain(f"{action.store}: {action.explained}"), soft_wrap=True)
-    console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} left alone")
+    console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} skipped")
     if plan.batch is None:
-        console.print("no batch is committed yet; where there were some, statekeeper audit says what is gone")
+        console.print(
+            "no batch is committed yet; if the query has committed batches, run statekeeper audit to find the missing files"
+        )
     elif plan.stateless is not None:
         console.print(tables.plain(plan.stateless.value), soft_wrap=True)
     elif any(isinstance(error, DAMAGES) for _, error in failed):
-        console.print("statekeeper audit --deep says what is damaged and what to do; then run it again")
+        console.print("statekeeper audit --deep lists the corrupt files and the next step; then run this again")
     elif failed:
-        console.print("run it again: what is done is not done twice")
+        console.print("run it again: finished snapshots are not taken twice")
     elif not taken:
-        console.print("--dry-run says why; --all takes one of every store")
+        console.print("--dry-run shows the reasons; --all takes a snapshot of every store")

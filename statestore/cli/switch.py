@@ -39,10 +39,10 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
     "--to",
     type=click.Choice([structure.value for structure in Structure]),
     callback=lambda _, __, value: None if value is None else Structure(value),
-    help="The structure that it is to have.",
+    help="Target structure of the checkpoint.",
 )
-@click.option("--apply", is_flag=True, help="Do what the plan says, or finish what an interrupted run began.")
-@click.option("--abort", is_flag=True, help="Make the checkpoint what it was before the interrupted run.")
+@click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted switchover.")
+@click.option("--abort", is_flag=True, help="Roll back an interrupted switchover.")
 @for_spark_option
 @stopped_option
 @scratch_option
@@ -61,19 +61,19 @@ def switch(
     memory_bytes: int,
     output: Output,
 ) -> None:
-    """Show how a checkpoint gets from structure V1 to V2, or back; with --apply, do it.
+    """Show the plan for moving a checkpoint from structure V1 to V2, or back; with --apply, execute it.
 
-    The query is stopped for it. Every store gets a full snapshot at its head under its name in the other structure, which
-    is read back and compared; then the newest commit is written anew, and the query goes on from there. A run that was
-    interrupted is finished by --apply and taken back by --abort.
+    Stop the query first. Every store gets a full snapshot at its head under its name in the other structure, which is read
+    back and compared. Then the newest commit is rewritten, and the query continues from there. If a run is interrupted,
+    --apply finishes it and --abort rolls it back. To reverse a completed switch, use --to.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if abort == (to is not None) or (abort and apply):
-        raise click.UsageError("say --to v2 or --to v1, with --apply or without, or --abort")
+        raise click.UsageError("give --to v1 or --to v2 (with or without --apply), or --abort")
     if to is None:
         begun = passes.switch.abort(storage, policies, by, _tell, run=run, stopped=stopped)
-        was = f"the checkpoint is of structure {begun.to.other.value}, as before"
+        was = f"rolled back: the checkpoint has structure {begun.to.other.value} again"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
     prepared = passes.switch.prepare(storage, policies, to, spark, scratch=scratch, workers=workers)
@@ -104,7 +104,7 @@ def switch(
     planned = prepared.plan
     if not prepared.may_start:
         _show(output, planned)
-    done = tables.plain(f"switched to {to.value}; start it with {planned.start_with}")
+    done = tables.plain(f"switched to {to.value}; start the query with {planned.start_with}")
     output.show(
         {**records.of_switch_plan(planned), "switched": True}, lambda console: console.print(done, soft_wrap=True)
     )
@@ -121,28 +121,30 @@ def _show(output: Output, planned: SwitchPlan) -> NoReturn:
 
 def _print_plan(console: Console, planned: SwitchPlan) -> None:
     if planned.is_there:
-        console.print(f"the checkpoint is of structure {planned.to.value}: nothing is to be done")
+        console.print(f"the checkpoint already has structure {planned.to.value}: nothing to do")
         return
     if planned.stores:
         title = f"{tables.when(planned.batch)}, to {planned.to.value}: {len(planned.stores):,} stores"
-        table = tables.table(title, "store", "head", "snapshot from", "read", "written")
+        table = tables.table(title, "store", "version", "source", "bytes read", "bytes written")
         for step in planned.stores[: tables.ROWS]:
-            tables.add(table, step.store, step.head, step.explained, f"{step.read_bytes:,}", f"{step.write_bytes:,}")
+            tables.add(
+                table, step.store, step.head.version, step.explained, f"{step.read_bytes:,}", f"{step.write_bytes:,}"
+            )
         if len(planned.stores) > tables.ROWS:
             table.caption = f"the first {tables.ROWS}"
-        console.print(table)
+        tables.show(console, table)
     lines = [
-        f"reads {planned.read_bytes:,} bytes, writes about {planned.write_bytes:,}; replays take some "
-        f"{planned.seconds:,.0f} s; up to {planned.local_bytes:,} bytes of local disk",
+        f"reads {planned.read_bytes:,} bytes, writes about {planned.write_bytes:,} bytes; replays take about "
+        f"{planned.seconds:,.0f} s and up to {planned.local_bytes:,} bytes of local disk",
         f"{len(planned.first) + len(planned.last):,} files are quarantined; {planned.stays_files:,} files of the old "
-        f"structure, {planned.stays_bytes:,} bytes, stay for the way back",
-        f"afterwards it is started with {planned.start_with}",
+        f"structure, {planned.stays_bytes:,} bytes, are kept so that the switch can be reversed",
+        f"start the query afterwards with {planned.start_with}",
     ]
     if planned.half_done is not None:
-        lines.insert(0, "a switchover is half done: --apply finishes it, --abort takes it back")
+        lines.insert(0, "a switchover is incomplete: --apply finishes it, --abort rolls it back")
     for line in lines:
         console.print(tables.plain(line), soft_wrap=True)
     for refusal in planned.refusals:
-        console.print(Text.assemble(("not now: ", "red"), refusal), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
     if not planned.refusals:
-        console.print("--apply --confirm-stopped does it")
+        console.print("to execute: --apply --confirm-stopped")

@@ -1,42 +1,51 @@
-"""How results are shown: as tables for people, as objects for programs. Each verb knows its own rows."""
+"""Helpers for tables and JSON output. Each verb defines its own rows."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 ROWS = 50
-"""A person reads no more; the rest is counted."""
+"""Maximum number of rows in a table; further rows are counted."""
 
-_TEXTS = ("what", "why", "problem")
+_TEXTS = ("action", "reason", "problem", "source", "path", "file")
 
 
 def as_json(result: dict[str, Any]) -> str:
-    """One object, readable by people too."""
+    """The result as indented JSON."""
     return json.dumps(result, indent=1)
 
 
 def when(batch: int | None) -> str:
-    """The batch that a result is of."""
+    """The batch and version of a result."""
     return "no batch is committed yet" if batch is None else f"batch {batch}, version {batch + 1}"
 
 
 def plain(text: str) -> Text:
-    """As plain text: names and errors come out of files and may hold what looks like markup."""
+    """The text without markup: names and errors come from files and may look like markup."""
     return Text(text)
 
 
+def show(console: Console, table: Table) -> None:
+    """Print a table. Its headline is a line of its own, because Rich would wrap it to the width of the table."""
+    console.print(plain(str(table.title)), soft_wrap=True)
+    table.title = None
+    console.print(table)
+
+
 def add(table: Table, *cells: object) -> None:
-    """One more row."""
+    """Add a row."""
     table.add_row(*(plain(str(cell)) for cell in cells))
 
 
 def table(title: str, *columns: str) -> Table:
-    """A table whose first column and whose texts stand left, its numbers right."""
+    """A table with texts aligned left and numbers aligned right."""
     made = Table(title=title, title_justify="left", caption_justify="left")
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number == 0 or column in _TEXTS else "right")
+        is_name = number == 0
+        made.add_column(column, justify="left" if is_name or column in _TEXTS else "right", no_wrap=is_name)
     return made

@@ -31,6 +31,8 @@ def test_a_clean_checkpoint_is_said_in_a_line_and_left_as_it_was(root: Path, che
     first, *unproven = result.stdout.splitlines()
     assert first.startswith("batch 3, version 4: clean; 2 stores, 8 versions; a restart from the head, batch 3")
     assert "the next gc may delete 0 files, 0 bytes" in first
+    assert unproven == ["3 properties are not proved: --verbose lists them"]
+    _, *unproven = audit(root, "--verbose").stdout.splitlines()
     assert "--deep reads every byte" in unproven[0]
     assert all(line.startswith("not proved: ") for line in unproven)
     assert files_of(root) == before
@@ -106,7 +108,9 @@ def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path, checkpoint
     for batch in range(4):
         (root / names.commits(batch)).write_text("v9\n{}")
     result = audit(root, "--output", "json")
-    assert (result.exit_code, result.stdout) == (12, "")
+    assert result.exit_code == 12
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], error["exit_code"], error["path"]) == ("unknown_format_version", 12, "commits/3")
     assert result.stderr.startswith("unknown_format_version: commits/3: log version v9")
     (tmp_path / "a file").write_text("x")
     for batch in range(4):
@@ -122,7 +126,7 @@ def test_many_findings_are_counted_and_the_worst_are_shown(root: Path, checkpoin
     (root / names.commits(1)).write_text("")
     result = audit(root)
     assert result.stdout.startswith("ERROR: a commit cannot be read\n  commits/1 empty")
-    assert "the worst 50 of 61 findings; --output json has all of them" in result.stdout
+    assert "the worst 50 of 61 findings; --output json prints all" in result.stdout
     assert len(json.loads(audit(root, "--output", "json").stdout)["findings"]) == 61
 
 

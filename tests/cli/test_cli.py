@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -37,7 +38,7 @@ def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Ch
     ]
     assert not list(root.glob("state/*/*/*.zip"))
     shown = run("snapshot", root, "--dry-run", "--changelogs", 4).output
-    assert "2 snapshots to take, 0 stores to leave alone" in shown
+    assert "2 snapshots to take, 0 stores to skip" in shown
     short = said("snapshot", root, "--dry-run")
     assert [action["reason"] for action in short["leave"]] == ["short_tail", "short_tail"]
     assert short["leave"][0]["explained"].startswith("the tail is short: 4 changelogs, ")
@@ -51,7 +52,7 @@ def test_snapshots_are_made_and_the_next_run_has_nothing_to_do(
     assert [one["keys"] for one in done["taken"]] == [len(state) for state in reversed(checkpoint.states[-1])]
     assert len(list(root.glob("state/*/*/*.zip"))) == 2
     assert said("snapshot", root, "--all")["taken"] == []
-    assert "0 taken, 0 failed, 2 left alone" in run("snapshot", root).output
+    assert "0 taken, 0 failed, 2 skipped" in run("snapshot", root).output
     checkpoint.assert_right(tmp_path / "fresh")
 
 
@@ -66,7 +67,7 @@ def test_inspect_shows_base_and_tail_of_each_store(root: Path, checkpoint: Check
         folder = root / store["store"]
         assert store["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in KINDS)
     table = run("inspect", root).output
-    assert "batch 5, version 6: 2 stores" in table
+    assert "batch 5, version 6, structure V2: 2 stores" in table
     assert "restore s" in table
 
 
@@ -109,7 +110,7 @@ def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_
     assert [(one["store"], one["code"]) for one in body["failed"]] == [("state/0/1", "version_not_loadable")]
     again = run("snapshot", root, "--all")
     assert again.exit_code == 1, "nothing was done"
-    assert "audit --deep says what is damaged" in again.output
+    assert "audit --deep lists the corrupt files" in again.output
 
 
 def test_whatever_the_number_of_workers_all_stores_are_taken_and_told_worst_first(root: Path, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Pa
     Checkpoint(open_storage(str(root)), tmp_path)
     assert said("snapshot", root, "--all") == {"batch": None, "take": [], "leave": [], "taken": [], "failed": []}
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
-    assert said("inspect", root) == {**nothing, "stateless": None}
+    assert said("inspect", root) == {**nothing, "stateless": None, "structure": None, "operators": {}}
     assert "no batch is committed yet" in run("inspect", root).output
     assert "no batch is committed yet" in run("snapshot", root, "--all").output
 
@@ -216,3 +217,33 @@ def test_a_shell_completes_verbs_options_and_configured_roots(tmp_path: Path) ->
         [COMMAND], capture_output=True, text=True, env={**os.environ, "_STATEKEEPER_COMPLETE": "zsh_source"}, check=True
     )
     assert "compdef" in script.stdout
+
+
+def test_a_path_next_to_a_checkpoint_leads_to_it(root: Path, checkpoint: Checkpoint) -> None:
+    for near in (root.parent, root / "state"):
+        result = run("inspect", near)
+        assert result.exit_code == 10
+        assert f"did you mean {root}" in result.stderr
+    error = said_error("inspect", root.parent)
+    assert (error["code"], error["exit_code"]) == ("not_a_checkpoint", 10)
+    assert str(root) in error["hint"]
+
+
+def said_error(*arguments: object) -> dict[str, Any]:
+    """The only JSON object on stdout of a command that fails."""
+    body = json.loads(run(*arguments, "--output", "json").stdout)
+    assert list(body) == ["error"]
+    return body["error"]
+
+
+def test_an_inspection_shows_structure_operators_and_keys(root: Path, checkpoint: Checkpoint) -> None:
+    assert run("snapshot", root, "--all").exit_code == 0
+    body = said("inspect", root)
+    assert (body["structure"], body["operators"]) == ("v2", {"0": "counting"})
+    assert all(store["base_keys"] > 0 for store in body["stores"])
+    assert "operators: 0 counting" in run("inspect", root).stdout
+
+
+def test_an_endpoint_is_for_the_object_store_of_this_root() -> None:
+    error = said_error("inspect", "s3://bucket/orders", "--endpoint-url", "http://127.0.0.1:1")
+    assert error["code"] in {"storage", "access_denied"}

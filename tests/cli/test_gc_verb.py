@@ -44,7 +44,7 @@ def test_a_plan_says_what_goes_and_why_and_deletes_nothing(root: Path, checkpoin
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 0
     assert "older than the snapshot from which" in shown.output
-    assert "--apply deletes" in shown.output
+    assert "add --apply" in shown.output
     assert files(root) == before
 
 
@@ -111,8 +111,8 @@ def test_an_override_lists_what_is_lost_and_deletes_only_the_plan(
     assert whole["by_deleting"] == [str(checkpoint.versions[number][1]) for number in range(1, 8)]
     done = run("gc", root, *NOW, "--accept-loss", "--apply")
     assert done.exit_code == 3, done.output
-    assert "state/0/0: lost already: version 11 (batch 10)" in done.stderr
-    assert "state/0/1: deleting also loses versions 1 to 7 (batches 0 to 6)" in done.stderr
+    assert "state/0/0: versions already lost: version 11 (batch 10)" in done.stderr
+    assert "state/0/1: the deletion also loses versions 1 to 7 (batches 0 to 6)" in done.stderr
     gone = {path for path in before - files(root) if not path.startswith(f"{names.LEASES}/")}
     assert gone == {file["path"] for file in planned["files"]} != set()
     checkpoint.assert_right(tmp_path / "host")
@@ -189,14 +189,14 @@ def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpo
 
 
 def test_who_is_at_it_is_shown_kept_to_and_broken(root: Path, checkpoint: Checkpoint) -> None:
-    assert "nobody holds it" in run("lease", root).output
+    assert "the lease is free" in run("lease", root).output
     held = lease.acquire(open_storage(str(root)), "gc", run="one", holder="host:1", clock=SystemClock())
     assert "host:1: gc" in run("lease", root).output
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RootHeld.exit_code
     assert "host:1 holds the lease for: gc" in refused.output
     broken = run("lease", root, "--break")
-    assert "broken: host:1, gc" in broken.output
+    assert "released the lease of host:1: gc" in broken.output
     assert run("gc", root, *NOW, "--apply").exit_code == 0
     with pytest.raises(Exception, match="the lease is lost"):
         held.require()
@@ -220,11 +220,11 @@ def test_a_lineage_is_drawn_with_snapshots_dead_branches_and_what_goes_next(
     shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
     assert shown.exit_code == 0, shown.output
     lines = [" ".join(line.split()) for line in shown.output.splitlines()]
-    assert lines[0] == "state/0/0: head 12, the floor is restored from 8"
+    assert lines[0] == "state/0/0: head 12, base of the retention floor 8"
     assert lines[1].startswith("12 changelog and snapshot, ")
-    assert any(line.startswith(f"10 changelog (goes next) of a dead branch, {dead.id}, ") for line in lines)
-    assert any(line.startswith("8 changelog (goes next) and snapshot, ") for line in lines)
-    assert any(line.startswith("1 .. 3 changelog (goes next), below the chain, ") for line in lines)
+    assert any(line.startswith(f"10 changelog (next gc deletes it) of a dead branch, {dead.id}, ") for line in lines)
+    assert any(line.startswith("8 changelog (next gc deletes it) and snapshot, ") for line in lines)
+    assert any(line.startswith("1 .. 3 changelog (next gc deletes it), below the lineage, ") for line in lines)
     body = json.loads(run("--config", config, "inspect", "counting", "--lineage", "0/0", "--output", "json").stdout)
     [of_dead] = [one for one in body["versions"] if one["version"] == str(dead)]
     assert (of_dead["committed"], of_dead["files"]) == (False, {"changelog": "dead_branch"})

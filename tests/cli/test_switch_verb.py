@@ -38,7 +38,7 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_c
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["switched"] is True
     assert structure_of(checkpoint.storage) is Structure.V2
-    assert "nothing is to be done" in statekeeper(root, "--to", "v2").output
+    assert "nothing to do" in statekeeper(root, "--to", "v2").output
     assert statekeeper(root, "--abort", "--confirm-stopped").exit_code == 13
     assert is_right(checkpoint, checkpoint.storage, tmp_path)
 

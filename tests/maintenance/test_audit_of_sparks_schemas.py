@@ -160,7 +160,7 @@ def test_a_moved_checkpoint_is_reported_repaired_and_taken_back(written: Written
         text = path.read_text()
         assert f'"file:{root}/state/0/_stateSchema/' in text
         assert "operatorPropertiesJson" in text
-    assert "nothing is in the way" in said(root, "repair")
+    assert "nothing to repair" in said(root, "repair")
     said(root, "repair", "--undo", run, "--confirm-stopped")
     assert {path: path.read_bytes() for path in before} == before
 
@@ -174,7 +174,7 @@ def test_a_person_says_how_spark_names_the_place(written: Written) -> None:
     assert "--location says how Spark names this checkpoint" in said(root, "repair", exit_code=3)
     said(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
-    assert "nothing is in the way" in said(root, "repair")
+    assert "nothing to repair" in said(root, "repair")
 
 
 @pytest.mark.parametrize(

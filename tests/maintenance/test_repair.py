@@ -457,7 +457,7 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_b
     told = json.loads(done.stdout)
     assert told["done"] == len(told["actions"]) > 0
     assert {action["reason"] for action in told["actions"]} == {"header", "dead_time_line"}
-    assert statekeeper(root, "--for-spark", "4.2").output == "nothing is in the way\n"
+    assert statekeeper(root, "--for-spark", "4.2").output == "nothing to repair\n"
     assert statekeeper(root, "--undo", "../../state", "--confirm-stopped").exit_code == 13
     assert statekeeper(root, "--undo", told["run"], "--confirm-stopped").exit_code == 0
     assert contents(storage) == before

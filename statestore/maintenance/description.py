@@ -1,0 +1,57 @@
+"""Describes a checkpoint for its readers: structure, operators and number of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statestore import catalog
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import read_snapshot
+from statestore.format.structure import Structure
+from statestore.lineage import BaseKind
+from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statestore.storage import Storage, at_once
+
+
+@dataclass(frozen=True)
+class Description:
+    """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
+    metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it."""
+
+    structure: Structure | None = None
+    operators: Mapping[int, str | None] = field(default_factory=dict)
+    keys: Mapping[StorePath, int] = field(default_factory=dict)
+
+
+def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
+    """Describe a checkpoint. One request per operator and one per store with a snapshot. Raises `StorageError`."""
+    if gathered.batch is None or not gathered.stores:
+        return Description()
+    batch = gathered.batch
+    structure = Structure.V1 if gathered.stores[0].head.id is None else Structure.V2
+    names: dict[int, str | None] = {}
+    for operator in sorted({fact.store.operator for fact in gathered.stores}):
+        metadata = catalog.operator_at(storage, operator, batch)
+        names[operator] = None if metadata is None else metadata.name
+    keys: dict[StorePath, int] = {}
+
+    def read(fact: StoreSnapshotFacts) -> None:
+        if fact.load is not None and fact.load.base_kind is BaseKind.SNAPSHOT:
+            found = _keys(storage, fact.store, fact.load.base)
+            if found is not None:
+                keys[fact.store] = found
+
+    at_once(read, gathered.stores)
+    return Description(structure, names, keys)
+
+
+def _keys(storage: Storage, store: StorePath, version: VersionId) -> int | None:
+    path = store.snapshot(version)
+    try:
+        count = read_snapshot(storage.read(path), path).metadata.key_count
+    except (ObjectMissing, CorruptFile, UnknownFormatVersion):
+        # The audit reports it; a description leaves it out.
+        return None
+    return count if count >= 0 else None
