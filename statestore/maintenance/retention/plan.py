@@ -283,9 +283,10 @@ class Judge:
         return tuple(sorted(verdicts, key=_log_order))
 
     def _quarantine(self) -> Iterator[Verdict]:
-        """Yield the verdicts on quarantined files. The files of one run are deleted together, so that an undo is complete.
+        """Yield the verdicts on quarantined files.
 
-        The tables of its snapshots are deleted in the next pass.
+        The files of one run are deleted together, the record of the query's position first: an undo never restores a
+        part of them. The tables of its snapshots are deleted in the next pass.
         """
         by_run: dict[str | None, list[Entry]] = {}
         for entry in self.gathered.logs.quarantine:
