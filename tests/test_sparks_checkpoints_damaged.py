@@ -18,7 +18,7 @@ from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
 from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
 from statestore.storage import open_storage
-from tests.maintenance.test_snapshot import take
+from tests.support.snapshots import take
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parent / "fixtures" / "checkpoints"

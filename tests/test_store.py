@@ -35,7 +35,7 @@ from statestore.format.structure import Structure
 from statestore.lineage import BaseKind, Lineage
 from statestore.storage import Created, Storage, open_storage
 from statestore.store import LINEAGE_STOP_BYTES, StoreLimits
-from tests.format.test_changelog import written
+from tests.support.changelogs import written
 from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.hosts import STORE, Changes, History, Host, State, changed, column
 from tests.support.snapshots import publish_snapshot

@@ -12,8 +12,8 @@ from statestore import catalog
 from statestore.format import names
 from statestore.maintenance import switchover
 from statestore.storage import Storage
-from tests.assets.test_maintain_query import checks, shown
 from tests.support.checkpoints import Checkpoint
+from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.structures import as_sparks, held
 

@@ -18,27 +18,13 @@ from statestore.maintenance.audit import Finding, FindingKind, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
 from statestore.storage import open_storage
-from tests.maintenance.test_sequences import begun
 from tests.support.checkpoints import Checkpoint
+from tests.support.dagster_runs import checks, maintained, shown
+from tests.support.maintained_query import begun
 from tests.support.s3_server import S3Server
 from tests.support.unpacked import unpacked
 
 ODD_QUERIES = Path(__file__).parents[1] / "fixtures" / "odd_queries"
-
-
-def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    job = definitions.resolve_job_def("maintain_query")
-    return job.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
-
-
-def shown(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, object]:
-    events = result.asset_materializations_for_node(asset)
-    (event,) = [event for event in events if event.asset_key == dg.AssetKey(asset)]  # beside those of the ledger
-    return {name: value.value for name, value in event.metadata.items()}
-
-
-def checks(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
-    return {one.check_name: one for one in result.get_asset_check_evaluations()}
 
 
 def paths(checkpoint: Checkpoint) -> set[str]:

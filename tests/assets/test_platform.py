@@ -22,8 +22,8 @@ from statestore.format import names
 from tests.assets.conftest import grown
 from tests.assets.running import REPOSITORY, Running, assert_gone, running, succeeded
 from tests.faults.final_state import examine
-from tests.pipelines.test_flights_job import batches_of_a_run
 from tests.support.checkpoints import Checkpoint
+from tests.support.flights_runs import batches_of_a_run
 from tests.support.processes import children_of
 
 

@@ -10,24 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
-
 from statestore.cli import main
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.commands import run, said
 
 KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def said(*arguments: object) -> dict:
-    result = run(*arguments, "--output", "json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Checkpoint) -> None:

@@ -6,42 +6,23 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import Result
 
-from statestore.binding import StoreSchema
 from statestore.errors import LocalStateDamaged
 from statestore.format import logs, names, operators
-from statestore.format.state_rows import encode_keys, encode_values, key_schema
+from statestore.format.state_rows import encode_values
 from statestore.format.types import spark_schema_json
 from statestore.storage import open_storage
-from tests.cli.test_cli import run, said
 from tests.support.checkpoints import Checkpoint
+from tests.support.commands import run, said
+from tests.support.counted_state import SCHEMA, VALUE, changes, counts, key
 
-KEY = pa.schema([("name", pa.string()), ("day", pa.int32())])
-VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
 GROWN = pa.schema([*VALUE, pa.field("extra", pa.string())])
-SCHEMA = StoreSchema("default", spark_schema_json(key_schema(KEY)), spark_schema_json(VALUE))
 
 State = dict[str, int]
-
-
-def key(name: str) -> bytes:
-    [found] = encode_keys(np.array([len(name)]), pa.Table.from_pylist([{"name": name, "day": 7}], KEY)).to_pylist()
-    return bytes(found)
-
-
-def value(n: int) -> bytes:
-    [found] = encode_values(pa.Table.from_pylist([{"n": n, "tags": ["x"] * n}], VALUE)).to_pylist()
-    return bytes(found)
-
-
-def changes(**counts: int | None) -> dict[bytes, bytes | None]:
-    return {key(name): None if n is None else value(n) for name, n in counts.items()}
 
 
 @pytest.fixture
@@ -52,10 +33,6 @@ def checkpoint(root: Path, tmp_path: Path) -> Checkpoint:
     made.batch(changes(a=None, c=3), changes())
     made.batch(changes(b=5, c=3), changes(y=0))
     return made
-
-
-def counts(rows: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
-    return [(row["store"], row["key"]["name"], row["value"]["n"]) for row in rows]
 
 
 NEWEST = [("state/0/0", "b", 5), ("state/0/0", "c", 3), ("state/0/1", "y", 0), ("state/0/1", "z", 9)]

@@ -21,9 +21,8 @@ from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_b
 from statestore.format.compression import lz4_java
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statestore.format.names import VersionId
+from tests.support.changelogs import Records, packed, written
 from tests.support.damage import flips, prefixes, value_or_error
-
-Records = list[tuple[bytes, bytes | None]]
 
 IDS = [f"{number:08x}-0000-4000-8000-00000000000{number}" for number in range(10)]
 LINEAGE = (VersionId(7, IDS[7]), VersionId(8, IDS[8]))
@@ -38,31 +37,9 @@ BY_SPARK = bytes.fromhex(
 records = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=60)), max_size=60)
 
 
-def written(changes: Records, header: Header, *, pieces: int = 1) -> bytes:
-    sink = io.BytesIO()
-    writer = ChangelogWriter(sink, header)
-    step = max(1, -(-len(changes) // pieces))
-    for start in range(0, len(changes), step):
-        part = changes[start : start + step]
-        writer.append(
-            pa.array([key for key, _ in part], pa.large_binary()), pa.array([v for _, v in part], pa.large_binary())
-        )
-    writer.finish()
-    assert writer.records == len(changes)
-    return sink.getvalue()
-
-
 def read(data: bytes) -> tuple[Header, Records]:
     header, pieces = read_changelog(data, "a.changelog")
     return header, [pair for changes in pieces for pair in changes.pairs()]
-
-
-def packed(plain: bytes) -> bytes:
-    sink = io.BytesIO()
-    writer = compression.BlockWriter(sink)
-    writer.write(plain)
-    writer.finish()
-    return sink.getvalue()
 
 
 def record(key: bytes, value: bytes | None) -> bytes:

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from operator import itemgetter
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from statestore.format import changelog, replay
-from statestore.format.changelog import Changes
 from statestore.format.replay import Window
-
-Records = list[tuple[bytes, bytes | None]]
+from tests.support.changelogs import Records, changes_of, one_by_one
 
 PLENTY = 1 << 40
-
-
-def changes_of(records: Records, *, garbage: bytes = b"") -> Changes:
-    """The records as a changelog holds them, behind something that is none."""
-    plain = bytearray(garbage)
-    columns: list[list[int]] = [[], [], [], []]
-    for key, value in records:
-        place = len(plain) + 4
-        sizes = place, len(key), place + len(key) + 4, -1 if value is None else len(value)
-        for column, size in zip(columns, sizes, strict=True):
-            column.append(size)
-        plain += struct.pack(">i", len(key)) + key + struct.pack(">i", sizes[3]) + (value or b"")
-    return Changes(bytes(plain), *(np.array(column, np.int64) for column in columns))
 
 
 def left_of(pieces: list[Records], memory_bytes: int = PLENTY) -> list[Records]:
@@ -42,11 +25,6 @@ def left_of(pieces: list[Records], memory_bytes: int = PLENTY) -> list[Records]:
         if window.is_full:
             left.append(list(window.survivors().pairs()))
     return [*left, list(window.survivors().pairs())] if window else left
-
-
-def one_by_one(records: Records) -> Records:
-    """The oracle."""
-    return sorted(dict(records).items(), key=itemgetter(0))
 
 
 any_keys = st.binary(max_size=90)

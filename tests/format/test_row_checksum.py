@@ -8,7 +8,7 @@ from statestore.errors import CorruptFile
 from statestore.format.changelog import Changes, Kind, read_changelog
 from statestore.format.java_io import utf
 from statestore.format.row_checksum import verified
-from tests.format.test_changelog import packed
+from tests.support.changelogs import packed
 
 # Written by Spark 4.2.0, behind the header: key `kk`, then a merge, a deletion of `zz`, a deleted range of `a` to `b`.
 PUT = bytes.fromhex("01 00000004 02006b6b 0000000b d230ed24 03000000 767676")

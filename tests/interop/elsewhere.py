@@ -14,9 +14,8 @@ from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.interop.native import NativeQuery, state
 from tests.interop.soak import Maintenance, expected
-from tests.interop.test_rescues import held
-from tests.interop.test_switchover_of_sparks import switched
 from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
+from tests.support.native_queries import held, switched
 
 AT_HEAD = ("--at-head", "--confirm-stopped", "--mode", "snapshots")
 VERBS = [

@@ -7,7 +7,6 @@ one is put beside what Spark captured, and Spark's own `RocksDBFileManager` writ
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -22,39 +21,9 @@ from statestore.storage import open_storage
 from tests.interop.dumped import dumped
 from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.twins import statekeeper
+from tests.support.native_queries import LOG, archive_a_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-STATE = "org.apache.spark.sql.execution.streaming.state"
-LOG = b"what Spark copies, and RocksDB does not look at"
-
-
-def archive_a_log(spark: SparkSession, store: Path, version: int, scratch: Path) -> None:
-    """Have Spark write the snapshot of that version again, with an archived log beside the database."""
-    path = store / f"{version}.zip"
-    metadata = read_snapshot(path.read_bytes(), path.name).metadata
-    captured = scratch / "captured"
-    with zipfile.ZipFile(path) as archive:
-        archive.extractall(captured)
-    (captured / "metadata").unlink()
-    for table in metadata.tables:
-        shutil.copyfile(store / "SSTs" / table.dfs_name, captured / table.local_name)
-    (captured / "archive").mkdir()
-    (captured / "archive" / "000003.log").write_bytes(LOG)
-    for name in (path.name, f".{path.name}.crc"):
-        (store / name).unlink()
-
-    jvm = spark._jvm
-    of_state = getattr(jvm, STATE)
-    nothing = jvm.scala.Option.empty()
-    conf = of_state.StateStoreConf(spark._jsparkSession.sessionState().conf(), jvm.PythonUtils.toScalaMap({}))
-    temp = jvm.java.io.File(str(scratch / "temp"))
-    manager = of_state.RocksDBFileManager(
-        str(store), temp, spark._jsparkSession.sessionState().newHadoopConf(), "lz4", "", conf, False, nothing
-    )
-    here = jvm.java.io.File(str(captured))
-    named = of_state.RocksDBFileMapping().createSnapshotFileMapping(manager, here, version)._2()
-    manager.saveCheckpointToDfs(here, version, metadata.key_count, 0, named, nothing, nothing, nothing, True)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from statestore.format.names import parse_store_path
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.storage import Storage, open_storage
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows, views
+from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows
 from tests.interop.twins import changelogs, statekeeper
+from tests.support.native_queries import held
 
 pytestmark = pytest.mark.spark
 
@@ -45,12 +46,6 @@ def expected(batches: int) -> Counter[tuple[str, int, int]]:
         for row in rows(batch).to_pylist():
             seen.setdefault(row["k"], []).append(row["x"])
     return Counter((key, len(xs), sum(xs)) for key, xs in seen.items())
-
-
-def held(query: NativeQuery) -> Counter[tuple[str, int, int]]:
-    """What Spark's reader shows of it."""
-    [view] = views(query).values()
-    return Counter((row.key[0], row.value[0], row.value[1]) for row in view)
 
 
 def test_snapshots_of_spark_4_0_which_later_ones_refuse_are_read_after_a_repair(

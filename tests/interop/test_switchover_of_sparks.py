@@ -19,8 +19,9 @@ from statestore.maintenance import lease, runs, switchover
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Kind, Storage, open_storage
 from tests.interop.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
-from tests.interop.twins import clean, statekeeper, switch
+from tests.interop.twins import clean, statekeeper
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.native_queries import switched
 
 pytestmark = pytest.mark.spark
 
@@ -44,12 +45,6 @@ def _told(value: object) -> str:
     if isinstance(value, Structure):
         return value.value
     return value.replace(" ", "-") if isinstance(value, str) else "named sinks" if value else "plain"
-
-
-def switched(query: NativeQuery, to: Structure, scratch: Path) -> None:
-    """By the command, and by the conf that goes with it."""
-    switch(query, to, scratch)
-    query.confs |= to.conf
 
 
 @pytest.mark.parametrize(("name", "structure", "confs"), CASES, ids=_told)

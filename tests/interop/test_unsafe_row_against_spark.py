@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from statestore.format.types import arrow_schema, spark_schema_json
 from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
-from tests.format.test_unsafe_row import INTEGERS, fields, floats_of_bits, nested_floats, tables, types, values
+from tests.support.typed_tables import INTEGERS, fields, floats_of_bits, nested_floats, tables, types, values
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statestore.engine.rocks import Database, EngineLimits
 from statestore.loading import key_count
 from statestore.loading.key_count import KeyCount
-from tests.format.test_replay import Records, changes_of, one_by_one
+from tests.support.changelogs import Records, changes_of, one_by_one
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 HELD = 60

@@ -13,8 +13,8 @@ from statestore.format import names
 from statestore.maintenance import snapshot
 from statestore.maintenance.advice import Advice, advice
 from statestore.storage import Storage, open_storage
-from tests.maintenance.test_retention import with_a_table_of_its_own
 from tests.support.checkpoints import Checkpoint
+from tests.support.snapshots import with_a_table_of_its_own
 
 
 @pytest.fixture

@@ -25,10 +25,9 @@ from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.config import Policies
 from statestore.maintenance.retention import Amount, RetentionPolicy
 from statestore.storage import Entry, Storage, open_storage
-from tests.maintenance.test_snapshot import take
 from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
 from tests.support.hosts import column
-from tests.support.snapshots import publish_snapshot
+from tests.support.snapshots import publish_snapshot, take
 
 SOME_ID = "0badc0de-0000-4000-8000-000000000000"
 FEWEST_CASES = 150

@@ -33,11 +33,10 @@ from statestore.maintenance.audit import Audit, AuditPolicy, Finding, FindingKin
 from statestore.maintenance.repair import RepairReason
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import Storage, open_storage
-from tests.maintenance.test_families_in_snapshots import changelog as typed_changelog
-from tests.maintenance.test_snapshot import take
+from tests.support.changelogs import changelog_with_families
 from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
 from tests.support.hosts import column
-from tests.support.snapshots import publish_snapshot
+from tests.support.snapshots import publish_snapshot, take
 
 SOME_ID = "0badc0de-0000-4000-8000-000000000000"
 STORE = StorePath(0, 0)
@@ -484,7 +483,7 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
     for number in range(1, 4):
         is_v2 = structure == "V2"
         version = VersionId(number, f"{number:08x}-0000-4000-8000-000000000000" if is_v2 else None)
-        body = typed_changelog(number, versions if is_v2 else None, b"\0\0")
+        body = changelog_with_families(number, versions if is_v2 else None, b"\0\0")
         storage.create(STORE.changelog(version), body)
         commit(storage, number - 1, [str(version.id)] if is_v2 else None)
         versions.append(version)

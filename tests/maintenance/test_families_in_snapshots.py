@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,12 @@ import pytest
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import logs, names, operators
-from statestore.format.changelog import Kind, lineage_json
-from statestore.format.compression import BlockWriter
-from statestore.format.java_io import utf
 from statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
 from statestore.storage import Storage, open_storage
+from tests.support.changelogs import changelog_with_families
 from tests.support.snapshots import publish_snapshot
 
 STORE = StorePath(0, 0)
@@ -30,17 +27,6 @@ IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(7)]
 
 def version(number: int) -> VersionId:
     return VersionId(number, IDS[number])
-
-
-def changelog(number: int, lineage: Sequence[VersionId] | None, family: bytes) -> bytes:
-    """As Spark writes it for stores with column families, and nobody else does."""
-    body, key, value = io.BytesIO(), family + b"key %d" % number, b"value"
-    writer = BlockWriter(body)
-    writer.write(utf("v2") if lineage is None else utf("v4") + utf(lineage_json(tuple(lineage))))
-    writer.write(bytes([Kind.PUT]) + len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)
-    writer.write(b"\0")
-    writer.finish()
-    return body.getvalue()
 
 
 def publish(
@@ -70,7 +56,7 @@ def root(tmp_path: Path) -> Storage:
     for number in range(1, 7):
         lineage = [version(before) for before in range(1 if number <= 3 else 3, number)]
         family = VALUES if number >= 5 else DEFAULT
-        storage.create(STORE.changelog(version(number)), changelog(number, lineage, family))
+        storage.create(STORE.changelog(version(number)), changelog_with_families(number, lineage, family))
         storage.create(
             names.offsets(number - 1), logs.encode_offsets(OffsetLog(0, 0, dict(STATE_CONF), ('"a source"',)))
         )

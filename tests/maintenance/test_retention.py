@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
@@ -24,7 +22,7 @@ from statestore.errors import (
 )
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, VersionId
-from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
+from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import announcements, lease, retention, runs, snapshot
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
 from statestore.maintenance.snapshot import Taken, TakeSnapshot
@@ -32,6 +30,7 @@ from statestore.storage import Entry, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.hosts import column
+from tests.support.snapshots import with_a_table_of_its_own
 from tests.support.structures import as_sparks
 
 AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
@@ -536,23 +535,6 @@ def native(maintained: Checkpoint) -> Checkpoint:
     """The same files, with nothing of ours: to who looks it is Spark's, at work."""
     maintained.storage.delete([names.BINDING])
     return maintained
-
-
-def with_a_table_of_its_own(storage: Storage, path: str, *, by_spark: bool) -> str:
-    """Let a snapshot name one table more, which no other names, and be packed by Spark, who notes the time; the table."""
-    table = TableFile("009999.sst", f"009999-{RandomIds().fresh()}.sst", 7)
-    found = read_snapshot(storage.read(path), path)
-    metadata = replace(found.metadata, tables=(*found.metadata.tables, table))
-    packed = io.BytesIO(encode_snapshot(Snapshot(found.files, metadata)))
-    if by_spark:
-        ours, packed = zipfile.ZipFile(packed), io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as theirs:
-            for name in ours.namelist():
-                theirs.writestr(zipfile.ZipInfo(name, (2026, 3, 1, 0, 0, 0)), ours.read(name))
-    storage.replace(path, packed.getvalue())
-    place = f"{path.rpartition('/')[0]}/{names.TABLES}{table.dfs_name}"
-    storage.create(place, b"a table")
-    return place
 
 
 def batches(storage: Storage, folder: str) -> list[int]:

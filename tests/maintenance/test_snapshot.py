@@ -26,13 +26,11 @@ from statestore.maintenance.snapshot import (
     Published,
     SkipReason,
     SnapshotFacts,
-    SnapshotPlan,
     SnapshotPolicy,
     SnapshotReason,
     StoreSnapshotFacts,
     Taken,
     TakeSnapshot,
-    execute,
     gather,
     plan,
 )
@@ -40,6 +38,7 @@ from statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import column
+from tests.support.snapshots import one, planned, take
 
 FEWEST_CASES = 25
 SHARE_ON_S3 = 5
@@ -48,20 +47,6 @@ SHARE_ON_S3 = 5
 @pytest.fixture
 def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
     return Checkpoint(storage, tmp_path)
-
-
-def planned(storage: Storage, *, take_all: bool = True, changelogs: int = 50) -> SnapshotPlan:
-    return plan(gather(storage), SnapshotPolicy(changelogs=changelogs), take_all=take_all)
-
-
-def take(storage: Storage, scratch: Path, **how: Any) -> list[Taken]:
-    return [one(storage, action, scratch) for action in planned(storage, **how).take]
-
-
-def one(storage: Storage, action: TakeSnapshot, scratch: Path, memory_bytes: int = MEMORY_BYTES) -> Taken:
-    return execute(
-        storage, action, scratch=scratch / "scratch", clock=SystemClock(), ids=RandomIds(), memory_bytes=memory_bytes
-    )
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------

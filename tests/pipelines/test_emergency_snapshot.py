@@ -10,7 +10,7 @@ from pipelines import driver
 from statestore.errors import StorageError
 from statestore.lineage import BaseKind
 from statestore.storage import LocalStorage
-from tests.pipelines.test_operator import ROWS, adding, rows_of
+from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Stream
 
 

@@ -18,8 +18,8 @@ from pipelines.operator import Frames, Update
 from pipelines.results import as_table
 from statestore.errors import WrongResult
 from statestore.format.state_rows import encode_values
-from tests.format.test_unsafe_row import tables
-from tests.pipelines.test_wrong_results import GIVEN, Task
+from tests.support.partition_task import GIVEN, Task
+from tests.support.typed_tables import tables
 
 SLOW = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 UTC = dt.UTC

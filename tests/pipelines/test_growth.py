@@ -14,7 +14,7 @@ from pipelines.assignments import Assignments
 from pipelines.progress import BatchReport
 from pipelines.task import PartitionReport
 from statestore.format.names import StorePath, VersionId
-from tests.pipelines.test_operator import ROWS, adding, rows_of
+from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 
 

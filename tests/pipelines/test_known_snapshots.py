@@ -13,8 +13,8 @@ from statestore.format import names
 from statestore.maintenance import lease
 from statestore.maintenance.history import History
 from statestore.storage import Kind, Storage, open_storage
-from tests.cli.test_cli import run
 from tests.support.checkpoints import Checkpoint
+from tests.support.commands import run
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.switching import take_snapshots
 

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -38,37 +37,11 @@ from statestore.format.logs import parse_commit
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import LocalCopy
+from tests.support.adding_operator import OUTPUT, ROWS, STATE, add_up, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream, conf
 
 # Spark's workers need not find this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-ROWS = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("value", pa.int64())])
-STATE = pa.schema([("count", pa.int64()), ("total", pa.int64())])
-OUTPUT = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
-
-
-def totals_of(rows: pa.Table, state: pa.Table) -> dict[int, tuple[int, int]]:
-    totals = {row["key"]: (row["count"], row["total"]) for row in state.to_pylist()}
-    for row in rows.to_pylist():
-        count, total = totals.get(row["key"], (0, 0))
-        totals[row["key"]] = (count + 1, total + row["value"])
-    return totals
-
-
-def totals_table(totals: dict[int, tuple[int, int]]) -> pa.Table:
-    rows = [{"key": key, "count": count, "total": total} for key, (count, total) in totals.items()]
-    return pa.Table.from_pylist(rows, OUTPUT)
-
-
-def add_up(rows: pa.Table, state: pa.Table) -> Update:
-    table = totals_table(totals_of(rows, state))
-    return Update(table, table)
-
-
-def adding(update: Callable[..., Any] = add_up, **others: Any) -> StatefulOperator:
-    declared: dict[str, Any] = {"keys": ["key"], "order_by": ["at"], "state": STATE, "output": OUTPUT}
-    return StatefulOperator(**{**declared, **others}, update=update)
 
 
 @pytest.fixture(params=[Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)], ids=lambda s: s.value)
@@ -76,10 +49,6 @@ def stream(delta_session, tmp_path, request):
     stream = Stream(delta_session, tmp_path, ROWS)
     stream.structure = request.param
     return stream
-
-
-def rows_of(*rows: tuple[int | None, int]) -> dict[str, list[Any]]:
-    return {"key": [k for k, _ in rows], "at": list(range(len(rows))), "value": [v for _, v in rows]}
 
 
 @pytest.mark.spark

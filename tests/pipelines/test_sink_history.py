@@ -16,7 +16,7 @@ from pipelines.progress import Outcome, Phase
 from pipelines.sinks import Attempt, DeltaSink
 from statestore.errors import SinkChanged, UnsafeSink
 from statestore.root import SinkPosition
-from tests.pipelines.test_operator import ROWS, adding, rows_of
+from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 
 QUERY = "5e9d3a52-5f5d-4b51-8d6e-0d6a5c1f7f00"

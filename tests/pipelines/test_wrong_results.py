@@ -5,7 +5,6 @@ The tasks run here without Spark, in this process; what reaches the user through
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,90 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pipelines.assignments import Assignments
-from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.operator import Frames, Update
 from pipelines.spark_errors import named
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPlan, _Partition
-from statestore.engine.sweep import SweepLimits
 from statestore.errors import LineageCeiling, WrongResult
-from statestore.format.names import EMPTY
-from statestore.format.structure import Structure
-from statestore.storage import StorageSpec
-from statestore.store import StoreLimits
-
-ROWS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("value", pa.int64())])
-STATE = pa.schema(
-    [
-        pa.field("total", pa.int32(), nullable=False),
-        ("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
-    ]
-)
-OUTPUT = pa.schema([("key", pa.int64()), pa.field("label", pa.string(), nullable=False)])
-GIVEN = pa.table({"key": [1, 1, 2, None], "name": ["a", "a", "b", None], "value": [5, 6, 7, 8]}, schema=ROWS)
-
-NEW = pa.table(
-    {
-        "key": pa.array([1, 2, None]),
-        "name": ["a", "b", None],
-        "total": pa.array([11, 7, 8], pa.int32()),
-        "tags": pa.array([["x"], [], None], STATE.field("tags").type),
-    }
-)
-OUT = pa.table({"key": pa.array([1, 2], pa.int64()), "label": ["one", "two"]})
-
-
-class Reports:
-    """Stands where the reporter does that has Spark's accumulator."""
-
-    def __init__(self) -> None:
-        self.all: list[PartitionReport] = []
-
-    def add(self, report: PartitionReport) -> None:
-        self.all.append(report)
-
-
-class Task:
-    """One partition of an operator whose update function returns what it is told to."""
-
-    def __init__(self, folder: Path, **declared: Any) -> None:
-        self.folder = folder
-        self.reports = Reports()
-        self.returned: Any = Update(OUT, NEW)
-        self.declared = {"state": STATE, "output": OUTPUT, "frames": Frames.ARROW, **declared}
-        self.bases = dict.fromkeys(range(len(self._operator().stores)), (EMPTY,))
-
-    def run(self, rows: pa.Table = GIVEN) -> list[dict[str, Any]]:
-        plan = TaskPlan(
-            root=StorageSpec(str(self.folder / "root")),
-            root_id="root",
-            local_folder=str(self.folder / "local"),
-            operator=self._operator(),
-            row_columns=ROWS,
-            assignments=Assignments.of(self.bases, {}),
-            rewrites={},
-            structure=Structure.V2,
-            limits=StoreLimits(),
-            sweep=SweepLimits(),
-            reports=self.reports,
-        )
-        batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
-        found = pa.Table.from_batches(list(_Partition(plan, 0).run(iter(batch.to_batches()))))
-        self.bases = {store.operator: (store.new,) for store in self.reports.all[-1].stores}
-        return [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
-
-    def nothing_was_committed(self) -> bool:
-        return not self.reports.all and not list(self.folder.glob("root/state/**/*.changelog"))
-
-    def no_file_is_left_over(self) -> bool:
-        return not list(self.folder.glob("local/**/*.tmp")) and not list(self.folder.glob("local/**/private-*"))
-
-    def _operator(self) -> StatefulOperator:
-        return StatefulOperator(["key", "name"], ["value"], update=self._update, **self.declared)
-
-    def _update(self, rows: Any, state: Any) -> Any:
-        del rows
-        self.state = state
-        return self.returned
+from tests.support.partition_task import NEW, OUT, STATE, Task
 
 
 @pytest.fixture

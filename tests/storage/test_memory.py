@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statestore.clock import RandomIds
-from statestore.errors import StatekeeperError
 from statestore.storage import Storage
 from statestore.storage.local import LocalStorage
 from tests.support.memory import MemoryStorage
-
-PATHS = ["a", "b/c", "b/d", "b.e", "_statekeeper/tmp/f", "b/.g.crc"]
-BODIES = [b"", b"one", b"another"]
+from tests.support.storage_answers import BODIES, PATHS, answer
 
 
 def test_a_root_in_memory_answers_as_one_on_disk_does(tmp_path: Path) -> None:
@@ -43,10 +40,3 @@ def test_a_root_in_memory_answers_as_one_on_disk_does(tmp_path: Path) -> None:
         ]
         call = chance.choice(calls)
         assert answer(call, disk) == answer(call, memory)
-
-
-def answer(call: Callable[[Storage], object], storage: Storage) -> object:
-    try:
-        return call(storage)
-    except StatekeeperError as error:
-        return error.code

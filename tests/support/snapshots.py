@@ -7,11 +7,26 @@ import json
 import uuid
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict
 
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
+from statestore.maintenance.snapshot import (
+    MEMORY_BYTES,
+    SnapshotPlan,
+    SnapshotPolicy,
+    Taken,
+    TakeSnapshot,
+    execute,
+    gather,
+    plan,
+)
 from statestore.storage import Storage
 
 ROWS_PER_TABLE = 4
@@ -81,3 +96,34 @@ def rows_of(path: Path) -> dict[bytes, bytes]:
         return dict(database.items())
     finally:
         database.close()
+
+
+def planned(storage: Storage, *, take_all: bool = True, changelogs: int = 50) -> SnapshotPlan:
+    return plan(gather(storage), SnapshotPolicy(changelogs=changelogs), take_all=take_all)
+
+
+def take(storage: Storage, scratch: Path, **how: Any) -> list[Taken]:
+    return [one(storage, action, scratch) for action in planned(storage, **how).take]
+
+
+def one(storage: Storage, action: TakeSnapshot, scratch: Path, memory_bytes: int = MEMORY_BYTES) -> Taken:
+    return execute(
+        storage, action, scratch=scratch / "scratch", clock=SystemClock(), ids=RandomIds(), memory_bytes=memory_bytes
+    )
+
+
+def with_a_table_of_its_own(storage: Storage, path: str, *, by_spark: bool) -> str:
+    """Let a snapshot name one table more, which no other names, and be packed by Spark, who notes the time; the table."""
+    table = TableFile("009999.sst", f"009999-{RandomIds().fresh()}.sst", 7)
+    found = read_snapshot(storage.read(path), path)
+    metadata = replace(found.metadata, tables=(*found.metadata.tables, table))
+    packed = io.BytesIO(encode_snapshot(Snapshot(found.files, metadata)))
+    if by_spark:
+        ours, packed = zipfile.ZipFile(packed), io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as theirs:
+            for name in ours.namelist():
+                theirs.writestr(zipfile.ZipInfo(name, (2026, 3, 1, 0, 0, 0)), ours.read(name))
+    storage.replace(path, packed.getvalue())
+    place = f"{path.rpartition('/')[0]}/{names.TABLES}{table.dfs_name}"
+    storage.create(place, b"a table")
+    return place

@@ -1,0 +1,33 @@
+"""Rules for the Python files of the repository."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _imported(path: Path) -> list[str]:
+    """The dotted names that a file imports."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def test_no_test_module_is_imported() -> None:
+    """Shared helpers belong in tests/support/."""
+    files = [path for folder in ("tests", "benchmarks") for path in (REPOSITORY / folder).rglob("*.py")]
+    assert len(files) > 100
+    found = {
+        f"{path.relative_to(REPOSITORY)} imports {name}"
+        for path in files
+        for name in _imported(path)
+        if any(part.startswith("test_") for part in name.split(".")[:-1])
+        or (name.startswith("tests.") and name.rpartition(".")[2].startswith("test_"))
+    }
+    assert found == set()

@@ -1,0 +1,19 @@
+"""Calls of the command-line interface in this process."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def said(*arguments: object) -> dict:
+    result = run(*arguments, "--output", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)

@@ -1,0 +1,151 @@
+"""A query that commits batches and is maintained in between."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from assets import checks
+from statestore import catalog
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names
+from statestore.format.names import VersionId
+from statestore.format.structure import Structure
+from statestore.maintenance import passes
+from statestore.maintenance.audit import Audit
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.retention import RetentionPolicy
+from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.storage import Storage, open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.structures import as_sparks, held, without_ids, without_lineage
+from tests.support.switching import structure_of
+
+
+def policies(versions: int) -> Policies:
+    return Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=versions, grace_seconds=0.0), Mode.FULL)
+
+
+@dataclass
+class Query:
+    """A query that commits batches, as a job of ours or as Spark, and is maintained in between.
+
+    `shadow`: the same batches in structure V2, for a query of Spark's: in V1 its changelogs are these without a lineage.
+    """
+
+    checkpoint: Checkpoint
+    folder: Path
+    shadow: Checkpoint | None = None
+
+    @property
+    def storage(self) -> Storage:
+        return self.checkpoint.storage
+
+    @property
+    def by(self) -> Maintainer:
+        return Maintainer("a test", SleeplessClock(SystemClock().now_seconds()), RandomIds())
+
+    def grow(self, batches: int) -> None:
+        """So many batches, in the structure that the checkpoint has."""
+        made = self.checkpoint
+        for _ in range(batches):
+            structure = structure_of(self.storage)
+            if self.shadow is not None:
+                self.shadow.grow(1)
+            if self.shadow is not None and structure is Structure.V1:
+                self._copy_newest(self.shadow)
+                continue
+            heads = catalog.heads(self.storage)
+            assert heads is not None
+            made.versions[-1] = [heads.heads[store] for store in made.stores]
+            made.structure = structure
+            made.grow(1)
+
+    def _copy_newest(self, shadow: Checkpoint) -> None:
+        made, batch = self.checkpoint, len(shadow.versions) - 2
+        for store, version in zip(shadow.stores, shadow.versions[-1], strict=True):
+            path = store.changelog(version)
+            body = without_lineage(shadow.storage.read(path), path)
+            self.storage.create(store.changelog(VersionId(version.version)), body)
+        self.storage.create(names.offsets(batch), shadow.storage.read(names.offsets(batch)))
+        self.storage.create(names.commits(batch), logs.encode_commit(logs.CommitLog(0, None)))
+        made.versions.append([VersionId(batch + 1) for _ in made.stores])
+        made.states.append(shadow.states[-1])
+
+    def is_right(self) -> bool:
+        """Whether the stores hold what the batches put into them, loaded from storage."""
+        return held(self.storage, self.folder / "host") == dict(
+            zip(self.checkpoint.stores, self.checkpoint.states[-1], strict=True)
+        )
+
+    def snapshot(self) -> None:
+        prepared = passes.snapshot.prepare(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
+        passes.snapshot.execute(self.storage, prepared, self.by, scratch=self.folder / "scratch")
+
+    def gc(self) -> None:
+        prepared = passes.retention.prepare(self.storage, policies(3), clock=SystemClock())
+        passes.retention.execute(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
+
+    def switch(self) -> None:
+        to, scratch = structure_of(self.storage).other, self.folder / "scratch"
+        prepared = passes.switch.prepare(self.storage, policies(100), to, None, scratch=scratch)
+        done = passes.switch.execute(
+            self.storage, prepared, self.by, lambda _: None, run=self.by.ids.fresh(), stopped=True, scratch=scratch
+        )
+        assert done.plan.refusals == ()
+        assert structure_of(self.storage) is to
+
+    def repair(self) -> None:
+        """After the newest two batches were taken back by deleting their commits and offsets."""
+        for made in (self.checkpoint, self.shadow):
+            for _ in range(2 if made else 0):
+                assert made is not None
+                newest = len(made.versions) - 2
+                made.storage.delete([names.commits(newest), names.offsets(newest)])
+                made.versions.pop()
+                made.states.pop()
+        prepared = passes.repair.prepare(self.storage, policies(100), None)
+        assert prepared.plan.actions
+        passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
+
+    def _after(self, policy: Policies) -> Audit:
+        """The audit after the deletions, which finds no more of them, nor a finding."""
+        looked = passes.audit.look(self.storage, policy, clock=SystemClock())
+        assert looked.forecast is not None
+        assert looked.forecast.now.files == 0
+        assert looked.audit.findings == ()
+        return looked.audit
+
+    def red_checks(self, versions: int) -> list[str]:
+        """What `maintain_query` with this policy says of the checks that do not pass."""
+        policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
+        taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
+        assert taken.failed == ()
+        results = [checks.tail_is_short(taken, policy.snapshot)]
+        looked = passes.audit.look(self.storage, policy, clock=by.clock)
+        results += checks.lineage_checks(looked.audit)
+        done = passes.retention.unattended(self.storage, policy, by)
+        assert looked.forecast is not None
+        gone = sum(step.files for step in done.done), sum(step.size_bytes for step in done.done)
+        assert (looked.forecast.floor, *gone) == (done.planned.floor, *astuple(looked.forecast.now)), (
+            "audit and gc agree"
+        )
+        assert done.planned.findings == ()
+        results.append(checks.retention_floor_is_kept(done, self._after(policy)))
+        return [f"{one.check_name}: {one.description}" for one in results if not one.passed]
+
+
+def begun(storage: Storage, folder: Path, structure: Structure, *, is_own: bool, batches: int) -> Query:
+    of_own = structure if is_own else Structure.V2
+    made = Checkpoint(storage, folder / "job", structure=of_own)
+    made.grow(batches)
+    shadow = None
+    if not is_own:
+        shadow = made.copied_to(open_storage(str(folder / "shadow")), folder / "shadow job")
+        as_sparks(made)
+        if structure is Structure.V1:
+            without_ids(made)
+    assert structure_of(storage) is structure
+    return Query(made, folder, shadow)
