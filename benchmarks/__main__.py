@@ -11,6 +11,8 @@ from pathlib import Path
 from benchmarks.measure import Table, machine
 
 QUESTIONS: Mapping[str, str] = {
+    "restart": "How long is a restart?",
+    "maintenance_cost": "What does maintenance cost?",
     "commit_cost": "What does a commit cost as the state grows?",
     "operator_rows": "How many rows a second does a stateful operator process?",
     "snapshot_cost": "How long do a snapshot and a load take?",

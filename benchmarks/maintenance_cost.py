@@ -1,0 +1,135 @@
+"""Cost of the maintenance of a native Spark query: CPU in the executors, requests to S3 and their price."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from benchmarks.measure import Table
+from benchmarks.native_query import (
+    DOLLARS_PER_READ,
+    DOLLARS_PER_WRITE,
+    FOR_STATEKEEPER,
+    MAINTENANCE_SECONDS,
+    SPARK_DEFAULTS,
+    CountingS3Server,
+    NativeQuery,
+    Requests,
+    VerbRun,
+    maintenance_cpu_seconds,
+    session,
+    statekeeper,
+)
+
+PRICED_BATCHES = 60
+STORES = 200
+
+_ROWS = 2_000
+_KEYS = 100_000
+_MEASURED_STORES = 4
+_BATCH_SECONDS = 10
+_COMPRESSION = 60 // MAINTENANCE_SECONDS
+_COMPRESSED_BATCH_SECONDS = _BATCH_SECONDS / _COMPRESSION
+_MOST_DELAY = 1.2
+_MONTH_BATCHES = 30 * 24 * 3600 / _BATCH_SECONDS
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """Run the benchmark. The number of rounds is fixed: a round takes minutes."""
+    del options
+    server = CountingS3Server()
+    server.start()
+    try:
+        spark = session(server)
+        with_defaults = _priced(spark, server, SPARK_DEFAULTS, outside=False)
+        configured = _priced(spark, server, FOR_STATEKEEPER, outside=True)
+        spark.stop()
+    finally:
+        server.stop()
+    return [_price_table(with_defaults, configured)]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The cost of one query on S3 during `batches` batches, and the cost of Statekeeper's work on its checkpoint."""
+
+    batches: int
+    of_stores: Requests
+    of_query: Requests
+    executor_cpu_seconds: float
+    outside: VerbRun | None
+
+    @property
+    def month(self) -> Requests:
+        """Return the requests of a query of `STORES` stores in 30 days."""
+        whole = self.of_stores.times(STORES / _MEASURED_STORES).plus(self.of_query)
+        return whole.times(_MONTH_BATCHES / self.batches)
+
+    def per_thousand(self, seconds: float) -> str:
+        return f"{seconds * 1000 / self.batches:.1f} s"
+
+
+def _priced(spark: SparkSession, server: CountingS3Server, settings: Mapping[str, str], *, outside: bool) -> _Side:
+    """Run a query on S3 while the server counts; then run Statekeeper once on its checkpoint if it works `outside`."""
+    path = f"{server.make_bucket()}/query/checkpoint"
+    query = NativeQuery(spark, f"s3a://{path}", settings, _ROWS, _KEYS)
+    seconds_before = started = 0.0
+
+    def begin() -> None:
+        nonlocal seconds_before, started
+        started = time.perf_counter()
+        server.reset()
+        seconds_before = maintenance_cpu_seconds(spark)
+
+    batches = query.run(PRICED_BATCHES, _COMPRESSED_BATCH_SECONDS, begin)
+    pace = (time.perf_counter() - started) / batches
+    if pace > _MOST_DELAY * _COMPRESSED_BATCH_SECONDS:
+        # Spark's maintenance runs by the clock: with slower batches its cost per batch would be overstated.
+        raise RuntimeError(
+            f"a batch took {pace:.1f} s, not {_COMPRESSED_BATCH_SECONDS:g} s: use a machine that is idle"
+        )
+    cpu_seconds = maintenance_cpu_seconds(spark) - seconds_before
+    verbs: VerbRun | None = None
+    if outside:
+        root = f"s3://{path}"
+        snapshot = statekeeper(["snapshot", root, "--mode", "snapshots"], server)
+        gc = statekeeper(["gc", root, "--mode", "full", "--apply"], server)
+        verbs = VerbRun(snapshot.seconds + gc.seconds, snapshot.cpu_seconds + gc.cpu_seconds)
+    return _Side(batches, server.requests(of_stores=True), server.requests(of_stores=False), cpu_seconds, verbs)
+
+
+def _price_table(spark: _Side, ours: _Side) -> Table:
+    sides, months = (spark, ours), (spark.month, ours.month)
+    assert ours.outside is not None
+    outside = ours.per_thousand(ours.outside.cpu_seconds)
+    return Table(
+        f"Maintenance and requests of a native query on S3, a batch every {_BATCH_SECONDS} s",
+        ["", "Spark's defaults", "configured for Statekeeper"],
+        [
+            ["CPU of maintenance in executors, 1,000 batches, 4 stores"]
+            + [one.per_thousand(one.executor_cpu_seconds) for one in sides],
+            ["CPU of maintenance outside, 1,000 batches, 4 stores", "0.0 s", outside],
+            [f"PUT, COPY, POST and LIST requests a month, {STORES} stores"] + [f"{one.writes:,}" for one in months],
+            [f"GET and HEAD requests a month, {STORES} stores"] + [f"{one.reads:,}" for one in months],
+            [f"dollars a month for requests, {STORES} stores"] + [f"{one.dollars:,.0f}" for one in months],
+        ],
+        [f"dollars a month, Spark's defaults to Statekeeper: {months[0].dollars / months[1].dollars:.2f}x"],
+        [
+            f"One round of {spark.batches} and {ours.batches} batches, {_MEASURED_STORES} stores, structure V1. Requests "
+            f"to the stores are multiplied by {STORES} / {_MEASURED_STORES}; those to the rest of the checkpoint are not.",
+            f"Time is compressed {_COMPRESSION} times: a batch every {_COMPRESSED_BATCH_SECONDS:g} s and "
+            f"Spark's maintenance every {MAINTENANCE_SECONDS} s stand for {_BATCH_SECONDS} s and 60 s.",
+            f"Statekeeper: one `snapshot` and one `gc --apply` for these batches, in processes of their own, started for "
+            f"each run. At {_BATCH_SECONDS} s a batch that is every 10 minutes.",
+            "CPU in executors: Spark's maintenance threads. The RocksDB checkpoint that a task takes for a snapshot, and "
+            "the threads of the S3 client, are not in it.",
+            f"Prices of S3 Standard in us-east-1: {DOLLARS_PER_WRITE * 1000:g} dollars per 1,000 PUT, COPY, POST and LIST "
+            f"requests, {DOLLARS_PER_READ * 1000:g} per 1,000 GET and HEAD requests, deletions free. Storage and transfer "
+            "are not in it.",
+            "An S3 server on the same machine counts the requests. Spark reaches it through S3A with its defaults.",
+        ],
+    )
