@@ -32,27 +32,27 @@ _ROOT_KEYS = {
     "url": (
         "text",
         "required",
-        "a path, taken from the file's folder, or a URL (`s3://`, `abfss://`, `gs://`, `webhdfs://`)",
+        "a path, relative to the folder of the file, or a URL (`s3://`, `abfss://`, `gs://`, `webhdfs://`)",
     ),
     "storage": (
         "table of texts",
         "`{}`",
-        "how to open it; what each store knows stands in [Where a checkpoint may lie](../how-to/where-checkpoints-lie.md)",
+        "options of the storage; [Supported storage](../how-to/where-checkpoints-lie.md) lists them",
     ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
-        '`"full"` for a root of our own jobs, `"observe"` for one of Spark\'s',
-        "what may be done to it: only look, only add snapshots, or delete, too",
+        '`"full"` for an own root, `"observe"` for a native checkpoint',
+        "allowed actions: read only, add snapshots, or also delete",
     ),
 }
 _MEANINGS = {
-    "snapshot.changelogs": "a tail of so many changelogs gets a snapshot",
-    "snapshot.restore": "so does one that takes as long to replay, at the speed measured with the newest snapshots",
-    "retention.versions": "the newest so many versions stay",
-    "retention.grace": "what is younger stays; both hold",
-    "retention.history": "how long the records of maintenance stay",
-    "retention.quarantine": "how long files that a repair or a switchover has quarantined are kept",
-    "retention.most_files": "so many files are deleted in a run at most, the rest in the next ones",
+    "snapshot.changelogs": "take a snapshot after this number of changelogs",
+    "snapshot.restore": "take a snapshot if the replay of the tail takes this long, estimated from the newest snapshots",
+    "retention.versions": "number of versions to retain",
+    "retention.grace": "minimum age of a file before it is deleted; `versions` must also permit the deletion",
+    "retention.history": "retention time of maintenance records",
+    "retention.quarantine": "retention time of files that a repair or a switchover has quarantined",
+    "retention.most_files": "maximum number of files that a run deletes; the next runs delete the rest",
 }
 _DAY_SECONDS = 86_400.0
 _INTEROP = Path("reference", "interop-results.json")
@@ -155,7 +155,7 @@ def configuration_keys() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _keys(_: Path) -> Iterator[str]:
-    yield "| key | what | default | meaning |"
+    yield "| key | type | default | meaning |"
     yield "| :-- | :-- | :-- | :-- |"
     for key, kind, default, meaning in configuration_keys():
         yield f"| `{key}` | {kind} | {default} | {meaning} |"
@@ -164,10 +164,10 @@ def _keys(_: Path) -> Iterator[str]:
 def _keys_of_parents(_: Path) -> Iterator[str]:
     forget = next(one for one in fields(Parent) if one.name == "forget_seconds")
     below = next(one for one in fields(Parent) if one.name == "below")
-    yield "| key | what | default | meaning |"
+    yield "| key | type | default | meaning |"
     yield "| :-- | :-- | :-- | :-- |"
-    yield f'| `below` | text | `"{below.default}"` | where in each of its folders the checkpoint is |'
-    yield f"| `forget_after` | duration | `{_default(forget)}` | how long one that is gone may come back |"
+    yield f'| `below` | text | `"{below.default}"` | path of the checkpoint inside each folder |'
+    yield f"| `forget_after` | duration | `{_default(forget)}` | how long a missing checkpoint stays listed |"
 
 
 def _kind(one: Field[Any]) -> str:
@@ -207,9 +207,9 @@ def _sparks(docs: Path) -> Iterator[str]:
     run = [result for result in results if result["passed"] is not None]
     releases = sorted({result["to"] for result in run})
     passed = sum(result["passed"] for result in run)
-    yield f"As each was last run, {passed:,} of {len(run):,} cases passed, on Spark {', '.join(releases)}."
+    yield f"In the last run of each case, {passed:,} of {len(run):,} cases passed, on Spark {', '.join(releases)}."
     if len(run) < len(results):
-        yield f"{len(results) - len(run):,} more were not run yet: they are the gaps in the tables."
+        yield f"{len(results) - len(run):,} more were not run yet and are missing in the tables."
 
 
 def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Path], Iterator[str]]:
@@ -220,7 +220,7 @@ def _matrix(kind: str, column: Callable[[dict[str, Any]], str]) -> Callable[[Pat
         results = [result for result in results if result["passed"] is not None]
         columns = sorted({column(result) for result in results})
         if not columns:
-            yield "None was run yet."
+            yield "No case was run yet."
             return
         yield f"| operator | {' | '.join(columns)} |"
         yield f"| :-- |{' :-: |' * len(columns)}"
