@@ -7,15 +7,14 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from threading import Barrier
 
 import pyarrow as pa
 import pytest
 
 from statestore import catalog
-from statestore.binding import Binding, StoreSchema
-from statestore.clock import RandomIds
+from statestore.binding import StoreSchema
 from statestore.errors import (
     BatchConflict,
     CorruptFile,
@@ -28,117 +27,26 @@ from statestore.errors import (
 )
 from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, VersionId
-from statestore.format.state_rows import key_schema
 from statestore.format.structure import Structure
-from statestore.format.types import spark_schema_json
-from statestore.root import Done, Pending, Ready, StateRoot
+from statestore.root import Done, Ready, StateRoot
 from statestore.storage import Kind, Storage, StorageSpec, open_storage
 from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
-
-QUERY = "11111111-0000-4000-8000-000000000000"
-OTHER_QUERY = "22222222-0000-4000-8000-000000000000"
-PARTITIONS = 3
-IDS = RandomIds()
-
-KEYS = pa.schema([("tail", pa.string())])
-VALUES = pa.schema([("legs", pa.int64()), pa.field("mean", pa.float64(), nullable=False)])
-GROWN = VALUES.append(pa.field("worst", pa.float64()))
-
-
-def store(values: pa.Schema = VALUES, keys: pa.Schema = KEYS, name: str = "default") -> StoreSchema:
-    return StoreSchema(name, spark_schema_json(key_schema(keys)), spark_schema_json(values))
-
-
-def wanted(*stores: StoreSchema, query: str = QUERY, partitions: int = PARTITIONS, key_groups: int = 64) -> Binding:
-    return Binding("", query, partitions, key_groups, stores or (store(),))
-
-
-def outer(batch: int, source: str = "flights") -> logs.OffsetLog:
-    """The streaming query's own log of a batch."""
-    return logs.OffsetLog(
-        0, 1_700_000_000_000 + batch, {"spark.sql.shuffle.partitions": "200"}, (f'"{source} {batch}"',)
-    )
-
-
-def opened(
-    storage: Storage, binding: Binding | None = None, batch: int = 0, structure: Structure = Structure.V2
-) -> StateRoot:
-    return StateRoot.open(storage, binding or wanted(), batch=batch, ids=IDS, structure=structure)
-
-
-def fresh_ids(root: StateRoot) -> dict[int, tuple[str, ...]]:
-    binding = root.binding
-    return {operator: tuple(IDS.fresh() for _ in range(binding.partitions)) for operator in range(len(binding.stores))}
-
-
-@dataclass
-class World:
-    """What outlives a driver, but for the root: the sink, which holds one attempt of a batch; and each batch's job."""
-
-    sink: dict[int, str] = field(default_factory=dict)
-    structure: Structure = Structure.V2
-
-    def run(self, storage: Storage, batch: int) -> StateRoot:
-        """A batch as a fresh driver runs it, in the protocol's order. From batch 1 on the state has a column more."""
-        root = opened(storage, wanted(store(GROWN if batch else VALUES)), batch, self.structure)
-        if isinstance(root.begin(batch, outer(batch)), Done):
-            return root
-        if batch in self.sink:
-            pending = root.pending(batch, self.sink[batch])
-            assert pending is not None, "the sink holds an attempt that nobody wrote down"
-        else:
-            attempt = IDS.fresh()
-            root.rewrites(batch)
-            pending = Pending(
-                batch,
-                attempt,
-                root.binding.root_id,
-                QUERY,
-                outer(batch).sources,
-                root.schema(),
-                fresh_ids(root),
-                root.structure,
-            )
-            root.write_pending(pending)
-            self.sink[batch] = attempt
-        root.commit(batch, pending.ids)
-        return root
-
-    def assert_allowed(self, storage: Storage) -> None:
-        """What is there can be read whole, and the commit log holds the ids of what the sink holds."""
-        for entry in storage.list(""):
-            read_whole(entry.path, storage.read(entry.path))
-        head = catalog.newest_batch(storage)
-        for batch in range(0 if head is None else head + 1):
-            committed = ids_of(storage, batch)
-            of_sink = json.loads(storage.read(names.pending(batch, self.sink[batch])))["ids"]
-            assert committed == {int(operator): tuple(ids) for operator, ids in of_sink.items()}
-
-
-def ids_of(storage: Storage, batch: int) -> dict[int, tuple[str, ...]]:
-    path = names.commits(batch)
-    log = logs.parse_commit(storage.read(path), path)
-    ids = log.ids or log.digests
-    assert ids is not None
-    return {operator: tuple(of_partition[0] for of_partition in partitions) for operator, partitions in ids.items()}
-
-
-def read_whole(path: str, data: bytes) -> None:
-    """Raises for a file that is not what its name says."""
-    match path.split("/"):
-        case ["offsets", _]:
-            logs.parse_offsets(data, path)
-        case ["commits", _]:
-            logs.parse_commit(data, path)
-        case [*_, "schema"]:
-            operators.parse_schema(data, path)
-        case ["state", _, "_metadata", "metadata"]:
-            operators.parse_operator(data, path)
-        case ["metadata"]:
-            logs.parse_metadata(data, path)
-        case _:
-            assert path.startswith("_statekeeper/"), path
-            json.loads(data)
+from tests.support.roots import (
+    GROWN,
+    IDS,
+    KEYS,
+    OTHER_QUERY,
+    PARTITIONS,
+    QUERY,
+    VALUES,
+    World,
+    fresh_ids,
+    ids_of,
+    opened,
+    outer,
+    store,
+    wanted,
+)
 
 
 def kind_and_folder(request: Request) -> tuple[Kind, str]:
