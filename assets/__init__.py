@@ -1,10 +1,10 @@
-"""Maintenance as Dagster sees it: what there is, what is done about it and when, and how it is doing.
+"""Maintenance in Dagster: the assets, checks, sensors, schedules and jobs.
 
     streaming_query, commit_log -> snapshot -> lineage -> retention -> fleet_health        state_store (ledger)
 
-Here belong adapters of some twenty lines: facts and decisions come from `statestore.maintenance`, which knows nothing of
-Dagster and does the same from the command line. Dagster's history is a record and never the truth: it can be deleted.
+The modules are thin adapters. Facts and decisions come from `statestore.maintenance`, which the command line also uses.
+Dagster's history is a record: maintenance does not depend on it, and it can be deleted.
 
-Modules with decorated functions do without `from __future__ import annotations`: Dagster reads the annotations of their
-parameters, and takes none that is a text.
+Modules with decorated functions omit `from __future__ import annotations`: Dagster evaluates the annotations of their
+parameters and rejects strings.
 """

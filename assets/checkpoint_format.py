@@ -1,4 +1,4 @@
-"""The asset `checkpoint_format`: a checkpoint gets the other structure, when a person launches it."""
+"""The asset `checkpoint_format`: moves a checkpoint to the other structure when a person launches it."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -10,6 +10,7 @@ from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_SWITCHED, nothing_left_half_switched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from assets.verdicts import with_fleet_verdicts
 from resources.fleet import Fleet
 from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
@@ -22,7 +23,7 @@ from statestore.maintenance.switchover import Progress
 
 
 class Do(Enum):
-    """What a launch does."""
+    """The action of a launch."""
 
     PLAN = "plan"
     APPLY = "apply"
@@ -30,7 +31,7 @@ class Do(Enum):
 
 
 class ForSpark(Enum):
-    """The Spark that goes on from here, where the checkpoint does not tell."""
+    """The Spark release that will run the query, if the checkpoint does not show it."""
 
     BY_THE_CHECKPOINT = "by the checkpoint"
     V4_0 = "4.0"
@@ -44,18 +45,19 @@ class ForSpark(Enum):
 
 
 class Switch(dg.Config):
-    """What the launchpad asks for. As it stands, it only plans."""
+    """The launchpad's configuration. The default only plans."""
 
-    to: Structure = Field(default=Structure.V2, description="The structure that the checkpoint is to have.")
+    to: Structure = Field(default=Structure.V2, description="The target structure of the checkpoint.")
     do: Do = Field(
         default=Do.PLAN,
-        description="PLAN shows what would be done. APPLY does it, or finishes an interrupted run. ABORT takes one back.",
+        description="PLAN shows the plan. APPLY executes it or completes an interrupted switchover. ABORT undoes one.",
     )
     confirm_stopped: bool = Field(
-        default=False, description="The query is stopped: its application is gone, and nothing will start it."
+        default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
     )
     for_spark: ForSpark = Field(
-        default=ForSpark.BY_THE_CHECKPOINT, description="4.0 and later ones do not read each other's snapshots in V2."
+        default=ForSpark.BY_THE_CHECKPOINT,
+        description="Spark 4.0 and later releases cannot read each other's V2 snapshots.",
     )
 
 
@@ -72,38 +74,40 @@ class Switch(dg.Config):
 def checkpoint_format(
     context: dg.AssetExecutionContext, config: Switch, fleet: Fleet
 ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
-    """Moves a checkpoint from structure V1 to V2, or back. No Spark does that. Launched by hand; it only plans unless the
-    launchpad says `do: APPLY`.
+    """Moves a checkpoint from structure V1 to V2, or back, which no Spark release does. Launch it by hand; it only plans
+    unless the launchpad sets `do: APPLY`.
 
-    *Danger*: the query has to be stopped. Every store gets a full snapshot at its head in the other structure, which is
-    read back and compared; then the newest commit is written anew. Interrupted, it is finished by another APPLY, or taken
-    back by ABORT. Afterwards the query is started with the conf that the metadata shows. By hand: `statekeeper switch`.
+    *Danger*: stop the query first. Every store gets a full snapshot at its head in the target structure; each snapshot is
+    read back and compared. Then the newest commit is replaced. APPLY completes an interrupted switchover, ABORT undoes it.
+    Afterwards, start the query with the conf in `start_with`. By hand: `statekeeper switch`.
     """
     query = fleet.open(context.partition_key)
     storage, policies, scratch = query.storage, query.policies, fleet.scratch_folder()
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
     run = by.ids.fresh()
+    is_refused = False
 
-    def told(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
 
     try:
         if config.do is Do.ABORT:
-            begun = passes.switch.abort(storage, policies, by, told, run=run, stopped=config.confirm_stopped)
+            begun = passes.switch.abort(storage, policies, by, report, run=run, stopped=config.confirm_stopped)
             shown = metadata.of_aborted_switch(begun)
         else:
             prepared = passes.switch.prepare(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
             if config.do is Do.APPLY:
                 prepared = passes.switch.execute(
-                    storage, prepared, by, told, run=run, stopped=config.confirm_stopped, scratch=scratch
+                    storage, prepared, by, report, run=run, stopped=config.confirm_stopped, scratch=scratch
                 )
             planned = prepared.plan
             is_done = planned.is_there or (config.do is Do.APPLY and not planned.refusals)
+            is_refused = config.do is Do.APPLY and bool(planned.refusals)
             shown = metadata.of_switch(planned, is_done=is_done)
     except StatekeeperError as error:
-        yield nothing_left_half_switched(switchover.standing(storage))
+        yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.standing(storage), query)])
         raise dg.Failure(str(error)) from error
-    yield nothing_left_half_switched(switchover.standing(storage))
-    if config.do is Do.APPLY and shown["refusals"]:
+    yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.standing(storage), query)])
+    if is_refused:
         raise dg.Failure(str(shown["refusal"]), metadata=shown)
     yield dg.MaterializeResult(metadata=shown)

@@ -1,6 +1,9 @@
-"""The checks: statements that are true when green. Each says what red means and what to do; docs/checks/ says more.
+"""The checks: statements that are true when green. Each states the meaning of red and the next step; see docs/checks/.
 
-ERROR and blocking: state would be lost, or is wrong. WARN: needs attention. The figures on a check are drawn over time.
+ERROR and blocking: state would be lost, or is corrupt. WARN: the query needs attention.
+
+The description of a red result names the file, the problem, the consequence and the next command. The figures of one query
+are a table: Dagster plots numbers, and one plot has the evaluations of all queries.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import dagster as dg
 
 from assets import metadata
 from assets.partitions import QUERIES
+from resources.fleet import OpenedQuery
 from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
-from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.maintenance.switchover import OpenJournal
 
 _LOGS = frozenset(
@@ -48,7 +51,7 @@ _CEILING = frozenset({FindingKind.NEAR_CEILING})
 
 def _spec(name: str, asset: str, description: str, *, blocking: bool = False) -> dg.AssetCheckSpec:
     with warnings.catch_warnings():
-        # Checks by partition are a preview, taken on purpose: without them the green of one query hides the red of another.
+        # Partitioned checks are a preview of Dagster 1.13. They keep a status for each query.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return dg.AssetCheckSpec(name, asset=asset, description=description, blocking=blocking, partitions_def=QUERIES)
 
@@ -56,150 +59,171 @@ def _spec(name: str, asset: str, description: str, *, blocking: bool = False) ->
 TAIL_IS_SHORT = _spec(
     "tail_is_short",
     "snapshot",
-    "After the pass no store has as many changelogs behind its newest snapshot as the policy calls long. Red: a restart "
-    "has to replay more than it should. Look at `why` of the materialization: stores that could not "
-    "be loaded are named there. In mode observe somebody else has to make snapshots.",
+    "After the pass, the tail of every store is shorter than the policy's `snapshot.changelogs`. Red: a restart replays "
+    "more changelogs than the policy allows. See `reasons` in the materialization: it names stores that cannot be loaded. "
+    "In mode observe, Statekeeper takes no snapshots.",
 )
 LINEAGE_IS_GAPLESS = _spec(
     "lineage_is_gapless",
     "lineage",
-    "Every retained version of every store loads: its changelogs and snapshots are there, whole, and follow on each other. "
-    "Red: versions are lost, or hang on a single file. The finding names the file and the batch from which a restart is "
-    "possible. Restore the file from a backup; while versions are lost, nothing is deleted.",
+    "Every retained version of every store can be loaded: its changelogs and snapshots exist, are readable and form an "
+    "unbroken lineage. Red: versions are lost, or have no redundant restore path. The finding names the file and the "
+    "newest batch that can be restored. Restore the file from a backup; until then, retention deletes nothing.",
     blocking=True,
 )
 COMMIT_LOG_MATCHES_FILES = _spec(
     "commit_log_matches_files",
     "lineage",
-    "The commit log has no gap, each batch has its offsets, and the files that describe the checkpoint fit them. Red: the "
-    "query may not start, or versions cannot be gone back to. Do what the finding says about the file that it names.",
+    "The commit log has no gap, each batch has its offsets, and the metadata of the checkpoint agrees with them. Red: the "
+    "query may not start, or some batches can no longer be restored. Follow the action of the finding; it names the file.",
     blocking=True,
 )
 FAR_FROM_LINEAGE_CEILING = _spec(
     "far_from_lineage_ceiling",
     "lineage",
     "The lineage in the next changelog is far from the 65,535 bytes that Spark can read. Red: the query stops after the "
-    "commits that the finding tells. Take snapshots: `statekeeper snapshot QUERY --all`.",
+    "number of commits in the finding. Take snapshots of all stores: `statekeeper snapshot QUERY --all`.",
 )
 RETENTION_FLOOR_IS_KEPT = _spec(
     "retention_floor_is_kept",
     "retention",
-    "After the deletions every version from the retention floor to the head still loads. Red: a version that should have "
-    'been kept is gone. Stop maintenance (mode = "observe"), and look at the plan in _statekeeper/history/.',
+    "After the deletions, every version from the retention floor to the head can be loaded. Red: a version at or above the "
+    'floor is lost. Stop maintenance (mode = "observe") and compare the plan in _statekeeper/history/ with the files.',
     blocking=True,
 )
 NOTHING_LEFT_HALF_SWITCHED = _spec(
     "nothing_left_half_switched",
     "checkpoint_format",
-    "No switchover between the structures V1 and V2 is half done. Red: one was interrupted, and the query must not be "
-    "started. Launch `checkpoint_format` with do: APPLY, which finishes it, or with do: ABORT, which takes it back.",
+    "No switchover between the structures V1 and V2 is incomplete. Red: a switchover was interrupted, and the query must "
+    "not be started. Launch `checkpoint_format` with do: APPLY to complete it, or with do: ABORT to undo it.",
     blocking=True,
 )
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
 
-def tail_is_short(done: SnapshotPass, policy: SnapshotPolicy) -> dg.AssetCheckResult:
-    """Whether no store is left with a tail that the policy calls long."""
+def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult:
+    """Check that the tail of each store is shorter than the policy's `snapshot.changelogs`."""
+    allowed = query.policies.snapshot.changelogs
     unloadable = [one for one in done.plan.leave if one.reason.is_finding]
     after = done.tails_after
     longest = max(after.values(), default=0)
     worst = next((store for store, tail in after.items() if tail == longest), None)
-    passed = not unloadable and longest < policy.changelogs
-    said = (
-        f"the longest tail is {longest:,} changelogs{f', of {worst}' if worst else ''}; long is {policy.changelogs:,}"
-    )
+    passed = not unloadable and longest < allowed
+    of_store = f" (store {worst})" if worst else ""
+    description = f"The longest tail has {longest:,} changelogs{of_store}; the policy's limit is {allowed:,}."
     if unloadable:
-        said = f"{unloadable[0].store}: {unloadable[0].explained}"
+        description = f"store {unloadable[0].store}: {unloadable[0].explained}"
     return dg.AssetCheckResult(
         check_name=TAIL_IS_SHORT.name,
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
-        description=said,
-        metadata={"longest_tail": longest, "allowed": policy.changelogs, "stores_not_loadable": len(unloadable)},
+        description=description if passed else with_next(description, query.command("inspect")),
+        metadata=_figures({"longest_tail": longest, "allowed": allowed, "unloadable_stores": len(unloadable)}),
     )
 
 
-def nothing_left_half_switched(standing: OpenJournal | None) -> dg.AssetCheckResult:
-    """Whether no switchover is half done."""
-    said, made, stores = "none is half done", 0, 0
+def nothing_left_half_switched(standing: OpenJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
+    """Check that no switchover is incomplete."""
+    description, made, stores = "No switchover is incomplete.", 0, 0
     if standing is not None:
         begun, made, stores = standing.begun, len(standing.made), len(standing.begun.stores)
-        said = (
-            f"one to {begun.to.value} at batch {begun.batch} is half done: {made:,} of {stores:,} stores have snapshots"
+        description = with_next(
+            f"The switchover to {begun.to.value} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
+            "their snapshots. Do not start the query.",
+            query.command("switch", "--to", begun.to.value.lower(), "--apply", "--confirm-stopped"),
         )
     return dg.AssetCheckResult(
         check_name=NOTHING_LEFT_HALF_SWITCHED.name,
         passed=standing is None,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=said,
-        metadata={"stores": stores, "snapshots_made": made},
+        description=description,
+        metadata=_figures({"stores": stores, "snapshots_made": made}),
     )
 
 
-def lineage_checks(found: Audit) -> Iterator[dg.AssetCheckResult]:
-    """What an audit says, each finding under the statement that it contradicts."""
+def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckResult]:
+    """Evaluate the checks of an audit. Each finding turns one check red."""
     left = [store.commits_left for store in found.stores if store.commits_left is not None]
     lost = sum(len(store.lost) for store in found.stores)
     by_check: dict[str, list[Finding]] = {spec.name: [] for spec in LINEAGE_CHECKS}
     for finding in found.findings:
-        by_check[_contradicted(finding.what)].append(finding)
-    figures: dict[str, metadata.Metadata] = {
-        LINEAGE_IS_GAPLESS.name: {"versions_proven": found.versions - lost, "versions_lost": lost},
+        by_check[check_of(finding.what)].append(finding)
+    values: dict[str, dict[str, metadata.Figure]] = {
+        LINEAGE_IS_GAPLESS.name: {"loadable_versions": found.versions - lost, "lost_versions": lost},
         COMMIT_LOG_MATCHES_FILES.name: {"version": 0 if found.batch is None else found.batch + 1},
         FAR_FROM_LINEAGE_CEILING.name: {"least_commits_left": min(left)} if left else {},
     }
     for name, findings in by_check.items():
-        yield _judged(name, findings, figures[name])
+        yield _result(name, findings, values[name], query)
 
 
-def retention_floor_is_kept(done: RetentionPass, after: Audit) -> dg.AssetCheckResult:
-    """Whether what should have been kept loads after the deletions."""
+def retention_floor_is_kept(done: RetentionPass, after: Audit, query: OpenedQuery) -> dg.AssetCheckResult:
+    """Check that every version from the floor to the head loads after the deletions."""
     floor = done.planned.floor
     short = [store for store in after.stores if floor is not None and store.intact_from > floor]
     lost = [version for store in after.stores for version in store.lost if floor is None or version.version >= floor]
     head = 0 if after.batch is None else after.batch + 1
-    said = (
-        "there is no floor yet"
+    description = (
+        "There is no retention floor yet."
         if floor is None
-        else f"versions {floor:,} to {head:,} load, in {len(after.stores):,} stores"
+        else f"Versions {floor:,} to {head:,} of {len(after.stores):,} stores can be loaded."
     )
     if short or lost:
-        said = f"{len(lost):,} versions do not load" + (
-            f"; {short[0].store} loads only from version {short[0].intact_from} on" if short else ""
+        description = f"{len(lost):,} versions at or above the retention floor cannot be loaded" + (
+            f"; store {short[0].store} loads only from version {short[0].intact_from}" if short else ""
         )
-        said += f"; {after.breaks[0].file} {after.breaks[0].problem}" if after.breaks else ""
+        description += f"; {after.breaks[0].file} {after.breaks[0].problem}" if after.breaks else ""
+        description = with_next(description, query.command("audit"))
     return dg.AssetCheckResult(
         check_name=RETENTION_FLOOR_IS_KEPT.name,
         passed=not short and not lost,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=said,
-        metadata={
-            "floor": floor or 0,
-            "version": head,
-            "versions_kept": head - (floor or 1) + 1,
-            "versions_lost": len(lost),
-        },
+        description=description,
+        metadata=_figures(
+            {
+                "floor": floor or 0,
+                "version": head,
+                "retained_versions": head - (floor or 1) + 1,
+                "lost_versions": len(lost),
+            }
+        ),
     )
 
 
-def _contradicted(what: FindingKind) -> str:
+def check_of(kind: FindingKind) -> str:
     """The check that a kind of finding turns red."""
-    if what in _CEILING:
+    if kind in _CEILING:
         return FAR_FROM_LINEAGE_CEILING.name
-    return COMMIT_LOG_MATCHES_FILES.name if what in _LOGS else LINEAGE_IS_GAPLESS.name
+    return COMMIT_LOG_MATCHES_FILES.name if kind in _LOGS else LINEAGE_IS_GAPLESS.name
 
 
-def _judged(name: str, findings: Sequence[Finding], figures: metadata.Metadata) -> dg.AssetCheckResult:
+def _result(
+    name: str, findings: Sequence[Finding], values: dict[str, metadata.Figure], query: OpenedQuery
+) -> dg.AssetCheckResult:
     is_error = any(finding.severity is Severity.ERROR for finding in findings)
-    said = "nothing contradicts it"
-    if findings:
-        first = findings[0]
-        more = f" (and {len(findings) - 1:,} more)" if len(findings) > 1 else ""
-        said = f"{first.file} {first.problem}; {first.meaning} -> {first.action}{more}"
     return dg.AssetCheckResult(
         check_name=name,
         passed=not findings,
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=said,
-        metadata={**figures, "findings": len(findings), "what": metadata.of_findings(findings)},
+        description=describe(findings, query.command("audit")) if findings else "The audit has no finding.",
+        metadata={
+            **_figures({**values, "findings": len(findings)}),
+            "findings": metadata.of_findings(findings),
+        },
     )
+
+
+def describe(findings: Sequence[Finding], command: str) -> str:
+    """The worst finding: its file, problem, consequence, action and the next command. `findings`: at least one."""
+    worst = findings[0]
+    more = f" There are {len(findings) - 1:,} more findings." if len(findings) > 1 else ""
+    return with_next(f"{worst.file} {worst.problem}; {worst.meaning} -> {worst.action}.{more}", command)
+
+
+def with_next(description: str, command: str) -> str:
+    """Append the next command to a description."""
+    return f"{description.removesuffix('.')}. Next: {command}"
+
+
+def _figures(values: dict[str, metadata.Figure]) -> dict[str, dg.MetadataValue]:
+    return {"figures": metadata.figures(values)}

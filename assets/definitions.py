@@ -1,7 +1,8 @@
-"""What Dagster loads: everything by name, nothing by magic. `workspace.yaml` points here.
+"""The definitions that Dagster loads by way of `workspace.yaml`.
 
-Where things are comes from the environment: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
-STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON.
+Environment variables and their defaults: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
+STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON (see
+`assets.schedules`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
                 worker=Worker(),
                 quiet_seconds=quiet_seconds,
             ),
-            # By its name: the UI shows what a resource was given, and a webhook's URL is a secret.
+            # EnvVar: the UI shows the values of a resource, and a webhook's URL is a secret.
             "notifier": Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else ""),
         },
     )

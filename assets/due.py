@@ -1,9 +1,9 @@
-"""Which queries are due for a run of maintenance: pure decisions, and the cursor in which they are remembered.
+"""Decides which queries are due for a run of maintenance. Pure functions, and the sensor's cursor.
 
-    commit log's head, what was asked for before, how that ended  ->  Ask | Wait, with the figures that decided it
+    head in the commit log, previous request, status of the newest run  ->  Ask | Wait, with the reason
 
-A query is due when it has as many new versions as make a tail long, when nothing was asked for yet, or when what was
-asked for did not end well and its pause is over. Nothing is due twice: while a run is queued or at work it waits.
+A query is due in three cases: it has at least `snapshot.changelogs` new versions, no run was requested yet, or the newest
+run failed and its pause is over. While a run is queued or running, the query waits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _LONGEST_PAUSE_SECONDS = 3600.0
 
 
 class Last(Enum):
-    """How the newest run of a query stands."""
+    """The status of the newest run of a query."""
 
     NONE = "there is no run"
-    AT_WORK = "a run is queued or at work"
-    WELL = "the newest run succeeded"
-    ILL = "the newest run failed"
+    ACTIVE = "a run is queued or running"
+    SUCCEEDED = "the newest run succeeded"
+    FAILED = "the newest run failed"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for last. `attempts`: runs asked for since the last one that is known to have succeeded; 0: that
-    was it. `at_seconds`: when, since the epoch."""
+    """The newest request of a run. `attempts`: requests since the newest run that succeeded; 0 if the run of this request
+    succeeded. `at_seconds`: time of the request, since the epoch."""
 
     version: int
     attempts: int
@@ -41,19 +41,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Cursor:
-    """What the sensor remembers: by query what was asked for, and since when a query that was there is gone."""
+    """The sensor's memory: the newest request by query, and the time at which a query disappeared."""
 
     asked: Mapping[str, Asked] = field(default_factory=dict)
     gone_since_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def encoded(self) -> str:
-        """As text, the same for the same content."""
+        """Encode as text; equal cursors give equal texts."""
         asked = {name: asdict(one) for name, one in self.asked.items()}
         return json.dumps({"format": FORMAT, "asked": asked, "gone_since": self.gone_since_seconds}, sort_keys=True)
 
 
 def parse(text: str | None) -> Cursor | None:
-    """The cursor; an empty one where there is none yet; None for one that cannot be read or is of another format."""
+    """Parse a cursor. Returns an empty one for no text, and None if the text is unreadable or of another format."""
     if not text:
         return Cursor()
     try:
@@ -71,20 +71,20 @@ def parse(text: str | None) -> Cursor | None:
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask for a run. `new`: versions since the last time."""
+    """Request a run. `new`: versions since the newest request."""
 
     asked: Asked
     new: int
     why: str
 
     def run_key(self, query: str) -> str:
-        """The fact that justifies the run: asked for twice, it is one run."""
+        """The run key. Dagster creates one run for equal keys."""
         return f"maintain:{query}@{self.asked.version}#{self.asked.attempts}"
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Ask for nothing. `asked`: what is remembered."""
+    """Request no run. `asked`: the request to remember."""
 
     asked: Asked
     new: int
@@ -92,28 +92,28 @@ class Wait:
 
 
 def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now_seconds: float) -> Ask | Wait:
-    """What to do about a query whose newest committed version is this. Pure."""
+    """Decide whether a query whose head is `version` is due. Pure."""
     if asked is None:
-        return Ask(Asked(version, 1, now_seconds), version, "seen for the first time")
+        return Ask(Asked(version, 1, now_seconds), version, "first run of the query")
     new = version - asked.version
-    if last is Last.AT_WORK:
+    if last is Last.ACTIVE:
         return Wait(asked, new, last.value)
-    if last is Last.ILL or (last is Last.NONE and asked.attempts):
-        # Whoever asked for it: a nightly run that failed is tried again before the next night.
+    if last is Last.FAILED or (last is Last.NONE and asked.attempts):
+        # Also a nightly run that failed is retried before the next night.
         attempts = max(asked.attempts, 1)
         pause = pause_seconds(attempts)
         left = asked.at_seconds + pause - now_seconds
-        # A clock that was set back must not make it wait for ever.
+        # If the clock was set back, `left` exceeds the pause: do not wait.
         if 0 < left <= pause:
-            return Wait(asked, new, f"{attempts} runs did not end well, again in {left:,.0f} s")
-        return Ask(Asked(version, attempts + 1, now_seconds), new, f"{attempts} runs did not end well")
+            return Wait(asked, new, f"failed runs: {attempts}; next attempt in {left:,.0f} s")
+        return Ask(Asked(version, attempts + 1, now_seconds), new, f"attempt {attempts + 1} after failed runs")
     if new < 0:
-        return Ask(Asked(version, 1, now_seconds), new, f"it was at version {asked.version}: it went back")
+        return Ask(Asked(version, 1, now_seconds), new, f"the query was rolled back from version {asked.version}")
     if new >= long_tail:
-        return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new versions, {long_tail:,} make a tail long")
+        return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new versions; the policy's limit is {long_tail:,}")
     return Wait(Asked(asked.version, 0, asked.at_seconds), new, f"{new:,} new versions of {long_tail:,}")
 
 
 def pause_seconds(attempts: int) -> float:
-    """How long to wait after so many runs that did not end well: a minute, four, sixteen, then an hour."""
+    """The pause after so many failed runs: 1 minute, 4 minutes, 16 minutes, then 1 hour."""
     return min(_FIRST_PAUSE_SECONDS * 4.0 ** (attempts - 1), _LONGEST_PAUSE_SECONDS)

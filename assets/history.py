@@ -1,4 +1,4 @@
-"""The job `prune_history`: Dagster keeps every run for ever unless somebody deletes it."""
+"""The job `prune_history`: Dagster itself never deletes a run."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,7 +7,8 @@ import dagster as dg
 from dagster import DagsterRunStatus
 from pydantic import Field
 
-from resources.worker import forget_dead
+from assets import metadata
+from resources.worker import delete_dead_locks
 from statestore.clock import SystemClock
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
@@ -15,15 +16,17 @@ _AT_A_TIME = 100
 
 
 class HistoryConfig(dg.Config):
-    """What of Dagster's own history stays."""
+    """The part of Dagster's own history to retain."""
 
-    keep_days: int = Field(default=30, ge=1, description="Runs that ended within so many days stay.")
-    most_runs: int = Field(default=5_000, ge=1, description="So many are deleted at most; the rest waits a week.")
+    keep_days: int = Field(default=30, ge=1, description="Days for which ended runs are retained.")
+    most_runs: int = Field(
+        default=5_000, ge=1, description="Most runs to delete; the next week's run deletes the rest."
+    )
 
 
 @dg.op
 def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> int:
-    """Delete runs that ended long ago, with their events and logs. Nothing rests on them; returns how many it were."""
+    """Delete old ended runs with their events and logs. Returns the number of deleted runs."""
     instance = context.instance
     before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
     old = dg.RunsFilter(statuses=_ENDED, updated_before=before)
@@ -37,18 +40,18 @@ def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> in
             _delete_files(instance, run.run_id)
             deleted += 1
     at_work = instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
-    forget_dead(instance, {run.run_id for run in at_work})
-    context.log.info("deleted %d runs that ended before %s", deleted, before.isoformat(timespec="minutes"))
+    delete_dead_locks(instance, {run.run_id for run in at_work})
+    context.log.info("deleted %d runs that ended before %s", deleted, metadata.utc(before.timestamp()))
     return deleted
 
 
 @dg.job(executor_def=dg.in_process_executor, tags={"dagster/max_runtime": "900"})
 def prune_history() -> None:
-    """Deletes Dagster's record of runs that ended more than `keep_days` ago. Checkpoints are not touched."""
+    """Deletes Dagster's record of runs that ended more than `keep_days` ago. It does not touch checkpoints."""
     delete_old_runs()
 
 
 def _delete_files(instance: dg.DagsterInstance, run_id: str) -> None:
-    """What deleting a run leaves behind: with SQLite, the file of its events."""
+    """Delete the SQLite file of the run's events, which Dagster leaves behind."""
     for file in (Path(instance.root_directory) / "history" / "runs").glob(f"{run_id}.db*"):
         file.unlink(missing_ok=True)

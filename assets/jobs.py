@@ -1,5 +1,4 @@
-"""The jobs: one that maintains a query, one that looks at the fleet. Each runs in one process: a step costs less than an
-interpreter."""
+"""The jobs. Each runs in one process: starting an interpreter for each step costs more than the steps."""
 
 from __future__ import annotations
 
@@ -12,31 +11,31 @@ from assets.retention import retention
 from assets.snapshot import snapshot
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
-"""For runs whose process is on another machine: nobody here can tell whether it lives."""
+"""Ends runs on other machines, whose liveness this machine cannot check."""
 
 maintain_query = dg.define_asset_job(
     "maintain_query",
     selection=dg.AssetSelection.assets(snapshot, lineage, retention),
     executor_def=dg.in_process_executor,
     tags=_FIFTEEN_MINUTES,
-    description="Snapshots where tails are long, then the proof of the lineage, then retention. The order is the point: "
-    "what is broken ends the run before anything is deleted.",
+    description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention. If the audit "
+    "reports an error, the run ends before retention deletes a file.",
 )
 
 switch_checkpoint = dg.define_asset_job(
     "switch_checkpoint",
     selection=dg.AssetSelection.assets(checkpoint_format),
     executor_def=dg.in_process_executor,
-    description="Moves one stopped query's checkpoint between the structures V1 and V2; nothing launches it but a person. "
-    "It plans, until the launchpad says do: APPLY.",
+    description="Moves the checkpoint of a stopped query between the structures V1 and V2. Launch it by hand. It only "
+    "plans unless the launchpad sets do: APPLY.",
 )
-"""However long it takes."""
+"""Without a limit on its runtime."""
 
 refresh_fleet_health = dg.define_asset_job(
     "refresh_fleet_health",
     selection=dg.AssetSelection.assets(fleet_health),
     executor_def=dg.in_process_executor,
     tags=_FIFTEEN_MINUTES,
-    description="Looks at every query and writes nothing.",
+    description="Examines every query and writes nothing.",
 )
-"""Its runs write nothing, so that one that dies half-way needs no care."""
+"""A run that dies needs no recovery, because it writes nothing."""

@@ -1,4 +1,4 @@
-"""The asset `lineage`: the proof that the files of a checkpoint are what its commit log says."""
+"""The asset `lineage`: verifies the files of a checkpoint against its commit log."""
 
 import dagster as dg
 
@@ -7,6 +7,7 @@ from assets.checks import LINEAGE_CHECKS, lineage_checks
 from assets.partitions import QUERIES
 from assets.snapshot import snapshot
 from assets.sources import GROUP, OWNERS
+from assets.verdicts import with_fleet_verdicts
 from resources.fleet import Fleet
 from statestore.clock import SystemClock
 from statestore.maintenance import passes
@@ -23,14 +24,14 @@ from statestore.maintenance import passes
     check_specs=LINEAGE_CHECKS,
 )
 def lineage(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
-    """The audit of the whole checkpoint: every retained version of every store, from a base to the head, by the commit log.
+    """Audits the whole checkpoint: every retained version of every store, from its base to the head in the commit log.
 
-    Reads only. A red blocking check ends the run here, so that nothing is deleted. The picture shows the store with the
-    longest tail, or the one that is broken. By hand: `statekeeper audit QUERY`, with --deep for every byte.
+    Reads only. If a blocking check is red, the run ends here and retention deletes nothing. The picture shows the first
+    broken store, else the store with the longest tail. By hand: `statekeeper audit QUERY`; --deep reads every byte.
     """
     query = fleet.open(context.partition_key)
     looked = passes.audit.look(query.storage, query.policies, clock=SystemClock())
     return dg.MaterializeResult(
         metadata={"picture": pictures.of_lineage(looked.facts, looked.audit), **metadata.of_audit(looked)},
-        check_results=list(lineage_checks(looked.audit)),
+        check_results=with_fleet_verdicts(context, list(lineage_checks(looked.audit, query))),
     )

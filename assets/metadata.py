@@ -1,12 +1,14 @@
-"""Numbers, tables and texts of a pass, under names that never change: Dagster draws each name as a plot.
+"""Shows the result of a pass as Dagster metadata: tables, texts and figures under labels that do not change.
 
-Here belongs how a result is shown, nothing of how it came about.
+Dagster plots each number in metadata. For a partitioned asset it draws one line through the numbers of all queries. So the
+figures of a query are a table, which Dagster does not plot; only `fleet_health` and the fleet's verdicts have numbers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeAlias
 
@@ -20,11 +22,11 @@ from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, R
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
 
-Value: TypeAlias = dg.MetadataValue | str | int | float
-Metadata: TypeAlias = dict[str, Value]
+Figure: TypeAlias = str | int | float
+Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
 
 ROWS = 50
-"""Rows are stored with the event and sent with every list of events: the worst are enough, the rest is counted."""
+"""Most rows of a table. Dagster stores them with the event and sends them with every list of events."""
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Sequence[object]]) -> dg.TableMetadataValue:
@@ -34,15 +36,30 @@ def table(columns: Mapping[str, str], rows: Iterable[Sequence[object]]) -> dg.Ta
     return dg.TableMetadataValue(shown, schema)
 
 
+def figures(values: Mapping[str, Figure]) -> dg.TableMetadataValue:
+    """A table with one row per figure. Labels end in the unit; a label without a unit is a count."""
+    return table({"figure": "string", "value": "number"}, values.items())
+
+
+def utc(seconds: float) -> str:
+    """The time in UTC, such as 2026-03-01T03:00:00Z. `seconds`: since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def parse_utc(text: str) -> float:
+    """Seconds since the epoch of a time that `utc` wrote. Raises ValueError."""
+    return datetime.fromisoformat(text).timestamp()
+
+
 def _cell(value: object) -> str | int | float | bool | None:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def of_snapshots(done: SnapshotPass) -> Metadata:
-    """What was snapshotted and why, and how much shorter a restart became."""
+    """The snapshots that the pass took, the reasons, and the tails before and after it."""
     before, after = done.tails_before, done.tails_after
     actions: list[TakeSnapshot | LeaveAlone] = [*done.plan.take, *done.plan.leave]
-    return {
+    shown: dict[str, Figure] = {
         "version": 0 if done.plan.batch is None else done.plan.batch + 1,
         "stores": len(done.gathered.stores),
         "snapshots_taken": len(done.taken),
@@ -54,46 +71,49 @@ def of_snapshots(done: SnapshotPass) -> Metadata:
         "restore_seconds_before": round(sum(done.gathered.restore_seconds(fact) for fact in done.gathered.stores), 3),
         "uploaded_bytes": sum(one.uploaded_bytes for one in done.taken),
         "keys": sum(one.keys for one in done.taken),
-        "mode": done.mode.value,
-        "why": table(
-            {"store": "string", "version": "int", "what": "string", "why": "string"},
-            (
-                (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "-", one.explained)
-                for one in actions
-            ),
-        ),
     }
+    reasons = table(
+        {"store": "string", "version": "int", "action": "string", "reason": "string"},
+        (
+            (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "none", one.explained)
+            for one in actions
+        ),
+    )
+    return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
 
 
 def of_taken(one: Taken) -> Metadata:
-    """What the ledger says of a store that got a snapshot."""
-    return {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
+    """The ledger's entry of a store that got a snapshot."""
+    shown = {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
+    return {"figures": figures(shown)}
 
 
 def of_audit(looked: Looked) -> Metadata:
-    """What was proven, of how much, what is wrong, and what the next retention run deletes."""
+    """The scope of the audit, its findings, and the files that the next retention run deletes."""
     found, garbage = looked.audit, looked.forecast.now if looked.forecast else Amount()
     left = [store.commits_left for store in found.stores if store.commits_left is not None]
-    return {
+    shown: dict[str, Figure] = {
         "version": 0 if found.batch is None else found.batch + 1,
         "stores": len(found.stores),
-        "versions_proven": found.versions,
+        "versions_audited": found.versions,
         "errors": found.count(Severity.ERROR),
         "warnings": found.count(Severity.WARNING),
         "longest_tail": max((store.tail for store in found.stores), default=0),
-        # A plot wants a number each time: where nothing bounds the lineage there is no end to it.
         **({"least_commits_left": min(left)} if left else {}),
         "garbage_files": garbage.files,
         "garbage_bytes": garbage.bytes,
         "requests": looked.requests.total,
+    }
+    return {
+        "figures": figures(shown),
         "restart": found.restart.explained,
         "findings": of_findings(found.findings),
-        "not_proven": dg.MetadataValue.md("\n".join(f"* {text}" for text in found.unproven)),
+        "not_verified": dg.MetadataValue.md("\n".join(f"* {text}" for text in found.unproven)),
     }
 
 
 def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:
-    """Findings, worst first."""
+    """The findings in the order of the audit, which is worst first."""
     return table(
         {"severity": "string", "file": "string", "problem": "string", "meaning": "string", "action": "string"},
         ((one.severity.name, one.file, one.problem, one.meaning, one.action) for one in findings),
@@ -101,7 +121,7 @@ def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:
 
 
 def of_retention(done: RetentionPass) -> Metadata:
-    """What was planned, by rule, and what was deleted."""
+    """The files that each rule keeps or deletes, and the deletions that the pass made."""
     planned = done.planned
     files: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()
@@ -109,68 +129,69 @@ def of_retention(done: RetentionPass) -> Metadata:
         files[verdict.rule] += 1
         sizes[verdict.rule] += verdict.size_bytes
     rules = sorted(files, key=lambda rule: (not rule.deletes, -sizes[rule]))
-    return {
+    shown: dict[str, Figure] = {
         "version": planned.head or 0,
         "floor": planned.floor or 0,
-        "stores_looked_at": len(planned.stores),
+        "stores_examined": len(planned.stores),
         "planned_files": len(planned.deletions),
         "planned_bytes": sum(verdict.size_bytes for verdict in planned.deletions),
         "deleted_files": sum(step.files for step in done.done),
         "deleted_bytes": sum(step.size_bytes for step in done.done),
         "spared_files": sum(len(step.spared) for step in done.done),
-        "stores_left_alone": sum(step.outcome is DeletionOutcome.CHANGED for step in done.done),
+        "stores_skipped": sum(step.outcome is DeletionOutcome.CHANGED for step in done.done),
         "read_files": sum(step.read_files for step in done.done),
         "read_bytes": sum(step.read_bytes for step in done.done),
-        "left_for_the_next_run": planned.left_out,
-        "mode": done.mode.value,
-        "why": table(
-            {"what": "string", "files": "int", "bytes": "int", "why": "string"},
-            (("delete" if rule.deletes else "keep", files[rule], sizes[rule], rule.value) for rule in rules),
-        ),
+        "deferred_files": planned.left_out,
     }
+    reasons = table(
+        {"action": "string", "files": "int", "bytes": "int", "rule": "string"},
+        (("delete" if rule.deletes else "keep", files[rule], sizes[rule], rule.value) for rule in rules),
+    )
+    return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
 
 
 def of_deleted(steps: Sequence[Deleted]) -> Metadata:
-    """What the ledger says of a store from which files were deleted."""
-    return {
+    """The ledger's entry of a store from which retention deleted files."""
+    shown = {
         "deleted_files": sum(step.files for step in steps),
         "deleted_bytes": sum(step.size_bytes for step in steps),
-        "outcome": steps[-1].outcome.value,
     }
+    return {"figures": figures(shown), "outcome": steps[-1].outcome.value}
 
 
 def of_switch(planned: SwitchPlan, *, is_done: bool) -> Metadata:
-    """What a switchover does with each store, or why it does nothing, and how far it is."""
+    """The phase of a switchover, its reasons to refuse, and its step for each store."""
     phase = (
         "refused" if planned.refusals else "switched" if is_done else "half done" if planned.half_done else "planned"
     )
-    return {
-        "phase": phase,
-        "to": planned.to.value,
+    shown: dict[str, Figure] = {
         "version": 0 if planned.batch is None else planned.batch + 1,
         "stores": len(planned.stores),
         "read_bytes": planned.read_bytes,
         "write_bytes": planned.write_bytes,
         "local_bytes": planned.local_bytes,
-        "files_put_aside": len(planned.first) + len(planned.last),
-        "files_that_stay": planned.stays_files,
+        "quarantined_files": len(planned.first) + len(planned.last),
+        "remaining_files": planned.stays_files,
         "refusals": len(planned.refusals),
+    }
+    return {
+        "phase": phase,
+        "to": planned.to.value,
+        "figures": figures(shown),
         "refusal": planned.refusals[0] if planned.refusals else "none",
-        "start_it_with": planned.start_with,
-        "why": table(
-            {"store": "string", "head": "string", "snapshot from": "string", "bytes": "int"},
+        "start_with": planned.start_with,
+        "steps": table(
+            {"store": "string", "head": "string", "snapshot source": "string", "bytes": "int"},
             ((step.store, step.head, step.explained, step.read_bytes) for step in planned.stores),
         ),
     }
 
 
 def of_aborted_switch(begun: Begun) -> Metadata:
-    """What a switchover was that was taken back."""
+    """The switchover that was aborted, and the structure that the checkpoint has again."""
     return {
         "phase": "aborted",
         "to": begun.to.value,
-        "version": begun.batch + 1,
-        "stores": len(begun.stores),
-        "refusals": 0,
+        "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
         "structure": begun.to.other.value,
     }

@@ -1,7 +1,7 @@
-"""What a partition is: one streaming query; and, in the ledger, one store.
+"""The partitions: one per streaming query and, in the ledger, one per store.
 
-A run costs seconds and an event some hundredths of one, and a query has hundreds of stores: so a run is for a query, and
-stores are worked on inside of it.
+A run costs seconds, an event costs hundredths of a second, and a query has hundreds of stores. So a run maintains one query
+and all its stores.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from statestore.format.names import StorePath
 
 QUERY_SET = "streaming_query"
 STORE_SET = "state_store"
-"""The names of the two sets of partitions in Dagster's storage."""
+"""Names of the two dynamic partition sets in Dagster's storage."""
 
 QUERIES = dg.DynamicPartitionsDefinition(name=QUERY_SET)
-"""Found by the sensor `changelog_tail`; names as in `statekeeper.toml`."""
+"""The queries that the sensor `changelog_tail` found, by their names in `statekeeper.toml`."""
 
 STORES = dg.DynamicPartitionsDefinition(name=STORE_SET)
-"""Stores that maintenance has touched: `<query>:<operator>-<partition>[-<store name>]`."""
+"""The stores that maintenance changed: `<query>:<operator>-<partition>[-<store name>]`."""
 
 QUERY_TAG = "dagster/partition"
-"""The tag of a run that says its partition."""
+"""The tag of a run with its partition."""
+
+REASON_TAG = "statekeeper/reason"
+"""The tag of a run with the reason for its request. With `HOLDER_TAG` it is the only tag besides Dagster's own."""
 
 
 def store_key(query: str, store: StorePath) -> str:
-    """The partition of a store. Numbers have leading zeros, so that they stand in order."""
+    """The partition of a store. Its numbers have leading zeros, so that Dagster sorts them."""
     named = "" if store.store == "default" else f"-{store.store}"
     return f"{query}:{store.operator:02d}-{store.partition:05d}{named}"

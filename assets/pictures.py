@@ -1,7 +1,7 @@
-"""Pictures in metadata: SVG in a Markdown image. Drawn by hand: a plotting library costs each run a second of imports.
+"""Draws the pictures in metadata: SVG in a Markdown image. It uses no plotting library, whose import costs seconds.
 
-Dagster shows Markdown of less than 1,000 characters where it stands, and a link to it otherwise. So all of one colour is
-one path, and what has to be percent-encoded is, and nothing else.
+Dagster shows Markdown of less than 1,000 characters in place, and a link otherwise. So one path draws all marks of a color,
+and only the characters that must be percent-encoded are.
 """
 
 from __future__ import annotations
@@ -21,65 +21,72 @@ from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.health import Health
 
 _VERSIONS = 60
-_STEP = 14
+_STEP = 10
 _LEFT = 20
+_WIDTH = 640
+_HEAD = _WIDTH - _LEFT - 5
+"""Where the head is. Older versions are to its left, so the pictures of two audits can be compared."""
 _GREEN, _BLUE, _RED, _GREY = "green", "royalblue", "crimson", "#999"
-_DOTS = f"stroke-width='8' stroke-linecap='round' stroke-dasharray='0 {_STEP}'"
-_SQUARES = f"stroke-width='12' stroke-dasharray='12 {_STEP - 12}'"
+_DOTS = f"stroke-width='7' stroke-linecap='round' stroke-dasharray='0 {_STEP}'"
+_SQUARES = f"stroke-width='8' stroke-dasharray='8 {_STEP - 8}'"
 _BARS = "stroke-width='16'"
 _UNENCODED = " '/:;=,+.!*$&?@~-"
-"""What may stand as it is in an address between < and > in Markdown."""
+"""Characters that need no encoding in an address between < and > in Markdown."""
 
 
 def of_lineage(facts: AuditFacts, found: Audit) -> dg.MarkdownMetadataValue:
-    """The newest versions of one store: the first that is broken, else the one with the longest tail."""
+    """Draw the newest versions of one store: the first broken store, else the store with the longest tail."""
     stores = {one.store: one for one in facts.stores if isinstance(one, StoreAuditFacts)}
     named = [finding.store for finding in found.breaks if finding.store in stores]
     longest = max(found.stores, key=lambda store: store.tail, default=None)
     chosen = named[0] if named else (longest.store if longest else None)
     if chosen is None:
-        return dg.MetadataValue.md("no store could be looked at")
+        return dg.MetadataValue.md("no store could be examined")
     return _image(lineage_svg(stores[chosen]), "lineage")
 
 
 def lineage_svg(store: StoreAuditFacts) -> str:
-    """Squares are snapshots, dots changelogs, both on the line of committed versions; dead branches lie below it. What
-    cannot be loaded is red, the changelogs that a load of the head replays are green, snapshots blue."""
+    """Draw the newest versions up to the head, which is at the right edge. Squares are snapshots and dots are changelogs.
+    Files of versions that were never committed are below the line. Blue: snapshots. Green: changelogs that a restart
+    replays. Red: files that cannot be loaded."""
     chain = store.chain
     shown = chain.versions[-_VERSIONS:]
-    at = {version: _LEFT + number * _STEP for number, version in enumerate(shown)}
+    at = {version: _HEAD - number * _STEP for number, version in enumerate(reversed(shown))}
     by_number = {version.version: x for version, x in at.items()}
     dots: defaultdict[str, list[int]] = defaultdict(list)
     squares: defaultdict[str, list[int]] = defaultdict(list)
     replayed = set(chain.tail(chain.head)) if chain.head in chain.bases else set()
-    for version, x in at.items():
+    for version in shown:
+        x = at[version]
         if version in chain.files.changelogs or version in chain.broken:
-            dots[_colour(chain, version, replayed)].append(x)
+            dots[_color(chain, version, replayed)].append(x)
         if version in chain.snapshots:
             squares[_BLUE if chain.snapshots[version].is_whole else _RED].append(x)
     dead = {v.version for v in (*chain.files.changelogs, *chain.files.snapshots) if v not in at}
     below = _runs([by_number[number] for number in sorted(dead & by_number.keys())], 100)
-    lines = {colour: _runs(xs, 60) for colour, xs in dots.items()}
+    lines = {color: _runs(xs, 60) for color, xs in dots.items()}
     if below:
         lines[_GREY] = lines.get(_GREY, "") + below
     parts = [_text(_LEFT, 18, f"{chain.store}: head {chain.head.version}, {_base(chain)}")]
-    parts.append(_paths("", {_GREY: f"M{_LEFT} 60h{(len(shown) - 1) * _STEP}"}))
+    parts.append(_paths("", {_GREY: f"M{at[shown[0]]} 60H{_HEAD}"}))
     parts.append(_paths(_DOTS, lines))
-    parts.append(_paths(_SQUARES, {colour: _runs(xs, 40, wide=12) for colour, xs in squares.items()}))
+    parts.append(_paths(_SQUARES, {color: _runs(xs, 40, wide=8) for color, xs in squares.items()}))
     ends = {shown[0]: at[shown[0]], shown[-1]: at[shown[-1]]}
-    parts += [_text(x - 6, 84, str(version.version)) for version, x in ends.items()]
-    said = "square: snapshot, dot: changelog; green: replayed by a restart; red: does not load; below: never committed"
-    parts.append(_text(_LEFT, 124, said))
-    return _svg(max(640, _LEFT * 2 + len(shown) * _STEP), 134, parts)
+    parts += [_text(x, 84, str(version.version), anchor="middle") for version, x in ends.items()]
+    legend = (
+        "square: snapshot, dot: changelog; green: replayed by a restart; red: cannot be loaded; below: never committed"
+    )
+    parts.append(_text(_LEFT, 124, legend))
+    return _svg(_WIDTH, 134, parts)
 
 
 def of_fleet(rows: Mapping[str, Health]) -> dg.MarkdownMetadataValue:
-    """Bars of what each query holds and what of it is reclaimable, the largest first."""
+    """Draw the live and reclaimable bytes of the largest queries as bars."""
     return _image(fleet_svg(rows), "bytes")
 
 
 def fleet_svg(rows: Mapping[str, Health], most: int = 6) -> str:
-    """See `of_fleet`."""
+    """Draw the bars of `of_fleet`."""
     largest = sorted(rows.items(), key=lambda row: -row[1].bytes)[:most]
     scale = 300 / max((health.bytes for _, health in largest if health.bytes), default=1)
     live = reclaimable = ""
@@ -96,7 +103,7 @@ def fleet_svg(rows: Mapping[str, Health], most: int = 6) -> str:
     return _svg(600, 44 + len(largest) * 24, parts)
 
 
-def _colour(chain: Chain, version: VersionId, replayed: set[VersionId]) -> str:
+def _color(chain: Chain, version: VersionId, replayed: set[VersionId]) -> str:
     if version not in chain.bases or (version in chain.broken and version not in chain.snapshots):
         return _RED
     return _GREEN if version in replayed else _GREY
@@ -110,30 +117,32 @@ def _base(chain: Chain) -> str:
 
 
 def _runs(xs: Iterable[int], y: int, *, wide: int = 0) -> str:
-    """A line for each run of neighbours, which its dashes cut into marks of that width around each x."""
+    """Draw a line for each run of neighbors. Its dash pattern cuts it into marks of that width around each x."""
     lines = ""
     for _, run in groupby(enumerate(xs), key=lambda pair: pair[1] - pair[0] * _STEP):
         places = [x for _, x in run]
-        # A dash without a length is drawn where the line goes on behind it.
+        # A dash of length 0 is only drawn if the line continues after it.
         lines += f"M{places[0] - wide // 2} {y}h{places[-1] - places[0] + max(wide, 1)}"
     return lines
 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
-    size = f"width='{width:.0f}' height='{height:.0f}'"
-    how = "font-family='sans-serif' font-size='12' style='background:white'"
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' {size} {how}>"
+    # A picture wider than its cell is scaled down. A box of fixed width would be cut off.
+    size = f"viewBox='0 0 {width:.0f} {height:.0f}' width='100%'"
+    style = f"font-family='sans-serif' font-size='12' style='background:white;max-width:{width:.0f}px'"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' {size} {style}>"
     return f"{head}{''.join(parts)}</svg>"
 
 
-def _paths(how: str, lines: Mapping[str, str]) -> str:
-    """Lines by colour, all drawn in one way."""
-    paths = "".join(f"<path stroke='{colour}' d='{line}'/>" for colour, line in lines.items() if line)
-    return f"<g {how}>{paths}</g>" if how else paths
+def _paths(style: str, lines: Mapping[str, str]) -> str:
+    """Draw lines by color, all in one style."""
+    paths = "".join(f"<path stroke='{color}' d='{line}'/>" for color, line in lines.items() if line)
+    return f"<g {style}>{paths}</g>" if style else paths
 
 
-def _text(x: float, y: float, text: str) -> str:
-    return f"<text x='{x:.0f}' y='{y:.0f}'>{escape(text, quote=False)}</text>"
+def _text(x: float, y: float, text: str, *, anchor: str = "") -> str:
+    anchored = f" text-anchor='{anchor}'" if anchor else ""
+    return f"<text x='{x:.0f}' y='{y:.0f}'{anchored}>{escape(text, quote=False)}</text>"
 
 
 def _image(svg: str, title: str) -> dg.MarkdownMetadataValue:

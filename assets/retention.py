@@ -1,4 +1,4 @@
-"""The asset `retention`: files that nobody needs any more, deleted by a plan."""
+"""The asset `retention`: deletes the files that no retained version needs, by a plan."""
 
 from itertools import groupby
 
@@ -9,6 +9,7 @@ from assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
 from assets.lineage import lineage
 from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import GROUP, OWNERS, STATE_STORE
+from assets.verdicts import with_fleet_verdicts
 from resources.fleet import Fleet
 from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
@@ -28,28 +29,28 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome
     check_specs=[RETENTION_FLOOR_IS_KEPT],
 )
 def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
-    """Deletes what no retained version needs: old versions, dead branches, tables that no snapshot names, old logs.
+    """Deletes the files that no retained version needs: old versions, dead branches, unreferenced SST files and old logs.
 
-    *Danger*: it deletes. It audits the checkpoint itself before, whatever the asset `lineage` said and when, and refuses
-    while anything is broken. Each file has a rule that keeps it or lets it go (`why`); the plan is on record below
-    `_statekeeper/history/` before the first deletion. Policies: `[roots.QUERY.retention]` in statekeeper.toml; with
-    mode "observe" or "snapshots" it only plans. By hand: `statekeeper gc QUERY`.
+    *Danger*: it deletes files. It first audits the checkpoint again and deletes nothing while the audit reports errors. A
+    rule keeps or deletes each file (`reasons`). It records the plan below `_statekeeper/history/` before the first
+    deletion. Policy: `[roots.QUERY.retention]` in statekeeper.toml; in mode "observe" or "snapshots" it only plans. By
+    hand: `statekeeper gc QUERY`.
     """
     query = fleet.open(context.partition_key)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
     done = passes.retention.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
-    _enter(context, query.name, done.done)
+    _record(context, query.name, done.done)
     after = passes.audit.judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
         metadata=metadata.of_retention(done),
-        check_results=[retention_floor_is_kept(done, after)],
+        check_results=with_fleet_verdicts(context, [retention_floor_is_kept(done, after, query)]),
     )
 
 
-def _enter(context: dg.AssetExecutionContext, query: str, done: tuple[Deleted, ...]) -> None:
-    """Into the ledger: the stores from which something was deleted, or that had changed under the plan."""
-    told = (step for step in done if step.outcome is not DeletionOutcome.READ)
-    for store, steps in groupby(told, key=lambda step: step.store):
+def _record(context: dg.AssetExecutionContext, query: str, done: tuple[Deleted, ...]) -> None:
+    """Record the stores that lost files, or that changed after the plan, in the ledger."""
+    changed = (step for step in done if step.outcome is not DeletionOutcome.READ)
+    for store, steps in groupby(changed, key=lambda step: step.store):
         if store is not None:
             key = store_key(query, store)
             context.instance.add_dynamic_partitions(STORE_SET, [key])

@@ -1,4 +1,4 @@
-"""The schedules: what happens at fixed times, whether or not anything woke a sensor. Hours are UTC."""
+"""The schedules. Hours are in UTC."""
 
 import os
 from collections.abc import Iterator
@@ -7,28 +7,30 @@ import dagster as dg
 
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
-from assets.partitions import QUERY_SET
+from assets.partitions import QUERY_SET, REASON_TAG
 from resources.fleet import Fleet
 
 HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
-"""How often the fleet is looked at: each hour; for a demonstration each minute."""
+"""When the fleet is examined. Default: minute 17 of each hour; the demonstration uses each minute."""
 
 
 @dg.schedule(
     job=maintain_query,
     cron_schedule="0 3 * * *",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Every query, each night at three: also those that stand still, whose old versions become garbage.",
+    description="Maintains every query at 03:00Z, also idle queries, whose old versions become garbage with time.",
 )
 def nightly_sweep(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """Every query, each night at three: also those that stand still, whose old versions become garbage with time."""
+    """Request a run of `maintain_query` for every query at 03:00Z, also for idle queries."""
     known = set(context.instance.get_dynamic_partitions(QUERY_SET))
     found = [name for name in fleet.discover().queries if name in known]
     if not found:
-        yield dg.SkipReason("no query is known yet: the sensor changelog_tail finds them")
+        yield dg.SkipReason("no query is known yet; the sensor changelog_tail discovers queries")
     night = context.scheduled_execution_time.date().isoformat()
     for name in found:
-        yield dg.RunRequest(run_key=f"nightly:{name}@{night}", partition_key=name)
+        yield dg.RunRequest(
+            run_key=f"nightly:{name}@{night}", partition_key=name, tags={REASON_TAG: f"nightly sweep of {night}"}
+        )
 
 
 hourly_fleet_health = dg.ScheduleDefinition(
@@ -36,7 +38,8 @@ hourly_fleet_health = dg.ScheduleDefinition(
     job=refresh_fleet_health,
     cron_schedule=HEALTH_CRON,
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Looks at every query. STATEKEEPER_HEALTH_CRON sets another rhythm.",
+    description="Examines every query. STATEKEEPER_HEALTH_CRON changes the schedule.",
+    tags={REASON_TAG: "schedule"},
 )
 
 weekly_prune = dg.ScheduleDefinition(
@@ -44,5 +47,6 @@ weekly_prune = dg.ScheduleDefinition(
     job=prune_history,
     cron_schedule="40 4 * * 0",
     default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Deletes Dagster's record of runs that ended a month ago.",
+    description="Deletes Dagster's record of runs that ended more than 30 days ago.",
+    tags={REASON_TAG: "schedule"},
 )

@@ -1,4 +1,4 @@
-"""The sensors: what wakes maintenance, what notices dead runs, and what tells a person."""
+"""The sensors: they request runs of maintenance, report dead runs, and notify on failures."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,11 @@ from dagster import DagsterRunStatus
 
 from assets import due
 from assets.due import Ask, Cursor, Last, Wait
+from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
-from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
+from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
+from assets.verdicts import red_queries
 from resources.fleet import Fleet
 from resources.notifier import Notifier
 from resources.worker import HOLDER_TAG, holder, is_dead
@@ -21,9 +23,9 @@ from statestore.maintenance.config import Configuration
 from statestore.maintenance.fleet import Query, forget_seconds
 
 MOST_RUNS_A_TICK = 20
-"""Each costs the tick 0.4 s, of the 60 s that it has. The rest is still due at the next one."""
+"""A request costs a tick 0.4 s of its 60 s. Queries beyond this number are due at the next tick."""
 
-_AT_WORK = [
+_ACTIVE = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
     DagsterRunStatus.STARTING,
@@ -33,21 +35,21 @@ _AT_WORK = [
 
 
 @dg.sensor(
-    job=maintain_query,
+    jobs=[maintain_query, refresh_fleet_health],
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Asks for a run for each query whose commit log has moved on by as many versions as make a tail long, and "
-    "finds new queries.",
+    description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, and "
+    "discovers queries. The first tick that finds a query also requests the health of the fleet.",
 )
 def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SensorResult:
-    """Asks for a run of `maintain_query` for each query whose commit log has moved on by as many versions as make a tail
-    long, and finds new queries. Reads one listing of `commits/` for each query and never what is in `state/`."""
+    """Request a run of `maintain_query` for each query with at least `snapshot.changelogs` new versions, and discover
+    queries. Lists `commits/` of each query and reads nothing in `state/`."""
     cursor = due.parse(context.cursor)
     if cursor is None:
-        context.log.warning("the cursor cannot be read and begins anew; a run that was asked for is not repeated")
+        context.log.warning("the cursor is unreadable and starts empty; run keys prevent duplicate runs")
         cursor = Cursor()
     configuration = fleet.configuration()
-    # Only later commits are listed: a log that is never purged can hold a million.
+    # List only later commits: a commit log that is never purged can have a million entries.
     committed = {name: one.version - 1 for name, one in cursor.asked.items()}
     found = fleets.discover(configuration, committed=committed)
     for name, problem in found.problems.items():
@@ -67,17 +69,19 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     asks = sorted(((name, one) for name, one in decided.items() if isinstance(one, Ask)), key=lambda item: -item[1].new)
     asks = asks[:MOST_RUNS_A_TICK]
     known = set(context.instance.get_dynamic_partitions(QUERY_SET))
-    comings = _comings(known, found, cursor, configuration, now)
-    asked = {name: one for name, one in cursor.asked.items() if name not in comings.forgotten}
+    changes = _changes(known, found, cursor, configuration, now)
+    asked = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
     asked |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
     asked |= {name: one.asked for name, one in asks}
+    requests = [_request(name, one, found.queries[name]) for name, one in asks]
+    requests += _first_health(context.instance, found)
     return dg.SensorResult(
-        run_requests=[_request(name, one, found.queries[name]) for name, one in asks],
-        skip_reason=None if asks else _why_nothing(found, decided, lasts),
-        cursor=Cursor(asked, comings.gone_since_seconds).encoded(),
+        run_requests=requests,
+        skip_reason=None if requests else _skip_reason(found, decided, lasts),
+        cursor=Cursor(asked, changes.gone_since_seconds).encoded(),
         dynamic_partitions_requests=[
-            *([QUERIES.build_add_request(comings.new)] if comings.new else []),
-            *([QUERIES.build_delete_request(comings.forgotten)] if comings.forgotten else []),
+            *([QUERIES.build_add_request(changes.new)] if changes.new else []),
+            *([QUERIES.build_delete_request(changes.forgotten)] if changes.forgotten else []),
         ],
     )
 
@@ -85,53 +89,70 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
 @dg.sensor(
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Reports runs as failed whose process is dead, so that their queries are maintained again.",
+    description="Reports runs whose process is dead as failed, so that changelog_tail retries them.",
 )
 def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReason:
-    """Reports runs as failed whose process is dead, and frees the leases that they held. Else a run of a killed worker
-    stays "started", and its query waits for it. Asks for no run: `changelog_tail` sees that the newest one failed."""
+    """Report runs whose process is dead as failed, and release their leases. Otherwise the run of a killed process would
+    stay STARTED and block its query. It requests no run: `changelog_tail` retries the query."""
     started = context.instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
     dead = [run for run in started if is_dead(context.instance, run.run_id, run.tags)]
     for run in dead:
-        context.instance.report_run_failed(run, "the process of the run is dead: killed, or its machine was restarted")
+        context.instance.report_run_failed(
+            run, "the process of the run is dead: it was killed, or its machine restarted"
+        )
         try:
             _free_lease(fleet, run)
         except StatekeeperError as error:
-            context.log.warning("the lease of the dead run %s stands for ten minutes: %s", run.run_id, error)
-    return dg.SkipReason(f"{len(started)} runs were at work, of which {len(dead)} were dead and are reported as failed")
+            context.log.warning("the lease of the dead run %s expires in ten minutes: %s", run.run_id, error)
+    return dg.SkipReason(f"{len(started)} runs are started; {len(dead)} of them were dead and are reported as failed")
 
 
 @dg.run_failure_sensor(
     monitored_jobs=[maintain_query, refresh_fleet_health, prune_history],
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names.",
+    description="Reports each failed run in the log, and to the webhook in STATEKEEPER_WEBHOOK.",
 )
 def notify_on_failure(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
-    """Tells a person of each run that failed: in the log, and by the webhook that STATEKEEPER_WEBHOOK names."""
+    """Report each failed run in the log, and to the webhook in STATEKEEPER_WEBHOOK."""
     run = context.dagster_run
-    failures = [event.step_failure_data.error for event in context.get_step_failure_events()]
-    # The cause is ours, what is around it says only that a step failed.
-    causes = [(error.cause or error).message.strip() for error in failures if error is not None]
-    why = causes[0] if causes else context.failure_event.message
-    problem = notifier.tell(
-        f"{run.job_name} of {run.tags.get(QUERY_TAG, 'the fleet')} failed (run {run.run_id}): {why}"
-    )
+    query = run.tags.get(QUERY_TAG)
+    of = f" of {query}" if query else ""
+    problem = notifier.notify(f"{run.job_name}{of} failed (run {run.run_id}): {_cause(context)}")
     return None if problem is None else dg.SkipReason(problem)
 
 
+def _cause(context: dg.RunFailureSensorContext) -> str:
+    """The red blocking checks of a run with their files and next commands, else the error of the step or of the run.
+
+    If other queries are red, too, the fleet's verdict follows, which names the worst query.
+    """
+    events = context.instance.all_logs(context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    found = [event.get_dagster_event().asset_check_evaluation_data for event in events]
+    red = [one for one in found if one.blocking and not one.passed and one.severity is dg.AssetCheckSeverity.ERROR]
+    fleet = {one.check_name: one for one in found if one.partition is None and red_queries(one) > 1}
+    if red:
+        parts = [f"{one.check_name}: {one.description}" for one in red]
+        parts += [f"Fleet: {fleet[one.check_name].description}" for one in red if one.check_name in fleet]
+        return " | ".join(parts)
+    errors = [event.step_failure_data.error for event in context.get_step_failure_events()]
+    # The cause is Statekeeper's error; the outer error only says that the step failed.
+    causes = [(error.cause or error).message.strip() for error in errors if error is not None]
+    return causes[0] if causes else context.failure_event.message or "no message"
+
+
 @dataclass(frozen=True)
-class _Comings:
-    """Queries that come and go: `new` ones and `forgotten` ones of this tick, and since when others are gone."""
+class _Changes:
+    """Changes of the set of queries: the `new` and the `forgotten` ones of this tick, and since when others are gone."""
 
     new: list[str]
     forgotten: list[str]
     gone_since_seconds: dict[str, float]
 
 
-def _comings(
+def _changes(
     known: set[str], found: fleets.Fleet, cursor: Cursor, configuration: Configuration, now_seconds: float
-) -> _Comings:
+) -> _Changes:
     gone = {
         name: cursor.gone_since_seconds.get(name, now_seconds)
         for name in sorted(known - set(found.queries) - set(configuration.roots))
@@ -139,15 +160,26 @@ def _comings(
     }
     forgotten = [name for name, since in gone.items() if now_seconds - since >= forget_seconds(configuration, name)]
     since = {name: seconds for name, seconds in gone.items() if name not in forgotten}
-    return _Comings(sorted(set(found.queries) - known), forgotten, since)
+    return _Changes(sorted(set(found.queries) - known), forgotten, since)
 
 
 def _request(name: str, ask: Ask, query: Query) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=ask.run_key(name),
         partition_key=name,
-        tags={"statekeeper/version": str(query.version), "statekeeper/why": ask.why},
+        tags={REASON_TAG: f"version {query.version:,}: {ask.why}"},
+        job_name=maintain_query.name,
     )
+
+
+def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet) -> list[dg.RunRequest]:
+    """The first examination of the fleet, in the first tick that finds a query. The schedule requests the others."""
+    if not (found.queries or found.problems) or instance.get_latest_materialization_event(fleet_health.key):
+        return []
+    if instance.get_runs(filters=dg.RunsFilter(job_name=refresh_fleet_health.name), limit=1):
+        return []  # the first run is not finished, or has failed
+    tags = {REASON_TAG: "first tick"}
+    return [dg.RunRequest(run_key="first_fleet_health", tags=tags, job_name=refresh_fleet_health.name)]
 
 
 def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
@@ -159,25 +191,26 @@ def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
 
 
 def _last(instance: dg.DagsterInstance, query: str) -> Last:
-    """How the newest run of the query stands, whoever asked for it."""
+    """The status of the newest run of the query, whoever requested it."""
     tags = {QUERY_TAG: query}
-    if instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=_AT_WORK), limit=1):
-        return Last.AT_WORK
+    if instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=_ACTIVE), limit=1):
+        return Last.ACTIVE
     newest = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags), limit=1)
     if not newest:
         return Last.NONE
-    return Last.WELL if newest[0].status is DagsterRunStatus.SUCCESS else Last.ILL
+    return Last.SUCCEEDED if newest[0].status is DagsterRunStatus.SUCCESS else Last.FAILED
 
 
-def _why_nothing(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dict[str, Last]) -> str:
-    """In figures, for the list of ticks."""
+def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dict[str, Last]) -> str:
+    """The reason for a tick without requests, in figures."""
     if not decided:
         return (
-            f"no query has a committed batch yet; {len(found.waiting)} are waited for, {len(found.problems)} not seen"
+            f"no query has a committed batch; {len(found.waiting)} wait for their first batch, "
+            f"{len(found.problems)} cannot be reached"
         )
     name, furthest = max(decided.items(), key=lambda item: item[1].new)
-    at_work = sum(last is Last.AT_WORK for last in lasts.values())
+    active = sum(last is Last.ACTIVE for last in lasts.values())
     return (
-        f"{len(decided)} queries, none is due; furthest is {name}: {furthest.why}; "
-        f"{at_work} at work, {len(found.problems)} not seen"
+        f"{len(decided)} queries, none is due; closest is {name}: {furthest.why}; "
+        f"{active} have a queued or running run, {len(found.problems)} cannot be reached"
     )

@@ -1,4 +1,4 @@
-"""The asset `snapshot`: changelogs become snapshots, so that a restart replays little."""
+"""The asset `snapshot`: compacts changelogs into snapshots, so that a restart replays few of them."""
 
 import dagster as dg
 
@@ -6,6 +6,7 @@ from assets import metadata
 from assets.checks import TAIL_IS_SHORT, tail_is_short
 from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
+from assets.verdicts import with_fleet_verdicts
 from resources.fleet import Fleet
 from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
@@ -25,25 +26,26 @@ from statestore.maintenance.snapshot import Taken
     check_specs=[TAIL_IS_SHORT],
 )
 def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
-    """Snapshots, in Spark's own format, of the stores whose tail of changelogs is long, the longest first.
+    """Takes snapshots, in Spark's own format, of the stores with a long tail, the longest tail first.
 
-    It only adds files and overwrites none, so it is safe while the query runs; the running job begins its lineage at the
-    new snapshots. A store whose tail is short is left alone: `why` says of each store what was decided and by which
-    figures. Policies: `[roots.QUERY.snapshot]` in statekeeper.toml. By hand: `statekeeper snapshot QUERY`.
+    It adds files and overwrites none, so it is safe while the query runs; a running job starts its lineage at the new
+    snapshots. A store with a short tail gets no snapshot. `reasons` lists the decision for each store with its figures.
+    Policy: `[roots.QUERY.snapshot]` in statekeeper.toml. By hand: `statekeeper snapshot QUERY`.
     """
     query = fleet.open(context.partition_key)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
     done = passes.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
-    _enter(context, query.name, done.taken)
+    _record(context, query.name, done.taken)
     shown = metadata.of_snapshots(done)
     if done.failed:
         action, error = done.failed[0]
-        raise dg.Failure(f"{len(done.failed)} snapshots failed, the first of {action.store}: {error}", metadata=shown)
-    return dg.MaterializeResult(metadata=shown, check_results=[tail_is_short(done, query.policies.snapshot)])
+        raise dg.Failure(f"{len(done.failed)} snapshots failed. First: store {action.store}: {error}", metadata=shown)
+    results = with_fleet_verdicts(context, [tail_is_short(done, query)])
+    return dg.MaterializeResult(metadata=shown, check_results=results)
 
 
-def _enter(context: dg.AssetExecutionContext, query: str, taken: tuple[Taken, ...]) -> None:
-    """Into the ledger: the stores that got a snapshot."""
+def _record(context: dg.AssetExecutionContext, query: str, taken: tuple[Taken, ...]) -> None:
+    """Record the stores that got a snapshot in the ledger."""
     keys = [store_key(query, one.action.store) for one in taken]
     context.instance.add_dynamic_partitions(STORE_SET, sorted(keys))
     for key, one in zip(keys, taken, strict=True):

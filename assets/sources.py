@@ -1,4 +1,4 @@
-"""What maintenance finds and does not make: the queries, their commit logs, and the ledger of their stores."""
+"""External assets: the queries, their commit logs, and the ledger of their stores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ GROUP = "maintenance"
 
 STREAMING_QUERY = dg.AssetSpec(
     "streaming_query",
-    description="A stateful Spark query that runs somewhere else. It writes changelogs and nothing but changelogs; "
-    "what becomes of them is this group's work.",
+    description="A stateful Spark query, which runs outside Dagster. It writes only changelogs; the assets of the group "
+    "`maintenance` take its snapshots, audit its checkpoint and delete its garbage.",
     group_name="queries",
     kinds={"spark"},
     owners=OWNERS,
@@ -22,8 +22,8 @@ STREAMING_QUERY = dg.AssetSpec(
 COMMIT_LOG = dg.AssetSpec(
     "commit_log",
     deps=[STREAMING_QUERY],
-    description="`commits/` of a checkpoint: which version, under which id, each store has after each batch. Batch N makes "
-    "version N+1. It is what every check compares the files with, and what wakes the sensor `changelog_tail`.",
+    description="`commits/` of a checkpoint: the version and checkpoint id of each store after each batch. Batch N writes "
+    "version N+1. Every check compares the files with it, and the sensor `changelog_tail` watches it.",
     group_name="queries",
     kinds={"spark"},
     owners=OWNERS,
@@ -33,8 +33,8 @@ COMMIT_LOG = dg.AssetSpec(
 STATE_STORE = dg.AssetSpec(
     "state_store",
     deps=[COMMIT_LOG],
-    description="The ledger: one partition for each store, and a materialization for each time that maintenance touched "
-    "it. A store without one was not due. The truth is in the checkpoint: `statekeeper inspect QUERY`.",
+    description="The ledger: one partition for each store, and one materialization for each change that maintenance made "
+    "to it. A store without a materialization was never due. `statekeeper inspect QUERY` reads the checkpoint itself.",
     group_name="queries",
     kinds={"rocksdb"},
     owners=OWNERS,

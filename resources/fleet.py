@@ -1,5 +1,6 @@
-"""The fleet of checkpoints, as `statekeeper.toml` names them: the same file that the command line reads."""
+"""The fleet of checkpoints in `statekeeper.toml`, the file that the command line also reads."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,41 +15,54 @@ from statestore.storage import Storage, open_storage
 
 @dataclass(frozen=True)
 class OpenedQuery:
-    """One checkpoint, ready to be worked on: its name, its storage, and how it is looked after."""
+    """A checkpoint to maintain: its name, its storage, its policies and the configuration file that names it."""
 
     name: str
     storage: Storage
     policies: Policies
+    config_file: str
+
+    def command(self, verb: str, *options: str) -> str:
+        """The `statekeeper` command that applies a verb to this query."""
+        return _command(self.config_file, verb, self.name, *options)
 
 
 class Fleet(dg.ConfigurableResource):
-    """Reads the configuration anew each time: a changed policy holds from the next run on.
+    """Reads the configuration at each call, so a changed policy applies from the next run.
 
-    Storages are opened by who uses them, never kept: those on S3 share a client for as long as the process lives.
+    The caller opens storages and does not keep them. Storages on S3 share a client while the process lives.
     """
 
     config_file: str
     """Path of `statekeeper.toml`."""
     scratch: str
-    """A folder on local disk to work in."""
+    """Folder on a local disk for temporary files."""
     worker: dg.ResourceDependency[Worker]
-    """The sign of life of the run that works with the fleet."""
+    """The liveness lock of the run that uses the fleet."""
     quiet_seconds: float = QUIET_SECONDS
-    """How long a checkpoint must not change before its query counts as stopped."""
+    """Seconds without a change after which a query counts as stopped."""
 
     def configuration(self) -> Configuration:
-        """What the file says. Raises `BadConfiguration`."""
+        """The configuration. Raises `BadConfiguration`."""
         return config.load(Path(self.config_file))
 
     def discover(self) -> fleet.Fleet:
-        """The checkpoints that there are. Raises `BadConfiguration`."""
+        """Find the checkpoints. Raises `BadConfiguration`."""
         return fleet.discover(self.configuration())
 
     def open(self, query: str) -> OpenedQuery:
-        """A checkpoint by its name. Raises `BadConfiguration`, `StorageError` for a name that is no root."""
+        """Open a checkpoint by its name. Raises `BadConfiguration`, or `StorageError` for an unknown name."""
         root = self.configuration().find(query)
-        return OpenedQuery(query, open_storage(root.spec), root.policies)
+        return OpenedQuery(query, open_storage(root.spec), root.policies, self.config_file)
+
+    def command(self, verb: str, query: str) -> str:
+        """The `statekeeper` command that applies a verb to a query."""
+        return _command(self.config_file, verb, query)
 
     def scratch_folder(self) -> Path:
-        """The folder to work in, as a path."""
+        """The folder for temporary files."""
         return Path(self.scratch)
+
+
+def _command(config_file: str, verb: str, query: str, *options: str) -> str:
+    return shlex.join(["statekeeper", "--config", config_file, verb, query, *options])

@@ -1,4 +1,4 @@
-"""How a failure reaches a person: always in the log, and by a webhook where one is set."""
+"""Reports failures: always in the log, and to a webhook if one is configured."""
 
 import http.client
 import json
@@ -17,27 +17,27 @@ _LOG = logging.getLogger("statekeeper.notifier")
 
 
 class Notifier(dg.ConfigurableResource):
-    """`webhook` gets `{"text": ...}` by POST, as Slack, Mattermost and others take it; "" for the log only."""
+    """Sends `{"text": ...}` by POST to `webhook`, the format of Slack and Mattermost; "" logs only."""
 
     webhook: str = Field(default="", repr=False)
 
-    def tell(self, text: str) -> str | None:
-        """Tell a person. Returns what went wrong with the webhook, None when all went well: a failure that could not be
-        told must not hide the one that was to be told."""
+    def notify(self, text: str) -> str | None:
+        """Log the text and send it to the webhook. Returns the webhook's error, or None. It does not raise: an error of
+        the webhook must not hide the failure to report."""
         text = redacted(text)
         _LOG.error(text)
         if not self.webhook:
             return None
         if not self.webhook.startswith(("https://", "http://")):
-            return f"the webhook is no http URL: {self.webhook.partition(':')[0]}:..."
-        request = urllib.request.Request(  # noqa: S310 - looked at above
+            return f"the webhook is not an http URL: {self.webhook.partition(':')[0]}:..."
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
             self.webhook, data=json.dumps({"text": text}).encode(), headers={"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310 - looked at above
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310 - the scheme is checked above
                 return None
         except (urllib.error.URLError, OSError) as error:
-            return f"the webhook could not be told: {error}"
+            return f"the webhook could not be called: {error}"
         except http.client.HTTPException as error:
-            # What it says may hold the URL, which is a secret.
-            return f"the webhook could not be told: {type(error).__name__}"
+            # Its message may contain the URL, which is a secret.
+            return f"the webhook could not be called: {type(error).__name__}"

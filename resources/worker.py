@@ -1,11 +1,11 @@
-"""Whether the process of a run is alive, which Dagster's default launcher cannot tell.
+"""The liveness lock of a run. Dagster's default launcher cannot tell whether the process of a run is alive.
 
-    <instance>/workers/<run>.lock       locked by the process of the run for as long as it lives
-    tags statekeeper/host, /holder      on which machine that is, and the name under which it takes leases
+    <instance>/workers/<run>.lock    locked by the process of the run while it lives
+    tag statekeeper/holder           `host:pid, Dagster run ID`: the machine of the run, and its name in leases
 
-*The losing schedule*: the machine, or the code server with its children, is killed; the run stays STARTED in Dagster's
-storage, and with it the slot of its query, for ever. The operating system gives a lock back when its process dies,
-however it dies, and no other process can be taken for it, as it could be by its number.
+*Race*: the machine, or the code server with its children, is killed. The run stays STARTED in Dagster's storage and
+occupies the slot of its query. The operating system releases a lock when its process dies, however it dies. A process id
+could belong to another process by then.
 """
 
 import os
@@ -17,21 +17,20 @@ from pathlib import Path
 import dagster as dg
 from filelock import FileLock, Timeout
 
-HOST_TAG = "statekeeper/host"
 HOLDER_TAG = "statekeeper/holder"
 _FOLDER = "workers"
 
 
 _HELD: list[FileLock] = []
-"""Locks are never given back by us: a run is marked as ended after its resources were torn down, and in between it would
-look dead. The end of the process gives them back."""
+"""The end of the process releases these locks. Dagster marks a run as ended after it tears the resources down; a run whose
+lock were released before that would look dead."""
 
 
 class Worker(dg.ConfigurableResource):
-    """Holds the lock of a run while its process lives. Part of the fleet, so that every run that maintains has it."""
+    """Holds the lock of a run while its process lives. It is part of the fleet, so every run that maintains has it."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Take the lock, then say where: a run with the tag and without the lock is dead."""
+        """Take the lock, then tag the run. A run with the tag and without the lock is dead."""
         if context.instance is None or context.run is None:
             return
         run_id = context.run.run_id
@@ -39,18 +38,19 @@ class Worker(dg.ConfigurableResource):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
         _HELD.append(lock)
-        context.instance.add_run_tags(run_id, {HOST_TAG: socket.gethostname(), HOLDER_TAG: holder(run_id)})
+        context.instance.add_run_tags(run_id, {HOLDER_TAG: holder(run_id)})
 
 
 def holder(run_id: str) -> str:
-    """Who is at it, for leases and the people who look at them: this process, for a run."""
+    """The name of this process in leases and in the tag of a run."""
     return f"{socket.gethostname()}:{os.getpid()}, Dagster run {run_id}"
 
 
 def is_dead(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> bool:
-    """Whether a run that Dagster takes for started has lost its process. Only this machine's runs can be judged here;
-    of others it says no, and their `dagster/max_runtime` ends them."""
-    if tags.get(HOST_TAG) != socket.gethostname():
+    """Whether the process of a started run is gone. For runs on other machines it returns False; `dagster/max_runtime`
+    ends those."""
+    host = tags.get(HOLDER_TAG, "").partition(", ")[0].rpartition(":")[0]
+    if host != socket.gethostname():
         return False
     lock = FileLock(_lock_file(instance, run_id))
     try:
@@ -60,16 +60,16 @@ def is_dead(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) 
         return False
 
 
-def forget_dead(instance: dg.DagsterInstance, run_ids: Collection[str]) -> int:
-    """Remove the lock files of all runs but these; how many it were. What is locked stays, too."""
-    removed = 0
+def delete_dead_locks(instance: dg.DagsterInstance, run_ids: Collection[str]) -> int:
+    """Delete the lock files of all runs except these, unless they are locked. Returns the number of deleted files."""
+    deleted = 0
     for file in (Path(instance.root_directory) / _FOLDER).glob("*.lock"):
         if file.stem in run_ids:
             continue
         with suppress(Timeout), FileLock(file).acquire(timeout=0):
             file.unlink(missing_ok=True)
-            removed += 1
-    return removed
+            deleted += 1
+    return deleted
 
 
 def _lock_file(instance: dg.DagsterInstance, run_id: str) -> Path:

@@ -1,7 +1,7 @@
-"""Processes that are started, watched and ended together: one that dies is started again, and none is left behind.
+"""Starts processes, restarts those that die, and ends all of them together with their descendants.
 
-Only what was started here is ever signalled: each child leads a session of its own, and what it starts stays in that. A
-launcher that can end nobody any more, being killed, has a guardian for that.
+It signals only its own processes: each child leads its own session, which its descendants inherit. If the launcher is
+killed, the guardian ends them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LOG = logging.getLogger("statekeeper.children")
 
 @dataclass(frozen=True)
 class Command:
-    """What to start: `log` gets all that it says, its folder is made; it is started when `after` exists, at once where
-    there is none."""
+    """A process to start. `log` receives its output; its folder is created. It starts when the file `after` exists, or at
+    once if `after` is None."""
 
     name: str
     arguments: Sequence[str]
@@ -47,7 +47,7 @@ class _Child:
     started_at_seconds: float = 0.0
     start_again_at_seconds: float = 0.0
     groups: set[int] = field(default_factory=set)
-    """Process groups that this child ever led, and that may still have members: what outlived its killed parent."""
+    """Process groups that this child led and that may have members: descendants that outlived their parent."""
 
     @property
     def is_up(self) -> bool:
@@ -55,10 +55,9 @@ class _Child:
 
 
 class Children:
-    """Start them with `with`; leaving the block ends them and all that they started, within `end_seconds` or by SIGKILL.
+    """Processes that run within a `with` block. Its end stops them and their descendants, after `end_seconds` by SIGKILL.
 
-    SIGINT must not be ignored where this is used: what is ignored here is ignored by the children, too, and they would
-    have to be killed. A handler of any kind is fine.
+    The caller must not ignore SIGINT: the children would inherit that and could only be killed. A handler is fine.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Children:
         self._end()
 
     def states(self) -> Mapping[str, str]:
-        """By name: up, down, or how often it was started again."""
+        """The state of each process by name: waiting, up or down, with the number of restarts."""
         return {child.command.name: _state(child) for child in self._children}
 
     def process_ids(self) -> Mapping[str, int]:
@@ -89,7 +88,7 @@ class Children:
         return {c.command.name: c.process.pid for c in self._children if c.process is not None and c.is_up}
 
     def begin_to_end(self) -> None:
-        """Ask all of them to end, without waiting for it. Nothing is started any more."""
+        """Send SIGINT to all processes without waiting for their end. It starts no process afterwards."""
         if self._ending.is_set():
             return
         self._ending.set()
@@ -99,7 +98,7 @@ class Children:
     def _watch(self) -> None:
         while not self._ending.is_set():
             with contextlib.suppress(OSError):
-                self._guardian.stand(self._groups())
+                self._guardian.start(self._groups())
             for child in self._children:
                 self._care_for(child)
             self._ending.wait(_POLL_SECONDS)
@@ -120,22 +119,25 @@ class Children:
             try:
                 self._start(child, now)
             except OSError as error:
-                # A full disk, a folder that somebody removed: the watcher that died of it would watch over nobody.
+                # A full disk or a deleted folder must not end the watcher.
                 _LOG.warning(
-                    "%s cannot be started, again in %.0f s: %s", child.command.name, _LONGEST_PAUSE_SECONDS, error
+                    "%s cannot be started; next attempt in %.0f s: %s",
+                    child.command.name,
+                    _LONGEST_PAUSE_SECONDS,
+                    error,
                 )
                 child.start_again_at_seconds = now + _LONGEST_PAUSE_SECONDS
 
     def _start(self, child: _Child, now: float) -> None:
         child.command.log.parent.mkdir(parents=True, exist_ok=True)
         with child.command.log.open("ab") as log:
-            child.process = subprocess.Popen(  # noqa: S603 - commands of our own
-                self._guardian.announced(child.command.arguments),
-                stdin=self._guardian.stand(self._groups()),
+            child.process = subprocess.Popen(  # noqa: S603 - the commands are constants
+                self._guardian.announcing(child.command.arguments),
+                stdin=self._guardian.start(self._groups()),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                # A Ctrl-C at the terminal is for the job alone: it says when the children end.
+                # Ctrl-C at the terminal must reach only the launcher, which then ends the children.
                 start_new_session=True,
             )
         child.started_at_seconds = now
@@ -150,7 +152,7 @@ class Children:
         for child in self._children:
             if child.process is not None:
                 child.process.wait()
-        self._guardian.leave()
+        self._guardian.close()
 
     def _groups(self) -> set[int]:
         return {group for child in self._children for group in child.groups}
@@ -158,17 +160,17 @@ class Children:
     def _has_any(self) -> bool:
         for child in self._children:
             if child.process is not None:
-                child.process.poll()  # one that has ended and was not waited for is still a member of its group
+                child.process.poll()  # a process that has ended stays in its group until it is waited for
         return any(has_members(group) for group in self._groups())
 
-    def _signal_all(self, what: signal.Signals) -> None:
+    def _signal_all(self, signal_number: signal.Signals) -> None:
         for group in self._groups():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, what)
+                os.killpg(group, signal_number)
 
 
 def _state(child: _Child) -> str:
     if child.starts == 0:
         return "waiting"
-    again = f", started again {child.starts - 1} times" if child.starts > 1 else ""
+    again = f", restarts: {child.starts - 1}" if child.starts > 1 else ""
     return f"{'up' if child.is_up else 'down'}{again}"

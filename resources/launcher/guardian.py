@@ -1,14 +1,14 @@
-"""Ends what a launcher has started when the launcher dies, however it dies: a process that only waits for that.
+"""The guardian: a process that kills the children of a launcher when the launcher dies, however it dies.
 
     launcher --- pipe: a line with the process group of each child ---> guardian
 
-The end of the pipe is the death of who writes into it, on Linux and on macOS alike. A child writes its group itself, and
-only then becomes what it is to be, which closes the pipe for it: until then it holds the pipe as its launcher does.
+The pipe ends when the processes that hold it are dead, on Linux and macOS. A child writes its group into the pipe itself
+before it executes its command, which closes the pipe for it. Until then the child holds the pipe as the launcher does.
 
-*The losing schedule*: the launcher starts a child, and is killed (by the kernel that is out of memory, by a person) before
-it could write down whom it has started; the child is in nobody's books and keeps the port for ever.
+*Race*: the launcher starts a child and is killed before it records the child, for example by the out-of-memory killer. No
+process knows the child, and the child occupies the port forever.
 
-The groups get SIGKILL: the port is free at once, and whatever is maintained may be killed at any time.
+The guardian sends SIGKILL, so the port is free at once. Maintenance tolerates SIGKILL at any time.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _ANNOUNCED = ["/bin/sh", "-c", 'echo $$ >&0; exec "$@" </dev/null', "announced"]
 
 
 class Guardian:
-    """The launcher's side. Not to be shared by threads."""
+    """The launcher's side. Not thread-safe."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def stand(self, groups: Collection[int]) -> int:
-        """Start it, or again if it has died, for these groups. Returns what a child needs for its standard input.
+    def start(self, groups: Collection[int]) -> int:
+        """Start the guardian of these groups unless it runs. Returns the file descriptor for a child's standard input.
 
-        Raises OSError."""
+        Raises OSError.
+        """
         if self._process is None or self._process.poll() is not None:
-            # It shares nothing with what it may have to kill, and imports nothing that could fail.
-            self._process = subprocess.Popen(  # noqa: S603 - this very file
+            # Its own session, and an isolated interpreter that imports only the standard library.
+            self._process = subprocess.Popen(  # noqa: S603 - this file
                 [sys.executable, "-I", "-S", __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -50,12 +51,12 @@ class Guardian:
         assert self._process.stdin is not None
         return self._process.stdin.fileno()
 
-    def announced(self, arguments: Sequence[str]) -> list[str]:
-        """A command that does the same, after it has told the guardian of itself. It has to lead a group of its own."""
+    def announcing(self, arguments: Sequence[str]) -> list[str]:
+        """Wrap a command so that its process first announces its group. The process must lead its group."""
         return [*_ANNOUNCED, *arguments]
 
-    def leave(self) -> None:
-        """Let it end. What is still there of the groups is killed."""
+    def close(self) -> None:
+        """End the guardian. It kills the remaining members of the groups."""
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -63,7 +64,7 @@ class Guardian:
 
 
 def has_members(group: int) -> bool:
-    """Whether there is a process in a process group, be it a dead one that nobody has waited for."""
+    """Whether a process group has a process. A dead process counts until it is waited for."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -72,19 +73,19 @@ def has_members(group: int) -> bool:
 
 
 def main() -> None:
-    """The guardian's side: the pipe is its standard input."""
+    """Run the guardian. The pipe is its standard input."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
     line = b""
     while True:
         if select.select([0], [], [], _POLL_SECONDS)[0]:
-            said = os.read(0, _PIPE_BYTES)
-            if not said:
+            received = os.read(0, _PIPE_BYTES)
+            if not received:
                 break
-            *lines, line = (line + said).split(b"\n")
+            *lines, line = (line + received).split(b"\n")
             groups.update(int(group) for group in lines)
-        # The number of a group that is gone may be given to strangers.
+        # The system may reuse the number of an empty group.
         groups = {group for group in groups if has_members(group)}
     for group in groups:
         with contextlib.suppress(ProcessLookupError):

@@ -1,12 +1,12 @@
-"""Dagster beside a job: the code server, the webserver and the daemon, below one folder.
+"""Starts Dagster: the code server, the webserver and the daemon, with their files below one folder.
 
-    <home>/dagster.yaml      a copy of the repository's, made once, then its owner's to change
-    <home>/workspace.yaml    where the code server listens
-    <home>/process-logs/     the output of each process; never <home>/logs, which Dagster's telemetry takes for its own
-    <home>/history, storage, schedules    Dagster's own; can be deleted, nothing but history is lost
+    <home>/dagster.yaml      a copy of the repository's, made by the first start and never changed by later ones
+    <home>/workspace.yaml    the address of the code server
+    <home>/process-logs/     the output of each process; not <home>/logs, which Dagster's telemetry uploads
+    <home>/history, storage, schedules    Dagster's storage; deleting it loses only history
 
-Both the webserver and the daemon ask one code server. Starting it once saves a process and its memory, and one that was
-killed is started again without the other two noticing more than a pause.
+The webserver and the daemon share one code server. That saves a process and its memory. If it dies, the launcher restarts
+it, and the other two wait meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOST = "127.0.0.1"
 PORT = 3000
 _LOOK_SECONDS = 1.0
 LOGS = "process-logs"
-"""Below a home: where the logs are."""
+"""Folder of the logs below a home."""
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _WORKSPACE = """load_from:
@@ -45,48 +45,48 @@ _WORKSPACE = """load_from:
 
 @dataclass(frozen=True)
 class Platform:
-    """A running Dagster: where people look at it, and how its processes are."""
+    """A running Dagster: the URL of its UI, and its processes."""
 
     url: str
     children: Children
 
     def figures(self) -> list[tuple[str, str]]:
-        """For the status in the terminal."""
-        odd = ", ".join(f"{name} {state}" for name, state in self.children.states().items() if state != "up")
-        return [("Dagster", f"{self.url} ({odd})" if odd else self.url)]
+        """The rows for the status in the terminal."""
+        troubles = ", ".join(f"{name} {state}" for name, state in self.children.states().items() if state != "up")
+        return [("Dagster", f"{self.url} ({troubles})" if troubles else self.url)]
 
     def troubles(self) -> str:
-        """Which processes are down or had to be started again; "" when all is well."""
+        """The processes that are down or were restarted; "" if there are none."""
         states = self.children.states().items()
         return ", ".join(f"{name} {state}" for name, state in states if state not in ("up", "waiting"))
 
 
 def require_port(port: int) -> None:
-    """Raises `PortInUse` when somebody listens there."""
+    """Check that the port is free. Raises `PortInUse`."""
     with socket.socket() as probe:
-        # As the webserver does: connections of an earlier one that are still being closed are in nobody's way.
+        # The webserver sets it, too: closing connections of an earlier webserver do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             raise PortInUse(
                 f"port {port} on {HOST} is in use: {error.strerror}",
-                hint="stop what listens there, choose another with --port, or do without with --no-ui",
+                hint="stop the program that listens on it, choose another port with --port, or use --no-ui",
             ) from error
 
 
 @contextmanager
 def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: str | None = None) -> Iterator[Platform]:
-    """Dagster, from now until the block is left. `configuration`: the `statekeeper.toml` of the fleet.
+    """Run Dagster until the block ends. `configuration`: the `statekeeper.toml` of the fleet.
 
-    Raises `PortInUse`, `BadConfiguration`, before anything is started.
+    Raises `PortInUse` and `BadConfiguration` before it starts a process.
     """
     require_port(port)
     config.load(configuration)
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     _configure(home / "dagster.yaml")
-    # A socket's path may have a hundred characters, a home's more.
+    # The path of a socket has at most about 100 characters; the path of a home can be longer.
     with tempfile.TemporaryDirectory(prefix="statekeeper-") as short:
         listens = Path(short) / "code"
         workspace = home / "workspace.yaml"
@@ -97,7 +97,7 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
 
 
 def _configure(path: Path) -> None:
-    """Dagster's configuration: ours where there is none. Whole or not at all, since half of one would stay."""
+    """Copy the repository's configuration if there is none. The copy is atomic: later starts keep whatever exists."""
     if not path.exists():
         new = path.with_suffix(".new")
         shutil.copyfile(_REPOSITORY / "dagster.yaml", new)
@@ -120,9 +120,9 @@ def _commands(listens: Path, workspace: Path, logs: Path, port: int) -> list[Com
 
 def _environment(home: Path, configuration: Path, health_cron: str | None) -> Mapping[str, str]:
     environment = {**os.environ, "DAGSTER_HOME": str(home), "STATEKEEPER_CONFIG": str(configuration)}
-    # Each run is a fresh interpreter: without compiled modules it starts half as fast.
+    # Each run starts an interpreter, which takes twice as long without compiled modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Whatever dagster.yaml says of telemetry, its threads run, and send what they find in DAGSTER_HOME/logs away.
+    # Dagster starts its telemetry threads in spite of dagster.yaml, and they upload the files in DAGSTER_HOME/logs.
     environment["DAGSTER_DISABLE_TELEMETRY"] = "yes"
     if health_cron is not None:
         environment.setdefault("STATEKEEPER_HEALTH_CRON", health_cron)
@@ -130,11 +130,11 @@ def _environment(home: Path, configuration: Path, health_cron: str | None) -> Ma
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Dagster alone, for one's own checkpoints. Returns the exit code of the error's class, 0 when it was stopped."""
+    """Run Dagster for the roots in a configuration. Returns the exit code of the error's class, or 0 when it is stopped."""
     parser = argparse.ArgumentParser(prog="make platform", description="Dagster for the roots in statekeeper.toml.")
     parser.add_argument("--config", type=Path, default=Path(config.FILE_NAME), help="default: %(default)s")
     parser.add_argument("--home", type=Path, default=Path("var/dagster"), help="DAGSTER_HOME (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=PORT, help="of the webserver (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="port of the webserver (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     console = Console()
     stop = threading.Event()
@@ -142,13 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(name, lambda *_: stop.set())
     try:
         with started(chosen.home, chosen.config, port=chosen.port) as platform:
-            console.print(f"Dagster: {platform.url}, logs in {chosen.home / LOGS}; Ctrl-C ends it")
-            told = ""
+            console.print(f"Dagster: {platform.url}, logs in {chosen.home / LOGS}; Ctrl-C stops it")
+            reported = ""
             while not stop.wait(_LOOK_SECONDS):
-                if (troubles := platform.troubles()) != told:
+                if (troubles := platform.troubles()) != reported:
                     console.print(troubles, highlight=False, soft_wrap=True)
-                    told = troubles
-            console.print("ending Dagster")
+                    reported = troubles
+            console.print("stopping Dagster")
     except StatekeeperError as error:
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
         return error.exit_code

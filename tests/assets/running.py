@@ -80,11 +80,12 @@ class Running:
         return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
 
     def materializations(self, asset: str, limit: int = 50) -> list[dict[str, Any]]:
-        """The metadata of an asset's materializations, newest first, numbers as numbers."""
+        """The metadata of an asset's materializations, newest first, with the rows of the table `figures`."""
         query = """query($key: AssetKeyInput!, $limit: Int!) { assetOrError(assetKey: $key) { ... on Asset {
             assetMaterializations(limit: $limit) { runId partition metadataEntries { label
               ... on IntMetadataEntry { intRepr } ... on FloatMetadataEntry { floatValue }
-              ... on TextMetadataEntry { text } } } } } }"""
+              ... on TextMetadataEntry { text }
+              ... on TableMetadataEntry { table { records } } } } } } }"""
         found = self.ask(query, key={"path": [asset]}, limit=limit)["assetOrError"].get("assetMaterializations", [])
         return [{"run": one["runId"], **_figures(one["metadataEntries"])} for one in found]
 
@@ -141,6 +142,9 @@ def _figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
             found[entry["label"]] = entry["floatValue"]
         elif entry.get("text") is not None:
             found[entry["label"]] = entry["text"]
+        elif entry["label"] == "figures":
+            rows = [json.loads(record) for record in entry["table"]["records"]]
+            found |= {row["figure"]: row["value"] for row in rows}
     return found
 
 

@@ -1,8 +1,8 @@
-"""Pictures of the UI for the docs: the flights job with Dagster beside it, looked at by a headless Chromium.
+"""Takes the screenshots in the docs: it starts the flights job with Dagster and opens the UI in a headless Chromium.
 
     python -m tests.assets.take_pictures [--minutes 3]
 
-Needs `chromium` on the PATH. The pictures go to docs/pictures/; look at them before you commit them.
+It needs `chromium` on the PATH and writes to docs/pictures/. Look at the pictures before you commit them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE = "1500,1000"
 
 
 def pages(platform: Running) -> dict[str, str]:
-    """What is looked at: name of the picture -> page."""
+    """The pages, by the name of their picture."""
     newest = platform.runs(statuses=["SUCCESS"])[0]["runId"]
     return {
         "asset-graph": "assets/lineage?view=lineage&lineageScope=neighbors&lineageDepth=3",
@@ -35,7 +35,7 @@ def pages(platform: Running) -> dict[str, str]:
 
 
 def take(chromium: str, url: str, target: Path) -> None:
-    """One page, when it has come to rest. Raises `CalledProcessError`."""
+    """Take a screenshot of a page after it has loaded. Raises `CalledProcessError`."""
     with tempfile.TemporaryDirectory() as profile:
         how = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
         how += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -46,11 +46,11 @@ def take(chromium: str, url: str, target: Path) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long the job runs before the pictures")
+    parser.add_argument("--minutes", type=float, default=3.0, help="minutes that the job runs before the screenshots")
     chosen = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
-        print("there is no chromium on the PATH: apt-get install chromium")
+        print("chromium is not on the PATH; install it: apt-get install chromium")
         return 2
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="statekeeper-pictures-") as name:

@@ -53,7 +53,7 @@ def test_it_switches_a_query_that_a_person_says_is_stopped_and_shows_the_conf_to
     assert result.success
     done = shown(result, "checkpoint_format")
     assert done["phase"] == "switched"
-    assert done["start_it_with"] == "spark.sql.streaming.stateStore.checkpointFormatVersion=1"
+    assert done["start_with"] == "spark.sql.streaming.stateStore.checkpointFormatVersion=1"
     heads = catalog.heads(storage)
     assert heads is not None
     assert {version.id for version in heads.heads.values()} == {None}

@@ -64,7 +64,7 @@ def test_a_check_states_what_is_true_when_it_is_green_what_red_means_and_what_to
     assert len(what_to_do) > 40
     page = (REPOSITORY / "docs" / "checks" / f"{name}.md").read_text()
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    assert titles[:3] == ["What is looked at", "Red means", "What to do"]
+    assert titles[:3] == ["Scope", "Meaning of red", "Next steps"]
     (row,) = [line for line in page.splitlines() if line.startswith(f"| `{key.asset_key.to_user_string()}` |")]
     assert row.endswith("| yes |" if spec.blocking else "| no |"), "of its page"
 

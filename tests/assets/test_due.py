@@ -11,7 +11,7 @@ from assets.due import Ask, Asked, Cursor, Last, Wait, decide, parse, pause_seco
 NOW = 1_000_000.0
 
 
-def decided(version: int, asked: Asked | None, last: Last = Last.WELL, now: float = NOW) -> Ask | Wait:
+def decided(version: int, asked: Asked | None, last: Last = Last.SUCCEEDED, now: float = NOW) -> Ask | Wait:
     return decide(version, asked, last, long_tail=10, now_seconds=now)
 
 
@@ -31,7 +31,7 @@ def test_it_is_due_again_when_as_many_versions_have_come_as_make_a_tail_long() -
 
 
 def test_while_a_run_is_at_work_it_waits_however_many_versions_come() -> None:
-    assert isinstance(decided(10_000, Asked(20, 1, 0.0), Last.AT_WORK), Wait)
+    assert isinstance(decided(10_000, Asked(20, 1, 0.0), Last.ACTIVE), Wait)
 
 
 def test_a_run_that_ended_well_settles_what_was_asked_for() -> None:
@@ -43,8 +43,8 @@ def test_a_run_that_failed_is_asked_for_again_after_a_pause_that_grows_also_when
     waits = []
     for _ in range(6):
         pause = pause_seconds(asked.attempts)
-        assert isinstance(decided(20, asked, Last.ILL, asked.at_seconds + pause - 1), Wait)
-        again = decided(20, asked, Last.ILL, asked.at_seconds + pause)
+        assert isinstance(decided(20, asked, Last.FAILED, asked.at_seconds + pause - 1), Wait)
+        again = decided(20, asked, Last.FAILED, asked.at_seconds + pause)
         assert isinstance(again, Ask)
         assert again.run_key("q") == f"maintain:q@20#{asked.attempts + 1}", "its own key, else Dagster would not run it"
         waits.append(pause)
@@ -53,21 +53,21 @@ def test_a_run_that_failed_is_asked_for_again_after_a_pause_that_grows_also_when
 
 
 def test_new_versions_do_not_shorten_the_pause_after_a_failure() -> None:
-    assert isinstance(decided(10_000, Asked(20, 2, NOW), Last.ILL, NOW + 100), Wait)
+    assert isinstance(decided(10_000, Asked(20, 2, NOW), Last.FAILED, NOW + 100), Wait)
 
 
 def test_a_nightly_run_that_failed_is_tried_again_before_the_next_night() -> None:
-    assert isinstance(decided(20, Asked(20, 0, NOW - 5000), Last.ILL), Ask)
+    assert isinstance(decided(20, Asked(20, 0, NOW - 5000), Last.FAILED), Ask)
 
 
 def test_a_clock_that_was_set_back_makes_nobody_wait_for_ever() -> None:
-    assert isinstance(decided(20, Asked(20, 1, NOW + 1e6), Last.ILL), Ask)
+    assert isinstance(decided(20, Asked(20, 1, NOW + 1e6), Last.FAILED), Ask)
 
 
 def test_a_query_that_went_back_is_looked_at() -> None:
     ask = decided(5, Asked(20, 0, NOW))
     assert isinstance(ask, Ask)
-    assert "went back" in ask.why
+    assert "rolled back" in ask.why
 
 
 @given(st.dictionaries(st.text(min_size=1), st.builds(Asked, st.integers(0), st.integers(0), st.floats(0, 1e12))))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
+from datetime import datetime
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from assets.fleet_health import Looked, last_clean, of_fleet
-from assets.partitions import STORE_SET
-from resources.worker import HOST_TAG, is_dead
+from assets.checks import LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT, TAIL_IS_SHORT
+from assets.fleet_health import FleetFacts, last_clean, of_fleet
+from assets.partitions import REASON_TAG, STORE_SET
+from resources.worker import HOLDER_TAG, is_dead
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.format.structure import Structure
@@ -74,7 +78,13 @@ def test_a_query_without_state_is_green_and_nothing_is_done(
 def test_each_check_is_recorded_for_its_query(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    assert {one.partition for one in maintained(definitions, instance).get_asset_check_evaluations()} == {"flights"}
+    found = maintained(definitions, instance).get_asset_check_evaluations()
+    assert sorted(one.check_name for one in found if one.partition == "flights") == sorted(checks_of_a_run())
+    assert sorted(one.check_name for one in found if one.partition is None) == sorted(checks_of_a_run()), "the fleet"
+
+
+def checks_of_a_run() -> list[str]:
+    return [spec.name for spec in (TAIL_IS_SHORT, *LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT)]
 
 
 def test_the_ledger_has_the_stores_that_were_touched_and_no_others(
@@ -229,8 +239,8 @@ def test_a_run_is_green_after_a_switch_of_a_checkpoint_that_spark_writes(
     assert query.is_right()
 
 
-def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+def test_fleet_health_has_a_row_for_each_query_and_names_the_broken_file_and_the_next_command(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
 ) -> None:
     job = definitions.resolve_job_def("refresh_fleet_health")
     green = job.execute_in_process(instance=instance)
@@ -239,13 +249,16 @@ def test_fleet_health_has_a_row_for_each_query_and_names_what_is_broken_now(
     assert (figures["queries"], figures["longest_tail"], figures["bytes"]) == (1, 9, whole.bytes)
     (row,) = [record.data for record in figures["health"].records]
     assert (row["version"], row["errors"], row["stores"], row["bytes"]) == (9, 0, 2, whole.bytes)
-    assert (row["orphan_files"], row["clean_audit_age_seconds"], row["requests"]) == (0, 0, whole.requests)
+    assert (row["orphan_files"], row["requests"]) == (0, whole.requests)
+    assert row["last_clean_audit"] == figures["last_clean_audits"]["flights"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["last_clean_audit"])
     assert checks(green)["all_queries_healthy"].passed
     broken = flights.stores[0].changelog(flights.versions[9][0])
     flights.storage.delete([broken])
     red = checks(job.execute_in_process(instance=instance))["all_queries_healthy"]
     assert not red.passed
     assert broken in (red.description or "")
+    assert (red.description or "").endswith(f"Next: statekeeper --config {configuration} audit flights")
 
 
 def test_fleet_health_tells_how_long_ago_the_audit_of_a_query_was_last_clean(
@@ -258,20 +271,34 @@ def test_fleet_health_tells_how_long_ago_the_audit_of_a_query_was_last_clean(
     body = flights.storage.read(broken)
     flights.storage.delete([broken])
     red = shown(job.execute_in_process(instance=instance), "fleet_health")
-    assert red["clean_audits"] == green["clean_audits"], "as it was when it was clean"
+    assert red["last_clean_audits"] == green["last_clean_audits"], "as it was when it was clean"
     flights.storage.create(broken, body)
+    time.sleep(1.1)  # dates have a resolution of one second
     mended = shown(job.execute_in_process(instance=instance), "fleet_health")
-    assert mended["clean_audits"]["flights"] > green["clean_audits"]["flights"]
+    assert mended["last_clean_audits"]["flights"] > green["last_clean_audits"]["flights"]
+
+
+def test_fleet_health_reads_the_epochs_that_the_previous_release_recorded(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    flights.storage.delete([flights.stores[0].changelog(flights.versions[9][0])])
+    at = datetime.fromisoformat("2026-03-01T03:00:00Z").timestamp()
+    old = {"clean_audits": dg.MetadataValue.json({"flights": at})}
+    instance.report_runless_asset_event(dg.AssetMaterialization("fleet_health", metadata=old))
+    red = shown(
+        definitions.resolve_job_def("refresh_fleet_health").execute_in_process(instance=instance), "fleet_health"
+    )
+    assert red["last_clean_audits"] == {"flights": "2026-03-01T03:00:00Z"}
 
 
 def test_the_age_of_a_clean_audit_outlives_a_query_that_cannot_be_looked_at_and_ends_with_one_that_is_gone() -> None:
     before = {"ill": 100.0, "unseen": 200.0, "gone": 300.0}
-    looked = Looked({"ill": _health(clean=False), "new": _health(clean=True)}, {"unseen": "access denied"})
-    clean = last_clean(looked, before, 500.0)
+    facts = FleetFacts({"ill": _health(clean=False), "new": _health(clean=True)}, {"unseen": "access denied"})
+    clean = last_clean(facts, before, 500.0)
     assert clean == {"ill": 100.0, "unseen": 200.0, "new": 500.0}
-    figures = of_fleet(looked, clean, 500.0)
+    figures = of_fleet(facts, clean, 500.0)
     assert (figures["oldest_clean_audit_seconds"], figures["queries_never_clean"]) == (400, 0)
-    never = of_fleet(looked, {}, 500.0)
+    never = of_fleet(facts, {}, 500.0)
     assert ("oldest_clean_audit_seconds" in never, never["queries_never_clean"]) == (False, 3)
 
 
@@ -286,10 +313,14 @@ def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
     result = maintained(definitions, instance)
     run = instance.get_run_by_id(result.run_id)
     assert run is not None
-    assert HOST_TAG in run.tags
+    own = {name for name in run.tags if not name.startswith(("dagster/", ".dagster/"))}
+    assert own <= {REASON_TAG, HOLDER_TAG}, "two tags besides Dagster's own"
+    assert HOLDER_TAG in own
     assert not is_dead(instance, run.run_id, run.tags), "this process lives"
     assert is_dead(instance, "another", run.tags), "nobody holds its lock"
-    assert not is_dead(instance, "another", {HOST_TAG: "another machine"}), "of which nothing can be said here"
+    assert not is_dead(instance, "another", {HOLDER_TAG: "another machine:1, Dagster run x"}), (
+        "of which nothing can be said here"
+    )
 
 
 @pytest.mark.parametrize("asset", ["streaming_query", "commit_log", "state_store"])

@@ -65,7 +65,7 @@ def marks(picture: ElementTree.Element, y: int) -> dict[str, int]:
             for _, at, long in re.findall(r"M(\d+) (\d+)h(\d+)", path.get("d", "")):
                 if int(at) == y:
                     colour = path.get("stroke", "")
-                    found[colour] = found.get(colour, 0) + (int(long) + 13) // 14
+                    found[colour] = found.get(colour, 0) + (int(long) + 9) // 10
     return found
 
 
@@ -79,6 +79,23 @@ def test_a_lineage_is_drawn_with_its_snapshots_and_what_a_restart_replays(checkp
     assert marks(picture, 60) == {GREEN: 3, GREY: 57}
     assert texts(picture)[0] == "state/0/0: head 70, loads from version 67 and 3 changelogs"
     assert texts(picture)[1:3] == ["11", "70"], "the newest sixty"
+
+
+@pytest.mark.parametrize("batches", [1, 70])
+def test_the_head_is_at_the_right_edge_and_the_picture_scales_to_the_width_of_its_cell(
+    grown: Checkpoint, tmp_path: Path, batches: int
+) -> None:
+    checkpoint = grown
+    if batches == 1:
+        checkpoint = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
+        checkpoint.grow(batches)
+    picture = drawn(checkpoint)
+    width = int((picture.get("viewBox") or "").split()[2])
+    assert picture.get("width") == "100%"
+    (head,) = {int(text.get("x") or 0) for text in picture.iter(f"{NAMESPACE}text") if text.text == str(batches)}
+    assert 0 < width - head < 40
+    ends = [int(x) + int(long) for x, long in re.findall(r"M(\d+) 60h(\d+)", ElementTree.tostring(picture, "unicode"))]
+    assert max(ends) == head + 1, "the mark of the head"
 
 
 def test_what_does_not_load_is_red_and_what_was_never_committed_lies_below(checkpoint: Checkpoint) -> None:
@@ -116,4 +133,4 @@ def test_the_largest_queries_of_a_fleet_are_drawn_with_what_is_reclaimable_whate
 def test_where_no_store_could_be_looked_at_that_is_said(checkpoint: Checkpoint) -> None:
     facts = audit.gather(checkpoint.storage)
     none = replace(facts, stores=())
-    assert pictures.of_lineage(none, audit.judge(none)).md_str == "no store could be looked at"
+    assert pictures.of_lineage(none, audit.judge(none)).md_str == "no store could be examined"

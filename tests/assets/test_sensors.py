@@ -16,11 +16,11 @@ from dagster import DagsterRunStatus
 
 from assets import due, sensors
 from assets.due import Asked, Cursor
-from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
+from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from resources.fleet import Fleet
 from resources.notifier import Notifier
-from resources.worker import HOLDER_TAG, HOST_TAG, Worker
+from resources.worker import HOLDER_TAG, Worker
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.maintenance import lease
@@ -38,6 +38,21 @@ def tick(fleet: Fleet, instance: dg.DagsterInstance, cursor: str | None = None) 
         found = changelog_tail(context)
     assert isinstance(found, dg.SensorResult)
     return found
+
+
+def runs_of(result: dg.SensorResult) -> list[dg.RunRequest]:
+    """The requests of runs that maintain a query."""
+    return [one for one in result.run_requests or () if one.job_name == "maintain_query"]
+
+
+def examined(instance: dg.DagsterInstance) -> None:
+    """Record a first examination of the fleet, so that no tick requests it."""
+    instance.report_runless_asset_event(dg.AssetMaterialization("fleet_health"))
+
+
+def a_holder(host: str) -> str:
+    """The tag of a run on a machine, as the run sets it."""
+    return f"{host}:17, Dagster run x"
 
 
 def a_run(instance: dg.DagsterInstance, status: DagsterRunStatus, query: str = "flights", **tags: str) -> str:
@@ -61,7 +76,7 @@ def why(result: dg.SensorResult) -> str:
 def test_before_the_first_batch_it_says_what_it_waits_for(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     result = tick(fleet, instance)
     assert result.run_requests == []
-    assert "no query has a committed batch yet; 1 are waited for" in why(result)
+    assert "no query has a committed batch; 1 wait for their first batch" in why(result)
 
 
 def test_a_new_query_becomes_a_partition_and_a_run_in_the_same_tick(
@@ -69,7 +84,7 @@ def test_a_new_query_becomes_a_partition_and_a_run_in_the_same_tick(
 ) -> None:
     grown(configuration.parent, "jobs/orders/state", 2)
     result = tick(fleet, instance)
-    assert [(r.partition_key, r.run_key) for r in result.run_requests or ()] == [
+    assert [(r.partition_key, r.run_key) for r in runs_of(result)] == [
         ("flights", "maintain:flights@9#1"),
         ("jobs.orders", "maintain:jobs.orders@2#1"),
     ]
@@ -78,29 +93,55 @@ def test_a_new_query_becomes_a_partition_and_a_run_in_the_same_tick(
     assert {name: one.version for name, one in remembered(result).asked.items()} == {"flights": 9, "jobs.orders": 2}
 
 
+def test_the_first_tick_that_finds_a_query_requests_the_health_of_the_fleet_once(
+    definitions: dg.Definitions, fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    def health_requests(cursor: str | None = None) -> list[str | None]:
+        found = tick(fleet, instance, cursor).run_requests or ()
+        return [one.run_key for one in found if one.job_name == "refresh_fleet_health"]
+
+    first = tick(fleet, instance)
+    assert health_requests() == ["first_fleet_health"]
+    queued = instance.create_run_for_job(definitions.resolve_job_def("refresh_fleet_health"))
+    assert health_requests(first.cursor) == []
+    instance.delete_run(queued.run_id)
+    assert health_requests(first.cursor) == ["first_fleet_health"]
+    examined(instance)
+    assert health_requests(first.cursor) == []
+
+
+def test_a_request_has_one_tag_of_its_own_which_is_the_reason(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    (request,) = runs_of(tick(fleet, instance))
+    assert request.tags == {REASON_TAG: "version 9: first run of the query"}
+
+
 def test_a_tick_without_new_commits_asks_for_nothing_and_says_the_figures(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
+    examined(instance)
     first = tick(fleet, instance)
     a_run(instance, DagsterRunStatus.SUCCESS)
     flights.grow(3)
     second = tick(fleet, instance, first.cursor)
-    assert not second.run_requests
-    assert "1 queries, none is due; furthest is flights: 3 new versions of 4" in why(second)
+    assert not runs_of(second)
+    assert "1 queries, none is due; closest is flights: 3 new versions of 4" in why(second)
     flights.grow(1)
     third = tick(fleet, instance, second.cursor)
-    assert [request.run_key for request in third.run_requests or ()] == ["maintain:flights@13#1"]
+    assert [request.run_key for request in runs_of(third)] == ["maintain:flights@13#1"]
 
 
 def test_runs_do_not_pile_up_behind_one_that_is_at_work(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
+    examined(instance)
     cursor = Cursor({"flights": Asked(1, 1, 0.0)}).encoded()
     for status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
         run_id = a_run(instance, status)
         result = tick(fleet, instance, cursor)
-        assert not result.run_requests
-        assert "1 at work" in why(result)
+        assert not runs_of(result)
+        assert "1 have a queued or running run" in why(result)
         instance.delete_run(run_id)
 
 
@@ -109,7 +150,7 @@ def test_a_failed_run_of_a_query_that_stands_still_is_asked_for_again(
 ) -> None:
     a_run(instance, DagsterRunStatus.FAILURE)
     result = tick(fleet, instance, Cursor({"flights": Asked(9, 1, 0.0)}).encoded())
-    assert [request.run_key for request in result.run_requests or ()] == ["maintain:flights@9#2"]
+    assert [request.run_key for request in runs_of(result)] == ["maintain:flights@9#2"]
 
 
 def test_no_more_runs_are_asked_for_in_a_tick_than_it_has_time_for_and_the_rest_comes_next(
@@ -122,16 +163,16 @@ def test_no_more_runs_are_asked_for_in_a_tick_than_it_has_time_for_and_the_rest_
     grown(configuration.parent, "jobs/orders/state", 2)
     monkeypatch.setattr(sensors, "MOST_RUNS_A_TICK", 1)
     first = tick(fleet, instance)
-    assert [request.partition_key for request in first.run_requests or ()] == ["flights"], "the furthest first"
+    assert [request.partition_key for request in runs_of(first)] == ["flights"], "the furthest first"
     a_run(instance, DagsterRunStatus.SUCCESS)
     second = tick(fleet, instance, first.cursor)
-    assert [request.partition_key for request in second.run_requests or ()] == ["jobs.orders"]
+    assert [request.partition_key for request in runs_of(second)] == ["jobs.orders"]
 
 
 def test_a_cursor_of_another_release_begins_anew(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    assert tick(fleet, instance, '{"format": 99}').run_requests == tick(fleet, instance).run_requests
+    assert runs_of(tick(fleet, instance, '{"format": 99}')) == runs_of(tick(fleet, instance))
 
 
 def test_a_query_that_is_gone_is_forgotten_after_its_delay_and_one_that_comes_back_is_not(
@@ -178,10 +219,10 @@ def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
 def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOST_TAG: socket.gethostname()})
-    elsewhere = a_run(instance, DagsterRunStatus.STARTED, **{HOST_TAG: "another machine"})
+    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
+    elsewhere = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("another machine")})
     starting = a_run(instance, DagsterRunStatus.STARTED)
-    assert "3 runs were at work, of which 1 were dead" in reaped(fleet, instance)
+    assert "3 runs are started; 1 of them were dead" in reaped(fleet, instance)
     assert {run_id: status_of(instance, run_id) for run_id in (dead, elsewhere, starting)} == {
         dead: DagsterRunStatus.FAILURE,
         elsewhere: DagsterRunStatus.STARTED,
@@ -192,9 +233,9 @@ def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
 def test_the_lease_of_a_dead_run_is_free_at_once_and_anybody_elses_stays(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    tags = {HOST_TAG: socket.gethostname(), HOLDER_TAG: "the dead one"}
+    tags = {HOLDER_TAG: a_holder(socket.gethostname())}
     a_run(instance, DagsterRunStatus.STARTED, **tags)
-    lease.acquire(flights.storage, "gc", run="x", holder="the dead one", clock=SystemClock())
+    lease.acquire(flights.storage, "gc", run="x", holder=tags[HOLDER_TAG], clock=SystemClock())
     reaped(fleet, instance)
     with lease.held(flights.storage, "gc", run="y", holder="a person", clock=SystemClock()) as held:
         a_run(instance, DagsterRunStatus.STARTED, **tags)
@@ -205,17 +246,18 @@ def test_the_lease_of_a_dead_run_is_free_at_once_and_anybody_elses_stays(
 def test_a_lease_that_cannot_be_read_does_not_keep_a_dead_run_alive(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOST_TAG: socket.gethostname(), HOLDER_TAG: "the dead one"})
+    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
     flights.storage.create(names.lease(1), b"{")
     reaped(fleet, instance)
     assert status_of(instance, dead) is DagsterRunStatus.FAILURE
 
 
-def test_a_failed_run_is_told_with_its_query_and_what_went_wrong(
+def test_a_failed_run_is_reported_with_its_query_its_file_and_the_next_command(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     flights: Checkpoint,
     webhook: tuple[str, list[dict[str, str]]],
+    configuration: Path,
 ) -> None:
     url, told = webhook
     broken = flights.stores[0].changelog(flights.versions[9][0])
@@ -233,7 +275,8 @@ def test_a_failed_run_is_told_with_its_query_and_what_went_wrong(
     assert notify_on_failure(context) is None
     (message,) = told
     assert message["text"].startswith("maintain_query of flights failed")
-    assert "lineage_is_gapless" in message["text"]
+    assert f"lineage_is_gapless: {broken}" in message["text"], "the check and the file"
+    assert message["text"].endswith(f"Next: statekeeper --config {configuration} audit flights")
 
 
 @pytest.fixture
@@ -261,9 +304,9 @@ def test_a_person_is_told_by_the_webhook_and_always_in_the_log(
     webhook: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url, told = webhook
-    assert Notifier(webhook=url).tell("it failed") is None
+    assert Notifier(webhook=url).notify("it failed") is None
     assert told == [{"text": "it failed"}]
-    assert Notifier().tell("only the log") is None
+    assert Notifier().notify("only the log") is None
     assert "only the log" in caplog.text
-    assert "could not be told" in (Notifier(webhook="http://127.0.0.1:1/").tell("nobody listens") or "")
-    assert "no http URL" in (Notifier(webhook="file:///etc/passwd").tell("no URL") or "")
+    assert "could not be called" in (Notifier(webhook="http://127.0.0.1:1/").notify("nobody listens") or "")
+    assert "not an http URL" in (Notifier(webhook="file:///etc/passwd").notify("no URL") or "")

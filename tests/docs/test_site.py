@@ -19,7 +19,7 @@ import dagster as dg
 import pytest
 
 import pipelines
-from assets.checks import _contradicted
+from assets.checks import check_of
 from assets.definitions import build
 from statestore.cli import main
 from statestore.cli.common import RenamedOption
@@ -114,15 +114,15 @@ def test_the_page_of_a_check_says_of_which_asset_it_is_and_whether_it_blocks(
         assert re.search(rf"^\| `{asset}` \| [^|]+ \| {blocks} \|$", page, re.MULTILINE), name
         row = rf"^\| \[{name}\]\(checks/{name}.md\) \| `{asset}` \| [^|]+ \| {blocks} \|"
         assert re.search(row, index, re.MULTILINE), name
-        assert "## Red means" in page
-        assert "## What to do" in page
+        assert "## Meaning of red" in page
+        assert "## Next steps" in page
 
 
 @pytest.mark.parametrize("what", FindingKind, ids=lambda what: what.code)
 def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: FindingKind) -> None:
     row = f"| `{what.code}` | {what.value} |"
     pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
-    assert pages == [_contradicted(what)]
+    assert pages == [check_of(what)]
 
 
 # -- Spark's releases ---------------------------------------------------------------------------------------------------

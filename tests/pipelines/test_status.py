@@ -68,7 +68,7 @@ def test_where_there_is_no_terminal_a_process_that_dies_is_told_in_a_line_and_on
                 status.tell_beside()
                 return said.getvalue().splitlines()[1:]
 
-            wait_for(lambda: "Dagster http://127.0.0.1:3000 (daemon up, started again 1 times)" in told())
+            wait_for(lambda: "Dagster http://127.0.0.1:3000 (daemon up, restarts: 1)" in told())
             assert len(told()) == len(set(told())), "each once"
 
 

@@ -1,4 +1,4 @@
-"""Processes that are watched: started again when they die, ended with all that they started."""
+"""The launcher restarts processes that die, and ends them with their descendants."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def is_gone(process_id: int) -> bool:
     return not in_session(process_id)
 
 
-def test_one_that_is_killed_is_started_again_and_that_is_told(tmp_path: Path) -> None:
+def test_a_killed_process_is_restarted_and_its_state_shows_it(tmp_path: Path) -> None:
     with children(tmp_path, SLEEPS, SLEEPS) as running:
         wait_for(lambda: len(running.process_ids()) == 2)
         first = dict(running.process_ids())
         os.kill(first["child 0"], signal.SIGKILL)
         wait_for(lambda: running.process_ids().get("child 0", first["child 0"]) != first["child 0"])
-        assert running.states() == {"child 0": "up, started again 1 times", "child 1": "up"}
+        assert running.states() == {"child 0": "up, restarts: 1", "child 1": "up"}
         assert running.process_ids()["child 1"] == first["child 1"]
 
 
-def test_leaving_ends_them_all_and_what_they_started(tmp_path: Path) -> None:
+def test_the_end_of_the_block_ends_all_processes_and_their_descendants(tmp_path: Path) -> None:
     with children(tmp_path, SLEEPS, A_PARENT) as running:
         wait_for(lambda: len(running.process_ids()) == 2)
         ids = list(running.process_ids().values())
@@ -76,7 +76,7 @@ def test_leaving_ends_them_all_and_what_they_started(tmp_path: Path) -> None:
     assert all(is_gone(process_id) for process_id in ids)
 
 
-def test_what_outlived_a_killed_parent_is_ended_too(tmp_path: Path) -> None:
+def test_a_descendant_that_outlived_its_parent_is_ended(tmp_path: Path) -> None:
     with children(tmp_path, A_PARENT) as running:
         wait_for(lambda: len(running.process_ids()) == 1)
         (parent,) = running.process_ids().values()
@@ -87,7 +87,7 @@ def test_what_outlived_a_killed_parent_is_ended_too(tmp_path: Path) -> None:
     assert is_gone(parent)
 
 
-def test_one_that_does_not_listen_is_killed_when_its_time_is_over(
+def test_a_process_that_ignores_sigint_is_killed_after_end_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,7 +99,7 @@ def test_one_that_does_not_listen_is_killed_when_its_time_is_over(
     assert is_gone(process_id)
 
 
-def test_one_that_waits_for_a_file_is_started_when_it_is_there(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_a_file_starts_when_the_file_exists(tmp_path: Path) -> None:
     with children(tmp_path, SLEEPS, after=tmp_path / "ready") as running:
         time.sleep(0.6)
         assert running.states() == {"child 0": "waiting"}
@@ -107,12 +107,12 @@ def test_one_that_waits_for_a_file_is_started_when_it_is_there(tmp_path: Path) -
         wait_for(lambda: running.states() == {"child 0": "up"})
 
 
-def test_what_they_say_is_in_their_logs(tmp_path: Path) -> None:
+def test_the_output_of_a_process_is_in_its_log(tmp_path: Path) -> None:
     with children(tmp_path, "print('hello', flush=True); import time; time.sleep(600)"):
         wait_for(lambda: (tmp_path / "0.log").exists() and "hello" in (tmp_path / "0.log").read_text())
 
 
-def test_the_folder_of_a_log_is_made_and_made_again_when_somebody_removed_it(tmp_path: Path) -> None:
+def test_the_folder_of_a_log_is_created_again_after_its_deletion(tmp_path: Path) -> None:
     logs = tmp_path / "not there yet"
     with children(logs, SLEEPS) as running:
         wait_for(lambda: len(running.process_ids()) == 1)
@@ -122,7 +122,7 @@ def test_the_folder_of_a_log_is_made_and_made_again_when_somebody_removed_it(tmp
         wait_for(lambda: running.process_ids().get("child 0", first) != first)
 
 
-def test_one_that_cannot_be_started_does_not_keep_the_others_from_being_watched(tmp_path: Path) -> None:
+def test_a_process_that_cannot_start_does_not_stop_the_watch_over_the_others(tmp_path: Path) -> None:
     (tmp_path / "0.log").mkdir()
     with children(tmp_path, SLEEPS, SLEEPS) as running:
         wait_for(lambda: len(running.process_ids()) == 1)
@@ -134,7 +134,7 @@ def test_one_that_cannot_be_started_does_not_keep_the_others_from_being_watched(
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has started one that hears nothing, and one that has a child."""
+    """A launcher of a process that ignores SIGINT and of a process with a child."""
     command = [sys.executable, "-c", A_LAUNCHER, str(tmp_path)]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}) as process:
         yield process
@@ -143,12 +143,12 @@ def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def ids_in(folder: Path) -> list[int]:
-    """Whom the launcher says to have started."""
+    """The process ids that the launcher wrote."""
     return [int(one) for one in (folder / "ids").read_text().split()] if (folder / "ids").exists() else []
 
 
 def all_of(folder: Path) -> list[int]:
-    """Both that the launcher has started, when the second has its child."""
+    """Both processes of the launcher, once the second has its child."""
     wait_for(lambda: len(ids_in(folder)) == 2 and len(in_session(ids_in(folder)[1])) == 2 and (folder / "up").exists())
     return ids_in(folder)
 
@@ -158,7 +158,7 @@ def guardian_of(launcher: subprocess.Popen[bytes]) -> int:
     return found
 
 
-def test_they_end_when_their_launcher_is_killed_and_what_they_started_ends_too(
+def test_the_processes_and_their_descendants_end_when_their_launcher_is_killed(
     launcher: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     ids = all_of(tmp_path)
@@ -167,19 +167,19 @@ def test_they_end_when_their_launcher_is_killed_and_what_they_started_ends_too(
     wait_for(lambda: all(is_gone(one) for one in (*ids, guardian)))
 
 
-def test_a_guardian_that_was_killed_is_followed_by_one_that_knows_the_same(
+def test_a_killed_guardian_is_replaced_by_one_with_the_same_groups(
     launcher: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     ids = all_of(tmp_path)
     first = guardian_of(launcher)
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: any("guardian" in one.command and one.id != first for one in children_of(launcher.pid)))
-    assert all_of(tmp_path) == ids, "nobody was started again for it"
+    assert all_of(tmp_path) == ids, "no child was restarted"
     launcher.kill()
     wait_for(lambda: all(is_gone(one) for one in ids))
 
 
-def test_one_that_is_killed_before_it_has_written_down_whom_it_started_leaves_nobody(tmp_path: Path) -> None:
+def test_a_launcher_that_dies_while_it_starts_a_process_leaves_no_process(tmp_path: Path) -> None:
     """The launcher dies in the same moment in which it starts a child."""
     script = """
 import os, signal, subprocess
@@ -187,8 +187,8 @@ from resources.launcher.guardian import Guardian
 
 guardian = Guardian()
 slow = ["/bin/sh", "-c", 'echo $$ > started; sleep 1; exec "$@"', "slow"]
-command = [*slow, *guardian.announced(["/bin/sleep", "600"])]
-subprocess.Popen(command, stdin=guardian.stand([]), start_new_session=True)
+command = [*slow, *guardian.announcing(["/bin/sleep", "600"])]
+subprocess.Popen(command, stdin=guardian.start([]), start_new_session=True)
 while not (os.path.exists("started") and os.path.getsize("started")):
     pass
 os.kill(os.getpid(), signal.SIGKILL)

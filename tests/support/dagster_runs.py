@@ -13,8 +13,12 @@ def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.
 def shown(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, object]:
     events = result.asset_materializations_for_node(asset)
     (event,) = [event for event in events if event.asset_key == dg.AssetKey(asset)]  # beside those of the ledger
-    return {name: value.value for name, value in event.metadata.items()}
+    found = {name: value.value for name, value in event.metadata.items()}
+    table = found.pop("figures", None)
+    return found | {row.data["figure"]: row.data["value"] for row in (table.records if table else ())}
 
 
 def checks(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
-    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+    """The evaluations of the run's own query; `fleet_health` is of all."""
+    found = result.get_asset_check_evaluations()
+    return {one.check_name: one for one in found if one.partition or one.check_name == "all_queries_healthy"}
