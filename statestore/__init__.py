@@ -1,1 +1,62 @@
-"""A Python state store on RocksDB that writes Spark's own checkpoint format, and what is needed to keep it healthy."""
+"""A Python state store on RocksDB in Spark's own checkpoint format, and the maintenance of such checkpoints.
+
+`__all__` is the public API. Names outside of it may change in any release. `maintenance` has its own public functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statestore.clock import Clock, Ids, RandomIds, SystemClock
+    from statestore.errors import StatekeeperError
+    from statestore.format.names import EMPTY, StorePath, VersionId
+    from statestore.format.structure import Structure
+    from statestore.loading.loaded import LoadReport
+    from statestore.storage import Entry, RequestCounts, Storage, StorageSpec, open_storage
+    from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits
+
+__all__ = [
+    "EMPTY",
+    "Clock",
+    "CommitMetrics",
+    "Entry",
+    "Ids",
+    "LoadReport",
+    "RandomIds",
+    "RequestCounts",
+    "StateStore",
+    "StatekeeperError",
+    "Storage",
+    "StorageSpec",
+    "StoreAddress",
+    "StoreLimits",
+    "StorePath",
+    "Structure",
+    "SystemClock",
+    "VersionId",
+    "open_storage",
+]
+
+_MODULES = {
+    "statestore.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
+    "statestore.errors": ("StatekeeperError",),
+    "statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
+    "statestore.format.structure": ("Structure",),
+    "statestore.loading.loaded": ("LoadReport",),
+    "statestore.storage": ("Entry", "RequestCounts", "Storage", "StorageSpec", "open_storage"),
+    "statestore.store": ("CommitMetrics", "StateStore", "StoreAddress", "StoreLimits"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used. The command line starts faster without RocksDB and PyArrow."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'statestore' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,7 +1,7 @@
-"""What a state root was made for: its query, its partitions, its schemas; and how a declaration is compared with that.
+"""The binding of a state root to its query, partitions and schemas, and its comparison with the declaration of a job.
 
 _statekeeper/binding.json           written once, never changed
-_statekeeper/schemas/<batch>.json   the value schemas from that batch on, when columns were added at the end
+_statekeeper/schemas/<batch>.json   the value schemas from that batch on, if columns were added at the end
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from statestore.storage.exclusive import require_exclusive_create
 _FORMAT = 1
 
 OlderSchemas = Mapping[int, Mapping[str, str]]
-"""By the batch that changed them: the value schemas (store name -> Spark's JSON) that held before it."""
+"""The value schemas (store name -> Spark's JSON) before a change, by the batch that changed them."""
 
 
 @dataclass(frozen=True)
 class StoreSchema:
-    """One named store: Spark's JSON of its key (with the key group in front) and value schemas.
+    """One named store: Spark's JSON of its value schema and of its key schema, which starts with the key group.
 
-    Its operator id is its place in the binding: Spark resolves V2 ids for the store `default` of an operator only.
+    The operator id is its index in the binding: Spark resolves V2 ids only for the store `default` of an operator.
     """
 
     name: str
@@ -47,7 +47,7 @@ class StoreSchema:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a root was made for and can never change, but for columns added to a value at the end."""
+    """The properties of a root that never change, except for columns added at the end of a value."""
 
     root_id: str
     query_id: str
@@ -58,10 +58,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class Bound:
-    """A root's binding with its newest value schemas, and what it was before.
+    """The binding of a root with its newest value schemas, and the older ones.
 
-    `wanted_stores`: the schemas that the job declares; they differ from the binding's only by columns added at the end,
-    which the next batch that is computed brings in.
+    `wanted_stores`: the schemas that the job declares. They may have more columns at the end, which the next computed batch
+    adds.
     """
 
     binding: Binding
@@ -69,10 +69,10 @@ class Bound:
     wanted_stores: tuple[StoreSchema, ...]
 
     def grown(self, storage: Storage, batch: int) -> Bound:
-        """Record that the state has the wanted columns from `batch` on; unchanged when it has them already.
+        """Record that the state has the declared columns from `batch` on. Return self if it has them already.
 
-        Only for a batch that is about to be computed: one that the sink holds was computed with the older schema.
-        Raises `SchemaMismatch` when the batch was begun with another change.
+        Call it only before a batch is computed: a batch that the sink already contains has the older schema. Raises
+        `SchemaMismatch` if an earlier attempt at the batch recorded another change.
         """
         if self.binding.stores == self.wanted_stores:
             return self
@@ -81,25 +81,26 @@ class Bound:
             storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
         except AlreadyExists as error:
             raise SchemaMismatch(
-                f"batch {batch} changes the schema already, to another one than the job declares",
+                f"an earlier attempt at batch {batch} changed the schema to another one than the job declares; the batch "
+                f"was not started",
                 path=names.later_schema(batch),
-                hint="run that batch with the schema it was started with, then add the next column",
+                hint="run the batch with the schema of its first attempt, then add the next column",
             ) from error
         binding, older = _evolved(self.binding, {batch: values})
         return Bound(binding, {**self.older, **older}, self.wanted_stores)
 
 
 def schema_digest(stores: tuple[StoreSchema, ...]) -> str:
-    """A text that differs when a schema differs."""
+    """Compute a digest of the schemas."""
     body = json.dumps([[store.name, store.key_json, store.value_json] for store in stores])
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
-    """The binding of the root at `storage`; made from `wanted` when there is none and `batch` is 0.
+    """Read the binding of the root at `storage`. Create it from `wanted` if there is none and `batch` is 0.
 
-    The root's own partitions, key groups and id win over the wanted ones.
-    Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`, and `NoExclusiveCreate` for a new root.
+    Partitions, key groups and id of an existing root take precedence over those of `wanted`. Raises `RootLost`,
+    `ForeignRoot`, `SchemaMismatch`, and `NoExclusiveCreate` for a new root.
     """
     held = read_or_none(storage, names.BINDING)
     if held is None:
@@ -115,7 +116,7 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
 
 
 def require_bindable(storage: Storage, wanted: Binding, *, batch: int) -> None:
-    """Raises what `bind` would raise, and writes nothing."""
+    """Verify that `bind` would succeed, without a write. Raises as `bind`."""
     held = read_or_none(storage, names.BINDING)
     if held is not None:
         _bound(storage, held, wanted)
@@ -125,9 +126,9 @@ def require_bindable(storage: Storage, wanted: Binding, *, batch: int) -> None:
 
 def _no_root(url: str, batch: int) -> RootLost:
     return RootLost(
-        f"the query is at batch {batch}, and there is no state root",
+        f"the query is at batch {batch}, but the state root is missing; the batch was not started",
         path=url,
-        hint="restore the root, or start over with a new checkpoint and a new root",
+        hint="restore the root from a backup, or start over with a new checkpoint and a new root",
     )
 
 
@@ -135,9 +136,9 @@ def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
     binding = _parse_binding(held)
     if binding.query_id != wanted.query_id:
         raise ForeignRoot(
-            f"this root belongs to query {binding.query_id}, not to {wanted.query_id}",
+            f"the state root belongs to query {binding.query_id}, not to {wanted.query_id}; the batch was not started",
             path=storage.url,
-            hint="was the query's checkpoint deleted? restore it, or give the new query a root of its own",
+            hint="if the query's checkpoint was deleted, restore it; for a new query, use a new root",
         )
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
@@ -145,7 +146,7 @@ def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
 
 
 def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
-    """The binding as it stands, with the newest value schemas, and those that held before.
+    """Read the binding with the newest value schemas, and the older ones.
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
@@ -155,9 +156,10 @@ def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
 def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
     if [store.name for store in held] != [store.name for store in asked]:
         raise SchemaMismatch(
-            f"the root has the stores {[s.name for s in held]}, the job declares {[s.name for s in asked]}",
+            f"the root has the stores {[s.name for s in held]}, but the job declares {[s.name for s in asked]}; the batch "
+            f"was not started",
             path=url,
-            hint="declare the stores that the root has, in its order, or start a new root",
+            hint="declare the stores of the root in the same order, or use a new root",
         )
     for mine, theirs in zip(held, asked, strict=True):
         _compare(url, mine.name, "key", mine.key_json, theirs.key_json, may_grow=False)
@@ -170,7 +172,11 @@ def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *
     try:
         held = [{"name": f["name"], "type": f["type"], "nullable": f["nullable"], **f} for f in _fields_of(held_json)]
     except BAD_VALUES as error:
-        raise CorruptFile(f"the {part} schema of store {store!r} is no schema", path=names.BINDING) from error
+        raise CorruptFile(
+            f"the {part} schema of store {store!r} cannot be parsed; the root cannot be opened",
+            path=names.BINDING,
+            hint="restore the file from a backup",
+        ) from error
     for place in range(max(len(held), len(asked))):
         mine = held[place] if place < len(held) else None
         theirs = asked[place] if place < len(asked) else None
@@ -178,9 +184,9 @@ def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *
         if mine != theirs and not grows:
             raise SchemaMismatch(
                 f"store {store!r}, {part} column {place}: "
-                f"the root has {_column(mine)}, the job declares {_column(theirs)}",
+                f"the root has {_column(mine)}, but the job declares {_column(theirs)}; the batch was not started",
                 path=url,
-                hint="declare it as the root has it; only nullable value columns at the end can be added",
+                hint="declare the column as in the root; only nullable value columns at the end can be added",
             )
 
 
@@ -205,12 +211,16 @@ def _later_schemas(storage: Storage) -> Mapping[int, dict[str, str]]:
 
 
 def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Binding, OlderSchemas]:
-    """The binding with its newest value schemas, and by batch the value schemas that held before it."""
+    """Apply the later value schemas to the binding. Return it with the older schemas."""
     previous: dict[int, dict[str, str]] = {}
     for batch, values in later.items():
         before = {store.name: store.value_json for store in binding.stores}
         if not values.keys() <= before.keys():
-            raise CorruptFile("names a store that the binding does not have", path=names.later_schema(batch))
+            raise CorruptFile(
+                "names a store that is not in the binding; the root cannot be opened",
+                path=names.later_schema(batch),
+                hint="restore the file from a backup",
+            )
         previous[batch] = {name: before[name] for name, value in values.items() if before[name] != value}
         binding = replace(
             binding, stores=tuple(replace(s, value_json=values.get(s.name, s.value_json)) for s in binding.stores)
@@ -219,7 +229,7 @@ def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Bin
 
 
 def encode_binding(binding: Binding) -> bytes:
-    """The bytes of `binding.json`."""
+    """Encode `binding.json`."""
     body = {
         "format": _FORMAT,
         "root": binding.root_id,
@@ -234,11 +244,23 @@ def encode_binding(binding: Binding) -> bytes:
 def _parse_binding(data: bytes) -> Binding:
     body = json_object(data, names.BINDING)
     if body.get("format") != _FORMAT:
-        raise UnknownFormatVersion(f"binding format {body.get('format')!r}: known is {_FORMAT}", path=names.BINDING)
+        raise UnknownFormatVersion(
+            f"has binding format {body.get('format')!r}, but this release only knows {_FORMAT}; nothing was changed",
+            path=names.BINDING,
+            hint="upgrade Statekeeper",
+        )
     try:
         stores = tuple(StoreSchema(str(s["name"]), str(s["key"]), str(s["value"])) for s in body["stores"])
         return Binding(
-            str(body["root"]), str(body["query"]), partition_count(body["partitions"]), int(body["keyGroups"]), stores
+            root_id=str(body["root"]),
+            query_id=str(body["query"]),
+            partitions=partition_count(body["partitions"]),
+            key_groups=int(body["keyGroups"]),
+            stores=stores,
         )
     except BAD_VALUES as error:
-        raise CorruptFile("lacks what a binding holds", path=names.BINDING) from error
+        raise CorruptFile(
+            "has missing or invalid fields; the root cannot be opened",
+            path=names.BINDING,
+            hint="restore the file from a backup",
+        ) from error

@@ -1,7 +1,7 @@
-"""A checkpoint at rest: its stores, their heads by the commit log, and the files that there are.
+"""A checkpoint at rest: its stores, their heads in the commit log, and its files.
 
-Facts only; what to do about them is `maintenance`'s business. Works for the roots of our own jobs and, by the same names
-and logs, for checkpoints of Spark's.
+This module gives facts; `maintenance` decides on actions. It supports roots of Statekeeper and checkpoints of Spark, which
+have the same names and logs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from statestore.commit_log import CommitLog, Heads
+from statestore.commit_log import CommitLog, Heads, batches_of
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
 from statestore.format import logs, names, operators
 from statestore.format import state_conf as conf
@@ -24,19 +24,18 @@ from statestore.stateless import stateless
 from statestore.storage import Entry, Storage, read_or_none
 
 _LISTED = 1_000
-"""Names that a store gives at a time. Numbers of as many digits sort as names do."""
+"""Names in one page of a listing. Numbers with equally many digits sort as their names do."""
 
 _HEADER_BYTES = 128 * 1024
-"""More than the longest lineage takes, compressed: the head of a changelog is read without its records."""
+"""More than the longest compressed lineage: the header of a changelog is read without its records."""
 
 _LONGEST_HEADER_BYTES = 33 * 1024 * 1024
-"""More than the largest block that a codec may have."""
+"""More than the largest block of any codec."""
 
 
 @dataclass
 class StoreFiles:
-    """The files of one store, as a listing shows them; `tables`, and archived logs among them, by their name in `SSTs/` and
-    `logs/`."""
+    """The files of one store in a listing. `tables`: SST files and archived logs by their name in `SSTs/` and `logs/`."""
 
     changelogs: dict[VersionId, Entry] = field(default_factory=dict)
     snapshots: dict[VersionId, Entry] = field(default_factory=dict)
@@ -45,21 +44,21 @@ class StoreFiles:
 
     @property
     def entries(self) -> list[Entry]:
-        """All of them."""
+        """All files."""
         return [*self.changelogs.values(), *self.snapshots.values(), *self.tables.values(), *self.others]
 
     def has_other(self, path: str) -> bool:
-        """Whether a file that is none of the others, such as a sidecar, is there under that path."""
+        """Whether a file exists that is no changelog, snapshot or table, such as a sidecar."""
         return any(entry.path == path for entry in self.others)
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
-    """All files below `state/`, or below one store's folder, by the store that they belong to. One listing."""
+    """List all files below `state/`, or below the folder of one store, by store. One listing."""
     return by_store(storage.list(folder))
 
 
 def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
-    """The files of a listing by the store that they belong to; those that are in no store are left out."""
+    """Group the files of a listing by store. Files outside of stores are left out."""
     found: defaultdict[StorePath, StoreFiles] = defaultdict(StoreFiles)
     for entry in entries:
         place = names.parse_place(entry.path)
@@ -82,34 +81,33 @@ def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
 
 
 def have_sidecars(heads: Heads, files: Mapping[StorePath, StoreFiles]) -> bool:
-    """Whether there are checksums beside what the newest batch wrote: Spark 4.1 or a later one did."""
+    """Whether the files of the newest batch have sidecars: Spark 4.1 or later wrote them."""
     written = {name(head) for store, head in heads.heads.items() for name in (store.changelog, store.snapshot)}
     sidecars = {names.sidecar(path) for path in written}
     return any(entry.path in sidecars for of_store in files.values() for entry in of_store.others)
 
 
 def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
-    """The versions of each store that have a snapshot. One listing of `state/`: it costs what is there."""
+    """List the versions of each store with a snapshot. One listing of all files below `state/`."""
     return {store: frozenset(of_store.snapshots) for store, of_store in files(storage).items() if of_store.snapshots}
 
 
 def newest_batch(storage: Storage, *, since: int | None = None) -> int | None:
-    """The newest batch in the commit log; None when there is none.
+    """Find the newest batch in the commit log; None if there is none.
 
-    `since`: a batch that was committed. If it still is, only the commits after it are listed, in one request for each
-    thousand; else, as after the query was taken back, all of them. A query with state commits every batch: commits are not
-    looked for behind a gap that ends none of these thousands.
+    `since`: a batch that was committed. If it still is, only later commits are listed, one request for each thousand. If
+    it is not, because the query was rolled back, all commits are listed. A stateful query commits every batch, so that
+    the search ends at a gap within a thousand.
     """
     if since is None or since < _LISTED:
         return max(_batches(storage), default=None)
     newest: int | None = None
     first = since
     while True:
-        # The batch before has as many digits, unless a thousand begins.
+        # The previous batch has equally many digits, except at the start of a thousand.
         before = str(first - 1) if first % _LISTED else ""
         entries = storage.list_after(names.COMMITS, before, beginning=str(first // _LISTED))
-        found = [batch for entry in entries if (batch := names.parse_batch(entry.path.rpartition("/")[2])) is not None]
-        later = [batch for batch in found if batch // _LISTED == first // _LISTED]
+        later = [batch for batch in batches_of(entries) if batch // _LISTED == first // _LISTED]
         if newest is None and since not in later:
             return max(_batches(storage), default=None)
         newest = max((*later, newest or since))
@@ -119,28 +117,29 @@ def newest_batch(storage: Storage, *, since: int | None = None) -> int | None:
 
 
 def newest_begun(storage: Storage) -> int:
-    """The newest batch in the offset log; -1 when there is none."""
-    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
-    return max((batch for batch in batches if batch is not None), default=-1)
+    """Find the newest batch in the offset log; -1 if there is none."""
+    return max(batches_of(storage.list(names.OFFSETS)), default=-1)
 
 
 def structure_at(storage: Storage, batch: int) -> Structure:
-    """The structure that the commit of a batch has. Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`."""
+    """Read the structure of a batch from its commit. Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`."""
     path = names.commits(batch)
     return Structure.V1 if logs.parse_commit(storage.read(path), path).ids is None else Structure.V2
 
 
 def heads(storage: Storage) -> Heads | None:
-    """The head of every store; None when no batch was committed yet.
+    """Find the head of each store; None if no batch is committed.
 
-    Raises `NotACheckpoint`, `CorruptFile` for a commit that does not fit the operators, `UnknownFormatVersion`.
+    Raises `NotACheckpoint`, `CorruptFile` for a commit that contradicts the operators' metadata, `UnknownFormatVersion`.
     """
     return _heads(storage, _batches(storage))
 
 
 def heads_at(storage: Storage, batch: int) -> Heads:
-    """The version of every store that a batch made, -1 for version 0. Raises as `heads`, and `VersionNotLoadable` for a
-    batch that is not in the commit log."""
+    """Find the version that a batch committed for each store; batch -1 gives version 0.
+
+    Raises as `heads`, and `VersionNotLoadable` for a batch that is not in the commit log.
+    """
     batches = _batches(storage)
     if batch in batches:
         return Heads(batch, _committed(storage, batch, _Described(storage, [batch])))
@@ -149,18 +148,18 @@ def heads_at(storage: Storage, batch: int) -> Heads:
         return Heads(batch, dict.fromkeys(newest.heads, names.EMPTY))
     there = f"batches {min(batches)} to {max(batches)}" if batches else "no batch"
     raise VersionNotLoadable(
-        f"version {batch + 1} (batch {batch}) is not committed",
+        f"version {batch + 1} (batch {batch}) is not committed and cannot be loaded",
         path=names.commits(batch),
-        hint=f"the commit log has {there}",
+        hint=f"the commit log has {there}; choose one of them",
     )
 
 
 def operator_at(storage: Storage, operator: int, batch: int) -> operators.OperatorMetadata | None:
-    """The metadata of an operator that held at a batch; None when it has none. Raises as `heads`."""
+    """Read the metadata of an operator that was valid at a batch; None if there is none. Raises as `heads`."""
     listed = storage.list(names.operator_metadata_by_batch(operator))
     by_batch = {place[1]: entry.path for entry in listed if (place := names.parse_operator_metadata(entry.path))}
     if by_batch:
-        # The oldest holds for what was before it: Spark deletes those that no batch that it keeps needs.
+        # The oldest metadata is valid for older batches, too: Spark deletes metadata that no retained batch needs.
         held = max((since for since in by_batch if since <= batch), default=min(by_batch))
         return _parsed(storage, by_batch[held])
     data = read_or_none(storage, names.operator_metadata(operator))
@@ -168,13 +167,13 @@ def operator_at(storage: Storage, operator: int, batch: int) -> operators.Operat
 
 
 def commit_log(storage: Storage, *, down_to: int | None = None) -> CommitLog | None:
-    """The commit log; None when no batch was committed yet. The commits from batch `down_to` on are read now, one request
-    a batch and what `Partitions` takes; older ones when they are asked for.
+    """Open the commit log; None if no batch is committed.
 
-    Raises as `heads`, and so does what it reads later.
+    The commits from the newest down to batch `down_to` are read now: one request a batch, and the requests of
+    `Partitions`. Older ones are read on demand. Raises as `heads`, also on later reads.
     """
     batches = _batches(storage)
-    # The newest commit goes first: what it leaves in `known` need not be read again for each of the others.
+    # The newest commit is read first: it fills `known` for all others.
     known = _Described(storage, batches)
     newest = _heads(storage, batches, known)
     if newest is None:
@@ -184,7 +183,7 @@ def commit_log(storage: Storage, *, down_to: int | None = None) -> CommitLog | N
         try:
             return _committed(storage, batch, known)
         except ObjectMissing:
-            return None  # retention may be at work beside this
+            return None  # race: retention deletes it after the listing
 
     log = CommitLog(newest, [batch for batch in batches if batch < newest.batch], read)
     if down_to is not None:
@@ -193,8 +192,7 @@ def commit_log(storage: Storage, *, down_to: int | None = None) -> CommitLog | N
 
 
 def state_conf(storage: Storage, heads: Heads) -> StateConf:
-    """The confs of the state that Spark's query began with, which its offset log repeats in every batch. A query without
-    state has none.
+    """Read the state configuration of Spark's query, which each offset log repeats. A stateless query has none.
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
@@ -204,18 +202,20 @@ def state_conf(storage: Storage, heads: Heads) -> StateConf:
     path = names.offsets(batch)
     data = read_or_none(storage, path)
     if data is None:
-        hint = "restore the file from a backup; statekeeper audit says from which batch a restart is possible"
-        raise ObjectMissing(f"the offsets of batch {batch}, which is committed, are gone", path=path, hint=hint)
+        raise ObjectMissing(
+            f"is missing, but batch {batch} is committed; the state configuration of the query is unknown",
+            path=path,
+            hint="restore the file from a backup. For the batch of a possible restart, run: statekeeper audit ROOT",
+        )
     return conf.state_conf(logs.parse_offsets(data, path), path)
 
 
 def _batches(storage: Storage) -> list[int]:
-    parsed = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
-    return [batch for batch in parsed if batch is not None]
+    return batches_of(storage.list(names.COMMITS))
 
 
 class _Described:
-    """What was read of the operators. `metadata` is None for one that has none."""
+    """A cache of operator facts. `metadata`: None for an operator without metadata."""
 
     def __init__(self, storage: Storage, batches: Collection[int]) -> None:
         self.metadata: dict[int, operators.OperatorMetadata | None] = {}
@@ -226,7 +226,9 @@ def _heads(storage: Storage, batches: list[int], known: _Described | None = None
     if not batches:
         if read_or_none(storage, names.QUERY_METADATA) is None:
             raise NotACheckpoint(
-                "neither `metadata` nor `commits/`", path=storage.url, hint="name a checkpoint's folder"
+                "has neither `metadata` nor `commits/` and is no checkpoint",
+                path=storage.url,
+                hint="give the checkpointLocation of a query",
             )
         return None
     newest = max(batches)
@@ -234,7 +236,7 @@ def _heads(storage: Storage, batches: list[int], known: _Described | None = None
 
 
 def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePath, VersionId]:
-    """The version of each store that a batch made."""
+    """The version that a batch committed for each store."""
     path = names.commits(batch)
     log = logs.parse_commit(storage.read(path), path)
     marks = log.marks
@@ -251,19 +253,20 @@ def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePat
                     what = "digest" if log.ids is None else "checkpoint id"
                     found[store] = log.version(batch + 1, _mark_of(marks, store, place, what, path))
     if marks is not None:
-        # A store that nobody describes would be left out of all maintenance without a word.
+        # Maintenance would silently skip a store without metadata.
         named = sum(len(stores) for partitions in marks.values() for stores in partitions)
         if named != len(found):
             raise CorruptFile(
-                f"names {named} stores, the operators' metadata describes {len(found)}",
+                f"names {named} stores, but the metadata of the operators describes {len(found)}; the heads of the stores "
+                f"are unknown",
                 path=path,
-                hint=f"restore {names.STATE}/<operator>/_metadata",
+                hint=f"restore {names.STATE}/<operator>/_metadata from a backup",
             )
     return found
 
 
 def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
-    """What the head of a version's changelog names before it, ascending; empty in structure V1.
+    """Read the lineage in the header of a changelog, ascending; empty in structure V1. One request.
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
@@ -272,7 +275,7 @@ def lineage(storage: Storage, store: StorePath, version: VersionId) -> Lineage:
     try:
         return read_header(head, path).lineage or ()
     except CorruptFile:
-        # A first block that is larger than what was read looks cut off.
+        # A first block that is larger than the read range looks truncated.
         return read_header(storage.read_range(path, 0, _LONGEST_HEADER_BYTES), path).lineage or ()
 
 
@@ -282,7 +285,7 @@ def _operators(
     numbers: Collection[int] | None,
     known: dict[int, operators.OperatorMetadata | None],
 ) -> list[operators.OperatorMetadata]:
-    """The metadata of these operators; of all that there are for a commit that names none, which takes a listing."""
+    """The metadata of these operators, or of all operators. The latter needs a listing."""
     if numbers is None:
         if not known:
             paths = [entry.path for entry in storage.list(names.STATE)]
@@ -299,7 +302,7 @@ def _operators(
 
 
 def _operator(storage: Storage, number: int) -> operators.OperatorMetadata | None:
-    """One request for what operators without column families have, a listing more for others."""
+    """Read the newest metadata of an operator: one request, and a listing more for one with column families."""
     path = names.operator_metadata(number)
     data = read_or_none(storage, path)
     if data is not None:
@@ -313,7 +316,7 @@ def _parsed(storage: Storage, path: str) -> operators.OperatorMetadata:
 
 
 def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
-    """Which of these paths is the newest metadata of each operator."""
+    """Choose the newest metadata of each operator among these paths."""
     found: dict[int, tuple[int, str]] = {}
     for path in paths:
         if parsed := names.parse_operator_metadata(path):
@@ -323,14 +326,15 @@ def newest_metadata(paths: Iterable[str]) -> Mapping[int, str]:
 
 
 def with_families(paths: Iterable[str]) -> frozenset[int]:
-    """The operators whose stores have column families, by the metadata among these paths: Spark writes another version of
-    it for them."""
+    """The operators whose stores have column families. Their metadata has another version, and so another path."""
     return frozenset(parsed[0] for path in paths if (parsed := names.parse_operator_metadata(path)) and parsed[1] >= 0)
 
 
 def undescribed(stores: Iterable[StorePath], partitions: int | None) -> list[operators.OperatorMetadata]:
-    """Operators as the stores that have files show them: what Spark before 4.0 leaves, which describes none. `partitions`:
-    see `width`."""
+    """Derive operators without metadata from the stores that have files, as Spark before 4.0 leaves them.
+
+    `partitions`: see `width`.
+    """
     there = list(stores)
     found = []
     for number in sorted({store.operator for store in there}):
@@ -342,8 +346,8 @@ def undescribed(stores: Iterable[StorePath], partitions: int | None) -> list[ope
 
 
 def width(seen: Collection[int], partitions: int | None) -> int:
-    """How many partitions an operator has of which these have folders: one, or as many as its query has (`partitions`, None
-    when that is not known). Of a partition whose folder is gone nothing else in a checkpoint of structure V1 would tell."""
+    """The number of partitions of an operator, if those in `seen` have folders: one, or `partitions`, the number of the
+    query; None if unknown. In structure V1 only this number shows that the folder of a partition is missing."""
     newest = max(seen, default=-1)
     return newest + 1 if newest < 1 or partitions is None else partitions
 
@@ -362,4 +366,6 @@ def _mark_of(marks: logs.ByStore, store: StorePath, place: int, what: str, path:
     try:
         return marks[store.operator][store.partition][place]
     except (KeyError, IndexError):
-        raise CorruptFile(f"names no {what} of {store}", path=path) from None
+        raise CorruptFile(
+            f"has no {what} of store {store}; its head is unknown", path=path, hint="restore the file from a backup"
+        ) from None

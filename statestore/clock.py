@@ -1,6 +1,6 @@
-"""Time and chance, handed in: the only module of the library that asks the machine for either.
+"""Injected clock and ids. No other module of the library uses the system clock or random numbers.
 
-A test or a simulation passes its own `Clock` and `Ids`, so that a failed seed replays exactly.
+Tests and simulations inject their own `Clock` and `Ids`, so that a failed seed can be replayed exactly.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """A source of time."""
 
     def now_seconds(self) -> float:
-        """Seconds since the epoch, UTC; may jump in either direction."""
+        """Return seconds since the epoch in UTC. They may jump in either direction."""
 
     def monotonic_seconds(self) -> float:
-        """Seconds that never run backwards, for durations."""
+        """Return seconds that never decrease, for durations."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+        """Wait."""
 
 
 class Ids(Protocol):
-    """Where globally unique ids come from."""
+    """A source of globally unique ids."""
 
     def fresh(self) -> str:
-        """A lower-case UUID, never handed out before."""
+        """Return a new lower-case UUID."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system clock."""
 
     def now_seconds(self) -> float:
         return time.time()  # noqa: TID251 - the one place that may

@@ -1,30 +1,37 @@
-"""The commit log of a checkpoint, as far as it is asked for."""
+"""The commit log of a checkpoint, read on demand."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.storage import at_once
+from statestore.storage import Entry, at_once
 
 _READ_AHEAD = 32
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The newest committed version of each store, and the batch whose commit says so."""
+    """The newest committed version of each store, and its batch."""
 
     batch: int
     heads: Mapping[StorePath, VersionId]
 
 
-class CommitLog:
-    """The commit log: the version of each store that a batch made. Safe to use from several threads.
+def batches_of(entries: Iterable[Entry]) -> list[int]:
+    """The batch numbers in a listing of a log. Files with other names are left out."""
+    parsed = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in entries)
+    return [batch for batch in parsed if batch is not None]
 
-    Batches are read when they are asked for, `_READ_AHEAD` at a time: a log that nobody purges may hold a million of them,
-    and retention needs the newest. `read` gives None for a commit that was deleted meanwhile.
+
+class CommitLog:
+    """The versions that each batch committed. Thread-safe.
+
+    Batches are read on demand, `_READ_AHEAD` at a time: a log that is never purged may have a million batches, and
+    retention needs only the newest. `read` returns None for a commit that was deleted since the listing.
     """
 
     def __init__(
@@ -40,27 +47,27 @@ class CommitLog:
         self._lock = threading.Lock()
 
     def at(self, batch: int) -> Mapping[StorePath, VersionId] | None:
-        """What a batch made; None where the log has no commit of it. Raises as `heads`."""
+        """The versions that a batch committed; None if the log has no such commit. Raises as `catalog.heads`."""
         with self._lock:
             if batch not in self._found and batch in self._older:
                 self._read_all([n for n in range(batch, batch - _READ_AHEAD, -1) if n in self._older])
             return self._found.get(batch)
 
     def read_down_to(self, batch: int) -> None:
-        """Read the commits from a batch on, many at once. Raises as `heads`."""
+        """Read this commit and all newer ones in parallel. Raises as `catalog.heads`."""
         with self._lock:
             self._read_all(sorted(n for n in self._older if n >= batch))
 
     def of_store(self, store: StorePath) -> Mapping[int, VersionId]:
-        """The store's committed versions by their number, as far back as the log has no gap; read as they are asked for.
+        """The committed versions of a store by number, back to the first gap in the log. Read on demand.
 
-        What stands alone below a gap proves nothing: a driver that slept may have written it again after it was purged.
+        A commit below a gap proves nothing: a stalled driver may have written it again after it was purged.
         """
         return _Committed(self, store)
 
     def is_first(self, committed: Mapping[int, VersionId], version: int) -> bool:
-        """Whether a store's version, of these that are committed, is its first: 1, or the one with which a repartitioning
-        brought its partition, as far as the log shows it."""
+        """Whether a version is the first of its store: 1, or the version at which a repartitioning added the partition, if
+        the log still shows it."""
         if version <= 1:
             return True
         return version in committed and version - 1 not in committed and self.at(version - 2) is not None
@@ -84,7 +91,7 @@ class _Committed(Mapping[int, VersionId]):
         self._store = store
         self._found: dict[int, VersionId] = {}
         self._next = log.newest.batch
-        """The batch to look at next; those after it are in `_found`."""
+        """The batch to read next. Later ones are in `_found`."""
         self._is_complete = False
 
     def __getitem__(self, number: int) -> VersionId:

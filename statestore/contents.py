@@ -1,9 +1,8 @@
-"""What a checkpoint's state holds at a batch, row by row, decoded by its own schema: what Spark's `statestore` source
-shows, without Spark.
+"""The rows of a checkpoint's state at a batch, decoded by its schema: the rows that Spark's `statestore` source shows.
 
     contents_at(storage, batch)  ->  Contents  ->  opened(contents, store, ...)  ->  rows of each family
 
-Only reads the checkpoint; a version is restored below a scratch folder, and rows are streamed from there.
+The checkpoint is only read. A version is restored into a scratch folder, and rows are streamed from there.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)
 
-_READS_ROWS = "this release decodes rows as unsaferow, which is what a query has that chose nothing"
+_READS_ROWS = "this release decodes only unsaferow, the default encoding; read the state with Spark's statestore source"
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The stores of a checkpoint at a batch, and what their bytes depend on. Batch -1 is version 0: all are empty."""
+    """The stores of a checkpoint at a batch, and the configuration of their encoding. Batch -1 is version 0."""
 
     storage: Storage
     batch: int
@@ -46,8 +45,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a store's rows are laid out, and the file that says so. `families` by name; a store without column families has
-    one, named None. `is_described`: whether the operator has metadata, which Spark writes since 4.0."""
+    """The layout of a store's rows, and the path of its schema.
+
+    families      by name; a store without column families has one, named None
+    is_described  whether the operator has metadata, which Spark writes since 4.0
+    """
 
     families: Mapping[str | None, Family]
     path: str
@@ -56,7 +58,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Some keys of one family, ascending, with their values, as bytes."""
+    """A piece of one family: keys, ascending, and their values, as bytes."""
 
     family: str | None
     keys: Sequence[bytes]
@@ -64,30 +66,32 @@ class Pairs:
 
 
 def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
-    """The contents at a batch, by default at the newest committed one; None when no batch was committed yet.
+    """Find the contents at a batch, by default the newest committed one; None if no batch is committed.
 
-    Raises `VersionNotLoadable` for a batch that the commit log does not have, `UnknownFormatVersion` for a state that is
-    not encoded as unsaferow or whose store is not RocksDB, `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    Raises `VersionNotLoadable` for a batch that is not in the commit log, `UnknownFormatVersion` for a state whose encoding
+    is not unsaferow or whose state store provider is not RocksDB, `NotACheckpoint`, `CorruptFile`, `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     if heads is None:
         return None
-    # Every batch repeats the confs: those of old ones may have been purged, version 0 has none.
+    # Every offset log repeats the confs. Those of old batches may have been purged, and version 0 has none.
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
     conf = OURS if is_own else catalog.state_conf(storage, replace(heads, batch=described_by))
     if conf.encoding != UNSAFE_ROW:
         raise UnknownFormatVersion(
-            f"the query's rows are encoded as {conf.encoding}", path=names.offsets(described_by), hint=_READS_ROWS
+            f"the query encodes its rows as {conf.encoding}; they cannot be decoded",
+            path=names.offsets(described_by),
+            hint=_READS_ROWS,
         )
-    return Contents(storage, heads.batch, heads.heads, is_own, conf)
+    return Contents(storage=storage, batch=heads.batch, stores=heads.heads, is_own=is_own, conf=conf)
 
 
 def layout(contents: Contents, store: StorePath) -> Layout:
-    """How the rows of a store are laid out at that batch; it is the same for all partitions.
+    """Find the layout of a store's rows at that batch. It is the same for all partitions.
 
-    Raises `UnknownFormatVersion`, `CorruptFile` and `ObjectMissing`, which name the schema's file.
+    Raises `UnknownFormatVersion`, `CorruptFile` and `ObjectMissing` with the path of the schema.
     """
     storage = contents.storage
     if contents.is_own:
@@ -95,7 +99,7 @@ def layout(contents: Contents, store: StorePath) -> Layout:
     metadata = catalog.operator_at(storage, store.operator, contents.batch)
     info = next((one for one in metadata.stores if one.name == store.store), None) if metadata else None
     if info is not None and info.schema_files:
-        # Later files add families; with unsaferow none changes one that was there.
+        # Later schema files add families. With unsaferow none changes an existing one.
         path = names.family_schemas(store.operator, store.store, info.schema_files[-1])
         families: dict[str | None, Family] = {}
         families.update(parse_families(storage.read(path), path))
@@ -109,10 +113,14 @@ def layout(contents: Contents, store: StorePath) -> Layout:
 
 
 def _own_layout(contents: Contents, store: StorePath) -> Layout:
-    """By the binding, which knows since which batch rows have the columns that were added."""
+    """The layout in the binding, which records the batch that added a column."""
     bound, older = binding.read_binding(contents.storage)
     if store.operator >= len(bound.stores):
-        raise CorruptFile(f"names no store for operator {store.operator}", path=names.BINDING)
+        raise CorruptFile(
+            f"has no store for operator {store.operator}; its rows cannot be decoded",
+            path=names.BINDING,
+            hint="restore the file from a backup",
+        )
     schema = bound.stores[store.operator]
     before = (older[batch].get(schema.name) for batch in sorted(older) if batch > contents.batch)
     value_json = next((text for text in before if text is not None), schema.value_json)
@@ -120,8 +128,11 @@ def _own_layout(contents: Contents, store: StorePath) -> Layout:
 
 
 class OpenStore:
-    """One version of one store, restored and open for reading. `families` are the ids of its column families, by name;
-    `skipped_snapshots`: what was to be the base and cannot be used, and why."""
+    """One version of one store, restored and open for reading.
+
+    families           the ids of its column families, by name
+    skipped_snapshots  snapshots that cannot be a base, each with its problem
+    """
 
     def __init__(
         self,
@@ -141,7 +152,7 @@ class OpenStore:
         self.families = ids
 
     def pairs(self, family: str | None = None) -> Iterator[Pairs]:
-        """All keys in the order of their bytes, with their values, some at a time; of one family if it is named."""
+        """Iterate over all pairs, or those of one family, in the order of the keys' bytes."""
         if not self._names:
             if family is None:
                 yield from (Pairs(None, keys, values) for keys, values in self._database.scan())
@@ -162,24 +173,25 @@ class OpenStore:
                 begin = end
 
     def decoded(self, pairs: Pairs) -> DecodedRows:
-        """The columns of keys and values. Raises `CorruptFile` for bytes that are not what the schema says."""
+        """Decode the columns of keys and values. Raises `CorruptFile` for bytes that do not fit the schema."""
         skip = 0 if pairs.family is None else FAMILY_BYTES
         try:
             family = self._layout.families.get(pairs.family)
             if family is None:
                 raise CorruptFile(
-                    "the store has no column families, the schema has", hint="restore a snapshot of Spark's"
+                    "the schema has column families, but the store has none",
+                    hint="restore a snapshot that Spark wrote",
                 )
             return decode_rows_of(pairs.keys, pairs.values, family, self._contents.conf, skip=skip)
         except CorruptFile as error:
             version = self._contents.stores[self._store].version
             of_family = "" if pairs.family is None else f", family {pairs.family}"
-            what = f"version {version}{of_family}, by the schema in {self._layout.path}: {error.what}"
+            what = f"version {version}{of_family} does not fit the schema in {self._layout.path}: {error.what}"
             if not self._layout.is_described:
                 raise UnknownFormatVersion(
-                    f"{what}; the operator has no metadata, which says how its keys are encoded",
+                    f"{what}; the operator has no metadata, so that the encoding of its keys is unknown",
                     path=str(self._store),
-                    hint="Spark 4.0 and later write it when they start the query",
+                    hint="to write the metadata, start the query once with Spark 4.0 or later",
                 ) from error
             raise CorruptFile(what, path=str(self._store), hint=error.hint) from error
 
@@ -189,9 +201,9 @@ class OpenStore:
         if name is None or name not in self._layout.families:
             known = f"family {name}" if name else f"a family with the id {number}"
             raise CorruptFile(
-                f"holds rows of {known}, which the schema does not describe",
+                f"has rows of {known}, which the schema does not contain; they cannot be decoded",
                 path=str(self._store),
-                hint=f"restore {self._layout.path}",
+                hint=f"restore {self._layout.path} from a backup",
             )
         return name
 
@@ -200,14 +212,14 @@ class OpenStore:
 def opened(
     contents: Contents, store: StorePath, store_layout: Layout, *, scratch: Path, clock: Clock, ids: Ids
 ) -> Iterator[OpenStore]:
-    """A store, restored into a folder of its own below `scratch`, which is gone afterwards.
+    """Restore a store into a temporary folder below `scratch`, and open it.
 
     Raises `VersionNotLoadable`, `UnknownFormatVersion`, `LocalDiskFull`, `StorageError`.
     """
     with translated(scratch):
         scratch.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(dir=scratch, prefix="contents-")
-    # What goes wrong with the rows, where they are taken to, is no fault of the scratch folder.
+    # Errors of the caller inside this block are not errors of the scratch folder.
     with folder as name:
         cache = LocalCopyFolder(Path(name) / "store", _LIMITS, ids)
         loader = Loader(
@@ -216,4 +228,11 @@ def opened(
         restored = loader.restore(contents.stores[store], Path(name) / "database")
         with restored.database as database:
             families = {} if restored.base is None else restored.base.column_families
-            yield OpenStore(contents, store, store_layout, database, families, restored.report.skipped_snapshots)
+            yield OpenStore(
+                contents=contents,
+                store=store,
+                layout=store_layout,
+                database=database,
+                ids=families,
+                skipped_snapshots=restored.report.skipped_snapshots,
+            )

@@ -1,6 +1,6 @@
-"""What changed in a store between two of its versions, from the versions themselves: two scans by key, merged.
+"""The differences between two versions of a store, by a merge of two scans in key order.
 
-Equal keys have equal bytes, and equal values too, so only what changed is decoded.
+Equal keys and equal values have equal bytes, so that only differences are decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DECODED_AT_ONCE = 1000
 
 
 class Change(Enum):
-    """What became of a key."""
+    """The kind of a difference."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -26,8 +26,8 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One key that is not what it was. A value is an object, or a list of them in a family of lists; None where there is
-    none."""
+    """One key that was added, removed or changed. A value is an object, or a list of objects in a family of lists; None if
+    the key is missing on that side."""
 
     family: str | None
     change: Change
@@ -38,9 +38,9 @@ class Difference:
 
 @dataclass
 class Differences:
-    """Iterate over it: the differences, ascending by the bytes of their keys. `counts` grow on the way.
+    """Iterates over the differences, ascending by the bytes of the keys. The iteration updates `counts`.
 
-    `decoded_rows`: so many are decoded and given out, all are counted.
+    `decoded_rows`: the number of differences to decode and yield; the others are only counted.
     """
 
     before: OpenStore

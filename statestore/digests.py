@@ -1,14 +1,14 @@
-"""Digests: in structure V1, which of the files that one name may have had was confirmed.
+"""Digests of versions in structure V1. They identify the confirmed changelog among those of several attempts.
 
-A changelog of structure V1 is named by its number alone, and an attempt that runs again replaces the one of the attempt
-before. So the driver confirms a version by a digest, which chains the files since the one that the chain began with:
+The name of a changelog in structure V1 is only its number, so that each attempt replaces the changelog of the previous one.
+The driver therefore confirms a version by a digest, which covers all changelogs since the start of the chain:
 
-    digest(version) = hash(digest(version - 1), bytes of the changelog, as they lie in storage)
+    digest(version) = hash(digest(version - 1), bytes of the changelog in storage)
 
     commits/N   v1, with statekeeperDigests: operator -> partition -> the digest of version N+1
 
-A digest looks like a checkpoint id. To whoever compares it is a text: a chain may begin at any version that has a
-snapshot, with any text that was never used before. So does a switchover to V1.
+A digest has the form of a checkpoint id. Comparisons treat it as text: a chain may start at any version with a snapshot,
+with any text that was never used before. A switchover to V1 starts such a chain.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SIZE_BYTES = 16
 
 
 def following(store: StorePath, base: VersionId, changelog: Path) -> VersionId:
-    """What a changelog, as a file on the local disk, makes of `base`. Raises `OSError`.
+    """Compute the version that a changelog on the local disk adds to `base`. Raises `OSError`.
 
-    `base` has a digest, or is the empty version: its chain begins with the store's own name, so that a file of another
-    partition fits nowhere.
+    `base` has a digest, or is version 0: its chain starts with the path of the store, so that changelogs of another store
+    have other digests.
     """
     before = base.digest or store.folder
     digest = hashlib.blake2b(before.encode() + b"\0", digest_size=_SIZE_BYTES, person=b"statekeeper 1")

@@ -1,38 +1,38 @@
-"""Every error the library raises, grouped by what its reader does about it.
+"""All errors of the library, grouped by the action that they require.
 
     StatekeeperError                    exit  code
     ├── CorruptFile                        1  corrupt_file            restore the file, or load an older version
     │   └── RecordTooLarge                 1  record_too_large        give it more memory, or restore the file
-    ├── UnknownFormatVersion              12  unknown_format_version  use a Statekeeper that knows it
-    ├── NotACheckpoint                    10  not_a_checkpoint        name another path
-    ├── StorageError                       1  storage                 look at the store, try again
+    ├── UnknownFormatVersion              12  unknown_format_version  upgrade Statekeeper
+    ├── NotACheckpoint                    10  not_a_checkpoint        give another path
+    ├── StorageError                       1  storage                 check the storage, try again
     │   ├── ObjectMissing                  1  object_missing
-    │   ├── AlreadyExists                  1  already_exists          somebody else was first
-    │   ├── NoExclusiveCreate              1  no_exclusive_create     use a store that honours If-None-Match
-    │   ├── NotAFile                       1  not_a_file              replace the link or device by the file itself
+    │   ├── AlreadyExists                  1  already_exists          another process was first
+    │   ├── NoExclusiveCreate              1  no_exclusive_create     use a storage that supports If-None-Match
+    │   ├── NotAFile                       1  not_a_file              replace the link or device by a regular file
     │   ├── UnsafePath                     1  unsafe_path             correct the path, or restore the file that names it
     │   ├── BucketMissing                  1  bucket_missing
     │   └── AccessDenied                   1  access_denied           give or correct credentials
-    ├── LocalStateError                    1  local_state             the host's scratch copy; storage is not affected
-    │   ├── LocalStateDamaged              1  local_state_damaged     it is rebuilt by itself
-    │   ├── LocalStateLocked              11  local_state_locked      another process is at it
+    ├── LocalStateError                    1  local_state             the local copy on a host; storage is not affected
+    │   ├── LocalStateDamaged              1  local_state_damaged     it is rebuilt automatically
+    │   ├── LocalStateLocked              11  local_state_locked      wait for the other process
     │   └── LocalDiskFull                  1  local_disk_full         free space or raise the quota
-    ├── VersionNotLoadable                 1  version_not_loadable    go back to the version it names
+    ├── VersionNotLoadable                 1  version_not_loadable    restore the file, or roll back to the named version
     ├── LineageCeiling                    13  lineage_ceiling         take a snapshot at the head
-    ├── RootHeld                          11  root_held               another maintainer is at it: wait, or break its lease
-    ├── LeaseLost                         11  lease_lost              another maintainer took over: run it again
-    ├── RefusedAsUnsafe                   13  refused_as_unsafe       do what it says first
+    ├── RootHeld                          11  root_held               wait for the other maintainer, or break its lease
+    ├── LeaseLost                         11  lease_lost              run the command again
+    ├── RefusedAsUnsafe                   13  refused_as_unsafe       follow the hint first
     │   └── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
-    ├── HalfSwitched                      13  half_switched           finish the switchover, or take it back
-    ├── RefusedBatch                      13  refused_batch           state and query do not belong together
+    ├── HalfSwitched                      13  half_switched           finish or reverse the switchover
+    ├── RefusedBatch                      13  refused_batch           restore the matching state, or use a new root
     │   ├── ForeignRoot                   13  foreign_root
     │   ├── RootLost                      13  root_lost
-    │   ├── BatchConflict                 13  batch_conflict          another driver is at the same root
-    │   ├── OtherStructure                13  other_structure         switch the root, or start the job as it is
+    │   ├── BatchConflict                 13  batch_conflict          stop the other driver
+    │   ├── OtherStructure                13  other_structure         switch the root, or start the job with its structure
     │   ├── SinkConflict                  13  sink_conflict
-    │   ├── SinkChanged                   13  sink_changed            restore the sink, or accept it as it is
+    │   ├── SinkChanged                   13  sink_changed            restore the sink, or accept its current state
     │   └── UnsafeSink                    13  unsafe_sink             change the sink's configuration
-    ├── FailedBatch                        1  failed_batch            Spark tries it again
+    ├── FailedBatch                        1  failed_batch            Spark retries it
     │   ├── BaseIdMismatch                 1  base_id_mismatch
     │   ├── PartitionMissing               1  partition_missing
     │   └── ForeignBlock                   1  foreign_block
@@ -43,11 +43,11 @@
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── UnusableFunction                   2  unusable_function       correct the update function
     ├── SparkDied                          1  spark_died              start the job again
-    ├── PortInUse                          2  port_in_use             stop what listens there, or choose another port
+    ├── PortInUse                          2  port_in_use             stop the other process, or choose another port
     └── UnsupportedEnvironment             2  unsupported_environment use classic Spark, Java 17 or 21
 
-`code` is stable: logs, JSON and dashboards may rely on it. A message says what is wrong, with the file where there is
-one, and then what to do.
+`code` is stable: logs, JSON and dashboards may rely on it. A message has the file and its problem, the consequence, and the
+next command.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from statestore.redaction import printable, redacted
 
 
 class StatekeeperError(Exception):
-    """The root of the tree. `path` is the file concerned, when there is one; `hint` says what to do next."""
+    """The base class. `path`: the file with the problem, if there is one; `hint`: the next action."""
 
     code: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, path: str | None = None, hint: str | None = None) -> None:
-        # Errors reach logs, the record of a run and webhooks, and quote URLs and the words of other libraries.
+        # Errors reach logs, run records and webhooks. They quote URLs and messages of other libraries.
         self.what = printable(redacted(what))
         self.path = path and printable(redacted(path))
         self.hint = hint and printable(redacted(hint))
@@ -76,7 +76,7 @@ class StatekeeperError(Exception):
         return f"{where}{self.what}{then}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors travel from Spark's Python workers to the driver by pickle; keyword-only arguments need this.
+        # Spark pickles errors from Python workers to the driver. Keyword-only arguments need this method.
         return (_rebuild, (type(self), self.what, self.path, self.hint))
 
 
@@ -85,63 +85,63 @@ def _rebuild(kind: type[StatekeeperError], what: str, path: str | None, hint: st
 
 
 class CorruptFile(StatekeeperError):
-    """Bytes are not what the format says: truncated, flipped, empty, or of another kind."""
+    """A file does not follow its format: it is truncated, altered, empty or of another kind."""
 
     code = "corrupt_file"
 
 
 class RecordTooLarge(CorruptFile):
-    """A record in a changelog claims more bytes than may be held in memory. The file may be whole."""
+    """A record in a changelog exceeds the memory limit. The file may be valid."""
 
     code = "record_too_large"
 
 
 class UnknownFormatVersion(StatekeeperError):
-    """A format version that this release does not know; nothing was read beyond its header, nothing written."""
+    """A file has a format version that this release does not know. Only its header was read; nothing was written."""
 
     code = "unknown_format_version"
     exit_code = 12
 
 
 class NotACheckpoint(StatekeeperError):
-    """The path holds no checkpoint directory."""
+    """The path is no checkpoint directory."""
 
     code = "not_a_checkpoint"
     exit_code = 10
 
 
 class StorageError(StatekeeperError):
-    """The store did not do what was asked, after retries."""
+    """A storage request failed after retries."""
 
     code = "storage"
 
 
 class ObjectMissing(StorageError):
-    """The object is not there."""
+    """The object does not exist."""
 
     code = "object_missing"
 
 
 class AlreadyExists(StorageError):
-    """Create-if-absent found another object of that name with other bytes."""
+    """An object with this name and other bytes exists."""
 
     code = "already_exists"
 
 
 class NoExclusiveCreate(StorageError):
-    """The store overwrites an object that a create must leave alone. No root is created there."""
+    """The storage does not support create-if-absent. No root is created there."""
 
     code = "no_exclusive_create"
 
 
 class NotAFile(StorageError):
-    """The name belongs to a symbolic link, FIFO, socket or device, which is never opened."""
+    """The path is a symbolic link, FIFO, socket or device, which is never opened."""
 
     code = "not_a_file"
 
 
 class UnsafePath(StorageError, ValueError):
-    """The path leads out of the root, or nowhere. Where a file of the checkpoint names it, that file is wrong."""
+    """The path is outside of the root, or invalid. If a file of the checkpoint names it, that file is corrupt."""
 
     code = "unsafe_path"
 
@@ -153,86 +153,85 @@ class BucketMissing(StorageError):
 
 
 class AccessDenied(StorageError):
-    """Credentials are missing or refused."""
+    """Credentials are missing or rejected."""
 
     code = "access_denied"
 
 
 class LocalStateError(StatekeeperError):
-    """The host's local copy of a store cannot be used. Storage holds everything that was committed."""
+    """The local copy of a store cannot be used. Storage has all committed versions."""
 
     code = "local_state"
 
 
 class LocalStateDamaged(LocalStateError):
-    """The local RocksDB cannot be opened or read; it is set aside and rebuilt from storage."""
+    """The local RocksDB is corrupt. The next load rebuilds it from storage."""
 
     code = "local_state_damaged"
 
 
 class LocalStateLocked(LocalStateError):
-    """Another process holds the local RocksDB."""
+    """Another process uses the local RocksDB."""
 
     code = "local_state_locked"
     exit_code = 11
 
 
 class LocalDiskFull(LocalStateError):
-    """No space is left on the local disk, or under its quota."""
+    """The local disk or its quota is full."""
 
     code = "local_disk_full"
 
 
 class VersionNotLoadable(StatekeeperError):
-    """No snapshot and gapless chain of changelogs leads to the version."""
+    """A file that the version needs is missing or corrupt."""
 
     code = "version_not_loadable"
 
 
 class LineageCeiling(StatekeeperError):
-    """The lineage in a changelog's header would pass the 65,535 bytes that Spark can read (SPARK-49374)."""
+    """The lineage in the next changelog would exceed the 65,535 bytes that Spark can read (SPARK-49374)."""
 
     code = "lineage_ceiling"
     exit_code = 13
 
 
 class RootHeld(StatekeeperError):
-    """Another maintainer holds the root's lease and was seen not long ago."""
+    """Another maintainer holds an unexpired lease of the root."""
 
     code = "root_held"
     exit_code = 11
 
 
 class LeaseLost(StatekeeperError):
-    """The lease was broken, or taken over after a long silence; nothing more is deleted under it."""
+    """The lease was broken, or it expired and was acquired by another maintainer. No further file is deleted."""
 
     code = "lease_lost"
     exit_code = 11
 
 
 class RefusedAsUnsafe(StatekeeperError):
-    """What was asked for could lose state as things stand. Nothing was changed."""
+    """The action could lose state. Nothing was changed."""
 
     code = "refused_as_unsafe"
     exit_code = 13
 
 
 class ForeignOwner(RefusedAsUnsafe):
-    """The files of the checkpoint belong to a user or group that this process cannot give to the files that it adds.
-    Nothing was written."""
+    """This process cannot give new files the owner and group of the checkpoint. Nothing was written."""
 
     code = "foreign_owner"
 
 
 class HalfSwitched(StatekeeperError):
-    """A switchover between the structures V1 and V2 was interrupted. Nothing else may be done before it has ended."""
+    """A switchover between structures V1 and V2 was interrupted. No other change is possible before it ends."""
 
     code = "half_switched"
     exit_code = 13
 
 
 class RefusedBatch(StatekeeperError):
-    """The batch was not started: this state root and this query or batch do not belong together."""
+    """The batch was not started: the state root does not match the query, batch or sink."""
 
     code = "refused_batch"
     exit_code = 13
@@ -245,49 +244,49 @@ class ForeignRoot(RefusedBatch):
 
 
 class RootLost(RefusedBatch):
-    """The query has a past that the state root does not have."""
+    """The state root lacks batches that the query has committed."""
 
     code = "root_lost"
 
 
 class BatchConflict(RefusedBatch):
-    """The root holds this batch with other content: two drivers, or another time line."""
+    """The root has this batch with other content: two drivers run the query, or checkpoint and root have diverged."""
 
     code = "batch_conflict"
 
 
 class OtherStructure(RefusedBatch):
-    """The root is of structure V1 and the job asks for V2, or the other way round. Nothing was written."""
+    """The structure of the root is not that of the job. Nothing was written."""
 
     code = "other_structure"
 
 
 class SinkConflict(RefusedBatch):
-    """The sink holds this batch from an attempt that this root does not know."""
+    """The sink has this batch from an attempt that is not recorded in the root."""
 
     code = "sink_conflict"
 
 
 class SinkChanged(RefusedBatch):
-    """The sink was deleted, replaced or rolled back since the previous batch wrote to it."""
+    """The sink was deleted, replaced or rolled back since the previous batch."""
 
     code = "sink_changed"
 
 
 class UnsafeSink(RefusedBatch):
-    """The sink is configured so that a crash could write a batch twice."""
+    """With the configuration of the sink, a crash could write a batch twice."""
 
     code = "unsafe_sink"
 
 
 class FailedBatch(StatekeeperError):
-    """The batch failed before anything was committed; the same batch can run again."""
+    """The batch failed before its commit. It can run again."""
 
     code = "failed_batch"
 
 
 class BaseIdMismatch(FailedBatch):
-    """A task built its version on another base than the driver sent (SPARK-56205)."""
+    """A task used another base than the driver sent (SPARK-56205)."""
 
     code = "base_id_mismatch"
 
@@ -299,72 +298,72 @@ class PartitionMissing(FailedBatch):
 
 
 class ForeignBlock(FailedBatch):
-    """The sink was about to read rows of an attempt that was not chosen."""
+    """The sink received rows of an attempt that was not chosen."""
 
     code = "foreign_block"
 
 
 class BadConfiguration(StatekeeperError):
-    """`statekeeper.toml` cannot be read, or says something that is not known."""
+    """`statekeeper.toml` cannot be read, or has an unknown or invalid setting."""
 
     code = "bad_configuration"
     exit_code = 2
 
 
 class UnsupportedType(StatekeeperError):
-    """A column type that Spark's row encoding, or a state key, cannot hold."""
+    """A type that Spark's row encoding or a state key does not support."""
 
     code = "unsupported_type"
     exit_code = 2
 
 
 class SchemaMismatch(StatekeeperError):
-    """The state's schema is not the one that the root was made with."""
+    """The schema of the job is not that of the root."""
 
     code = "schema_mismatch"
     exit_code = 13
 
 
 class HotKey(StatekeeperError):
-    """One key has more rows in one batch than fit into a piece."""
+    """One key has more rows in a batch than fit into a piece."""
 
     code = "hot_key"
     exit_code = 13
 
 
 class WrongResult(StatekeeperError):
-    """The update function returned something else than its declaration says."""
+    """The result of the update function does not match its declaration."""
 
     code = "wrong_result"
 
 
 class UnusableFunction(StatekeeperError):
-    """The update function cannot be sent to Spark's workers, or does not take the rows and the state."""
+    """The update function cannot be pickled, or does not accept rows and state."""
 
     code = "unusable_function"
     exit_code = 2
 
 
 class SparkDied(StatekeeperError):
-    """The JVM ended under a running query: killed, or out of memory. State and sink are as the last commit left them,
-    or one batch ahead; the next start finds out."""
+    """The JVM of a running query was killed or ran out of memory. State and sink are at the last commit, or one batch
+    ahead; the next start determines which."""
 
     code = "spark_died"
 
 
 class UnsupportedEnvironment(StatekeeperError):
-    """Spark Connect, no Java, a wrong Java, or a configuration under which the protocol does not hold."""
+    """Spark Connect, a missing or unsupported Java, or an unsafe configuration."""
 
     code = "unsupported_environment"
     exit_code = 2
 
 
 class PortInUse(StatekeeperError):
-    """Somebody listens where Dagster's webserver is to listen. Nothing was started."""
+    """Another process uses the port of Dagster's webserver. Nothing was started."""
 
     code = "port_in_use"
     exit_code = 2
 
 
 DAMAGES: tuple[type[StatekeeperError], ...] = (CorruptFile, UnknownFormatVersion, VersionNotLoadable)
-"""What another try does not mend: it is in the files."""
+"""Errors that a retry does not resolve, because files are damaged."""

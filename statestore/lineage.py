@@ -1,7 +1,7 @@
-"""Which files give one version of a store: from (version, id) back to a base. Pure: facts in, a decision out.
+"""Decides which files restore one version of a store: from (version, id) back to a base. Pure functions.
 
-A load is decided step by step, because the lineage of a version stands in the head of its own changelog: `next_step`
-says either what must be looked up next, or the plan. Sources: SPARK-49374 (structure V2), SPARK-56216 (tracing back).
+The lineage of a version is in the header of its changelog, so that a load is decided in steps: `next_step` returns the next
+fact to look up, or the plan. Sources: SPARK-49374 (structure V2), SPARK-56216 (tracing back).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Lineage = tuple[VersionId, ...]
 
 
 class BaseKind(Enum):
-    """What a load starts from."""
+    """The kind of base of a load."""
 
     NOTHING = "nothing"
     LOCAL = "local copy"
@@ -27,7 +27,7 @@ class BaseKind(Enum):
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """What the host's local RocksDB holds: a version, and the lineage a successor of it carries."""
+    """The version in the local RocksDB of a host, and the lineage of the next version."""
 
     version: VersionId
     lineage: Lineage
@@ -35,9 +35,9 @@ class LocalCopy:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Start from `base`, replay the changelogs of `replay` in order; the last of them, or the base, is the target.
+    """Start from `base`, and replay the changelogs of `replay` in order; the last of them, or the base, is the target.
 
-    `lineage` is what a changelog written on top of the target has to carry.
+    `lineage`: the lineage in the changelog of the next version.
     """
 
     base_kind: BaseKind
@@ -47,20 +47,20 @@ class LoadPlan:
 
     @property
     def since(self) -> str:
-        """What the replay starts from, in words."""
+        """The base in words."""
         return "the beginning" if self.base_kind is BaseKind.NOTHING else f"version {self.base.version}"
 
 
 @dataclass(frozen=True)
 class NeedsHeader:
-    """The header of this version's changelog must be read before more can be said."""
+    """The header of this version's changelog is the next fact to look up."""
 
     version: VersionId
 
 
 @dataclass(frozen=True)
 class NotLoadable:
-    """No base is in reach. `missing` is the version whose changelog or snapshot would be needed next."""
+    """There is no base. `missing`: the version whose changelog or snapshot would be needed next."""
 
     missing: VersionId
     reason: str
@@ -73,17 +73,17 @@ def next_step(
     local: LocalCopy | None,
     headers: Mapping[VersionId, Lineage],
 ) -> LoadPlan | NeedsHeader | NotLoadable:
-    """What to do to load `target`, as far as the facts reach.
+    """Decide the next step of a load of `target`.
 
-    snapshots  versions with a snapshot in storage that was not found damaged
-    local      what the host holds already
-    headers    lineages read from changelog headers so far, by the version of the changelog
+    snapshots  versions with a snapshot in storage that is not known to be damaged
+    local      the version of the local copy
+    headers    the lineages in the changelog headers read so far, by the version of the changelog
 
-    The local copy wins when the lineage names it, else the newest snapshot that it names. A snapshot newer than the
-    local copy would save the replay of a few changelogs at the price of fetching the whole state, on every host, each
-    time that maintenance has made one. What the lineage does not name does not exist for it, so that a late snapshot of
-    a dead attempt is never a base. In structure V1 there is no lineage: here a version is its number, and how one
-    with a digest is loaded `confirmed` says.
+    If the lineage names the local copy, the copy is the base; otherwise the newest snapshot that the lineage names. A
+    snapshot newer than the local copy is not used: it saves the replay of a few changelogs, but each host would fetch the
+    whole state after each new snapshot. Versions outside of the lineage are ignored, so that a late snapshot of a failed
+    attempt is never a base. In structure V1 there is no lineage, and the number decides; `loading.confirmed` loads
+    versions with a digest.
     """
     if target == EMPTY:
         return LoadPlan(BaseKind.NOTHING, EMPTY, (), ())
@@ -111,20 +111,20 @@ def next_step(
         oldest = chain[0]
         if oldest.version == 1:
             return LoadPlan(BaseKind.NOTHING, EMPTY, chain, chain)
-        # The presumed snapshot is gone: its version's changelog still tells the lineage before it.
+        # The presumed snapshot is missing. The changelog of its version has the lineage before it.
         if oldest not in headers:
             return NeedsHeader(oldest)
         if not headers[oldest]:
-            return NotLoadable(oldest, "its changelog names nothing before it, and it has no usable snapshot")
+            return NotLoadable(oldest, "its changelog has an empty lineage, and it has no usable snapshot")
         chain = (*headers[oldest], *chain)
 
 
 MOST_REPLAYED = 1_000_000
-"""Changelogs of one load. A damaged number of a version is not to become a list of billions."""
+"""The most changelogs of one load. A corrupt version number must not become a list of billions."""
 
 
 def _by_number(target: VersionId, snapshots: Collection[VersionId]) -> LoadPlan | NotLoadable:
-    """In structure V1 a number is all that a version has: the newest snapshot up to it, and every changelog after that."""
+    """Plan by version numbers, in structure V1: the newest snapshot up to the target and all changelogs after it."""
     older = (s for s in snapshots if s.id is None and s.version <= target.version)
     newest = max(older, key=lambda version: version.version, default=EMPTY)
     base = target if newest == target else newest
@@ -146,7 +146,7 @@ def _gap(chain: Lineage) -> VersionId | None:
 
 
 def shortened(lineage: Lineage, snapshots: Collection[VersionId]) -> Lineage:
-    """The lineage from the newest of `snapshots` on it, as Spark cuts it; unchanged when it has none."""
+    """Cut the lineage to start at its newest snapshot, as Spark does. Without a snapshot, return it unchanged."""
     for index in range(len(lineage) - 1, -1, -1):
         if lineage[index] in snapshots:
             return lineage[index:]

@@ -1,4 +1,4 @@
-"""How many partitions operators had at a batch, read from what says it."""
+"""The number of partitions of each operator at a batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _UNREADABLE = (CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion)
 
 
 class Partitions:
-    """Of the operators of one checkpoint, at these of its batches. What was read once is not read again.
+    """The partition counts of the operators of one checkpoint, at the given batches. Each file is read once.
 
-    In structure V2 nothing is read where the commit and the metadata agree. In V1, which names no stores: the offset logs
-    of the oldest and of the newest batch, those of all others where these two differ, and the schema of aggregations.
+    In structure V2 no file is read if the commit and the metadata agree. In structure V1 commits name no stores: the offset
+    logs of the oldest and the newest batch are read, those of all batches if these two differ, and the schema of
+    aggregations.
     """
 
     def __init__(self, storage: Storage, batches: Collection[int]) -> None:
@@ -27,18 +28,21 @@ class Partitions:
         self._lone: dict[int, bool] = {}
 
     def at(self, batch: int, operator: OperatorMetadata, named: int | None) -> int:
-        """The number at a batch, whose commit names so many; None in structure V1. Raises `CorruptFile` when that cannot
-        be, `StorageError`."""
+        """The number of partitions at a batch. `named`: the number in its commit, None in structure V1.
+
+        Raises `CorruptFile` if commit and metadata contradict each other, `StorageError`.
+        """
         described = max(store.partitions for store in operator.stores)
         if not operator.name or named == described:
-            return described  # what no metadata describes was counted by its files
+            return described  # without metadata, the number comes from the files
         pinned = self._pinned_at(batch, is_every=named is None)
         found = partitions_at(described, pinned, named, is_lone=self._is_lone(operator))
         if found is None:
             raise CorruptFile(
-                f"names {named} partitions of operator {operator.operator}, its metadata describes {described}",
+                f"names {named} partitions of operator {operator.operator}, but the metadata of the operator "
+                f"describes {described}; the versions of batch {batch} are unknown",
                 path=names.commits(batch),
-                hint=f"restore it, or {names.STATE}/{operator.operator}/_metadata",
+                hint=f"restore the file or {names.STATE}/{operator.operator}/_metadata from a backup",
             )
         return found
 
@@ -55,7 +59,7 @@ class Partitions:
             try:
                 self._pinned[batch] = shuffle_partitions(logs.parse_offsets(self._storage.read(path), path), path)
             except _UNREADABLE:
-                # The audit tells of it. What else is said of the operators holds.
+                # The audit reports the file. The other facts about the operators are still valid.
                 self._pinned[batch] = None
         return self._pinned[batch]
 

@@ -1,13 +1,13 @@
 """A state root that a Python job writes: a valid Spark checkpoint directory, bound to one streaming query.
 
-The driver of a job holds a `StateRoot`; its tasks hold stores. Everything here is written create-if-absent, in an order
-in which each prefix of it leaves a root that loads:
+The driver of a job uses a `StateRoot`; its tasks use stores. Files are created if absent, in an order that leaves a
+loadable root after a crash at any point:
 
     binding.json -> metadata, operator metadata, schema files     once
     offsets/N -> (changelogs, by the tasks) -> pending/N-<attempt> -> (the sink) -> commits/N
 
-Where the words are of ids: in structure V1 a version has a digest in its place (`statestore.digests`). Which structure a
-root has the newest commit says, and the job's word counts only as long as there is none.
+In structure V1 a digest takes the place of the checkpoint id (`statestore.digests`). The newest commit determines the
+structure of a root; the structure of the job applies only to a root without commits.
 
 Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit decides), Spark's offset and commit logs.
 """
@@ -40,7 +40,7 @@ from statestore.storage import Storage, read_or_none
 
 @dataclass(frozen=True)
 class SinkPosition:
-    """A table and its newest version, as the driver saw it before a batch."""
+    """A table and its newest version before a batch."""
 
     table: str
     version: int
@@ -48,9 +48,10 @@ class SinkPosition:
 
 @dataclass(frozen=True)
 class Pending:
-    """What an attempt writes down before the sink: who it is, and the ids that belong to what the sink will hold.
+    """An attempt at a batch, recorded before it writes to the sink: its identity and the ids of its versions.
 
-    `sink`: where the sink was then; None if it has no history, or no table yet."""
+    `sink`: the position of the sink before the attempt; None if the sink has no history, or no table yet.
+    """
 
     batch: int
     attempt: str
@@ -65,18 +66,18 @@ class Pending:
 
 @dataclass(frozen=True)
 class Done:
-    """The batch is committed already: same query, same source offsets."""
+    """The batch is already committed, with the same query and source offsets."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The batch may run. `bases`: operator -> the version of each partition's store to build on."""
+    """The batch may run. `bases`: operator -> the version of each partition's store to start from."""
 
     bases: Mapping[int, tuple[VersionId, ...]]
 
 
 class StateRoot:
-    """A root, bound. One driver uses it at a time; when two do, the loser is told so by name."""
+    """A bound root. If two drivers use it at a time, the slower one gets a `BatchConflict`."""
 
     def __init__(self, storage: Storage, bound: Bound, structure: Structure) -> None:
         self.storage = storage
@@ -88,10 +89,9 @@ class StateRoot:
     def open(
         cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids, structure: Structure = Structure.V2
     ) -> StateRoot:
-        """The root at `storage` for the query and schemas of `wanted`, about to run `batch`. Raises as `bind`, and
-        `HalfSwitched`.
+        """Open the root at `storage` for the query and schemas of `wanted`, before `batch`.
 
-        `structure`: that of a new root; `begin` refuses a root that has another one.
+        `structure`: that of a new root; `begin` rejects a root with another structure. Raises as `bind`, `HalfSwitched`.
         """
         switch_journal.require_none(storage)
         root = cls(storage, bind(storage, wanted, batch=batch, ids=ids), structure)
@@ -100,19 +100,19 @@ class StateRoot:
 
     @property
     def binding(self) -> Binding:
-        """What the root was made for, with the newest recorded schemas."""
+        """The binding with the newest recorded schemas."""
         return self._bound.binding
 
     @property
     def head(self) -> int | None:
-        """The newest committed batch, as far as this driver knows."""
+        """The newest committed batch that this driver knows; None if there is none."""
         return self._head
 
     def begin(self, batch: int, outer: logs.OffsetLog) -> Done | Ready:
-        """Decide what to do with a batch, and write `offsets/N` when it may run.
+        """Decide whether a batch may run. If so, write `offsets/N`.
 
-        `outer` is the streaming query's own offset log of the batch. Raises `RootLost`, `BatchConflict`, and
-        `OtherStructure` before anything is written.
+        `outer`: the offset log of the batch in the checkpoint of the streaming query. Raises `RootLost`, `BatchConflict`,
+        `OtherStructure` before any write.
         """
         mine = self._offsets(outer)
         committed = read_or_none(self.storage, names.commits(batch))
@@ -121,9 +121,9 @@ class StateRoot:
             return Done()
         if self._head is not None and batch <= self._head:
             raise RootLost(
-                f"batch {batch} is not in the commit log, but batch {self._head} is",
+                f"batch {batch} is not in the commit log, but batch {self._head} is; the batch was not started",
                 path=names.commits(batch),
-                hint="restore the commit log of the root, or go back to the batch before the gap",
+                hint="restore the commit log of the root from a backup, or roll back to the batch before the gap",
             )
         bases = self._bases(batch)
         try:
@@ -133,18 +133,20 @@ class StateRoot:
         return Ready(bases)
 
     def rewrites(self, batch: int) -> Mapping[int, str]:
-        """Call it when `batch` is about to be computed: operator -> the value schema that its rows still have, where the
-        batch has to bring all of them to a newer one. Columns that the job added are recorded here."""
+        """Record columns that the job added, before `batch` is computed.
+
+        Returns operator -> the value schema of the existing rows, if the batch must rewrite them with a newer schema.
+        """
         self._bound = self._bound.grown(self.storage, batch)
         older = self._bound.older.get(batch, {})
         return {op: older[store.name] for op, store in enumerate(self.binding.stores) if store.name in older}
 
     def schema(self) -> str:
-        """A digest of the schemas that the newest computed batch was written with."""
+        """Compute the digest of the schemas of the newest computed batch."""
         return schema_digest(self.binding.stores)
 
     def write_pending(self, pending: Pending) -> None:
-        """Write an attempt down before the sink is touched."""
+        """Record an attempt before it writes to the sink."""
         body = {
             "root": pending.root_id,
             "query": pending.query_id,
@@ -160,7 +162,7 @@ class StateRoot:
         self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
 
     def pending(self, batch: int, attempt: str) -> Pending | None:
-        """What an attempt wrote down; None when this root does not know it."""
+        """Read the record of an attempt; None if there is none."""
         path = names.pending(batch, attempt)
         data = read_or_none(self.storage, path)
         if data is None:
@@ -168,22 +170,26 @@ class StateRoot:
         body = json_object(data, path)
         try:
             return Pending(
-                int(body["batch"]),
-                str(body["attempt"]),
-                str(body["root"]),
-                str(body["query"]),
-                tuple(str(source) for source in body["sources"]),
-                str(body["schema"]),
-                {int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
-                Structure(body.get("structure", Structure.V2)),
-                SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
+                batch=int(body["batch"]),
+                attempt=str(body["attempt"]),
+                root_id=str(body["root"]),
+                query_id=str(body["query"]),
+                sources=tuple(str(source) for source in body["sources"]),
+                schema=str(body["schema"]),
+                ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
+                structure=Structure(body.get("structure", Structure.V2)),
+                sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
             )
         except BAD_VALUES as error:
-            raise CorruptFile("lacks what a pending attempt holds", path=path) from error
+            raise CorruptFile(
+                "has missing or invalid fields; the attempt is unknown",
+                path=path,
+                hint="restore the file from a backup",
+            ) from error
 
     def sink_before(self, batch: int) -> SinkPosition | None:
-        """Where the sink was before the committed attempt of a batch wrote to it, or where it was accepted since; None
-        if nothing is recorded."""
+        """Find the position of the sink before the committed attempt of a batch, or its later accepted position; None if
+        none is recorded."""
         path = names.commits(batch)
         data = None if batch < 0 else read_or_none(self.storage, path)
         if data is None:
@@ -198,7 +204,7 @@ class StateRoot:
         return max(positions, key=lambda position: position.version, default=None)
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
-        """Write `commits/N`: from here on the batch is done. Raises `BatchConflict` when other ids stand there."""
+        """Commit a batch: write `commits/N`. Raises `BatchConflict` if it exists with other ids."""
         by_store: logs.ByStore = {
             operator: tuple((i,) for i in of_partitions) for operator, of_partitions in ids.items()
         }
@@ -207,9 +213,9 @@ class StateRoot:
             self.storage.create(names.commits(batch), logs.encode_commit(log))
         except AlreadyExists as error:
             raise BatchConflict(
-                f"batch {batch} was committed by another driver with other ids",
+                f"batch {batch} was committed by another driver with other ids; this attempt is discarded",
                 path=names.commits(batch),
-                hint="stop one of the two drivers that run this query; the state in the commit log is whole",
+                hint="stop one of the two drivers of this query; the committed state is not affected",
             ) from error
         self._head = batch
         if batch in self._bound.older:
@@ -223,26 +229,31 @@ class StateRoot:
         data = read_or_none(self.storage, path)
         if data is None:
             raise RootLost(
-                f"batch {batch} needs the state of batch {batch - 1}, which is not in the commit log",
+                f"batch {batch} needs the state of batch {batch - 1}, which is not in the commit log; the batch was not "
+                f"started",
                 path=path,
-                hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
+                hint="restore the root from a backup; if it was emptied, start over with a new checkpoint and a new root",
             )
         log = logs.parse_commit(data, path)
         _require_structure(self.storage.url, path, log, self.structure)
         by_store = log.marks
         if by_store is None:
             raise CorruptFile(
-                "says no digests: nothing tells which changelogs it confirms",
+                "has no digests; the changelogs that it confirms are unknown",
                 path=path,
-                hint="restore the file as the job wrote it",
+                hint="restore the file that the job wrote from a backup",
             )
         wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:
-            raise CorruptFile(f"does not name {self.binding.partitions} partitions of operator {wrong[0]}", path=path)
+            raise CorruptFile(
+                f"does not name {self.binding.partitions} partitions of operator {wrong[0]}; batch {batch} was not started",
+                path=path,
+                hint="restore the file from a backup",
+            )
         return {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
 
     def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
-        # The confs of the stateless query around it say another provider: Spark reads the state by these.
+        # The confs of the outer, stateless query name another provider. Spark reads the state with these confs.
         conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(self.binding.partitions)}
         return replace(outer, conf=conf)
 
@@ -251,17 +262,21 @@ class StateRoot:
         try:
             held = logs.parse_offsets(self.storage.read(path), path)
         except ObjectMissing as error:
-            raise RootLost("the offsets of a committed batch are gone", path=path, hint="restore the root") from error
-        # Not the whole log: a batch that Spark plans again, from an older checkpoint, has another time and the same rows.
+            raise RootLost(
+                f"is missing, but batch {batch} is committed; the batch was not started",
+                path=path,
+                hint="restore the root from a backup",
+            ) from error
+        # Only the sources: a batch that Spark plans again from an older checkpoint has another time, but the same rows.
         if held.sources != mine.sources:
             raise BatchConflict(
-                f"batch {batch} stands here with other source offsets",
+                f"batch {batch} has other source offsets than in the query's checkpoint; the batch was not started",
                 path=path,
-                hint="the query's checkpoint and this root are of different time lines: restore both from one moment",
+                hint="checkpoint and state root have diverged; restore both to the same point in time",
             ) from cause
 
     def _write_descriptions(self) -> None:
-        """Complete what Spark needs to know of the root; a crash after `binding.json` left some of it out."""
+        """Write the metadata that Spark needs, also if a crash after `binding.json` left it incomplete."""
         self.storage.create(names.QUERY_METADATA, logs.encode_metadata(self.binding.root_id))
         for operator, _ in enumerate(self.binding.stores):
             info = operators.StoreInfo(names.DEFAULT_STORE, PREFIX_COLUMNS, self.binding.partitions)
@@ -273,7 +288,7 @@ class StateRoot:
         changing = self._bound.older.get((self._head if self._head is not None else -1) + 1, {})
         for operator, store in enumerate(self.binding.stores):
             path = names.state_schema(operator)
-            # Until the batch that rewrites the rows is committed, Spark must still read them by the older schema.
+            # Until the batch that rewrites the rows is committed, Spark must read them with the older schema.
             value_json = changing.get(store.name, store.value_json)
             body = operators.encode_schema(store.key_json, value_json)
             if read_or_none(self.storage, path) != body:
@@ -281,19 +296,19 @@ class StateRoot:
 
 
 def require_startable(storage: Storage, wanted: Binding, *, committed: int | None, structure: Structure) -> None:
-    """Raises what the next batch of a query would raise of its root, and writes nothing.
+    """Verify that the next batch of a query can start with this root, without a write. Raises as `StateRoot.begin`.
 
-    `committed`: the newest batch in the query's own commit log. A root that cannot be read is left to the batch.
+    `committed`: the newest batch in the commit log of the query's checkpoint. A missing root of a new query is accepted.
     """
     switch_journal.require_none(storage)
     require_bindable(storage, wanted, batch=-1 if committed is None else committed + 1)
     head = catalog.newest_batch(storage)
     if committed is not None and (head is None or head < committed):
         raise RootLost(
-            f"the query has committed batch {committed}, the root "
-            f"{'no batch' if head is None else f'only batch {head}'}",
+            f"the query has committed batch {committed}, but the root has "
+            f"{'no batch' if head is None else f'only batch {head}'}; the query was not started",
             path=storage.url,
-            hint="restore the root; if it was emptied, start over with a new checkpoint and a new root",
+            hint="restore the root from a backup; if it was emptied, start over with a new checkpoint and a new root",
         )
     if head is not None:
         path = names.commits(head)
@@ -304,9 +319,9 @@ def _require_structure(url: str, path: str, log: logs.CommitLog, wanted: Structu
     held = Structure.V1 if log.ids is None else Structure.V2
     if held is not wanted:
         raise OtherStructure(
-            f"the root is of structure {held.name}, the job asks for {wanted.name}",
+            f"the root has structure {held.name}, but the job requires {wanted.name}; nothing was written",
             path=path,
-            hint=f"statekeeper switch {url} --to {wanted.value} --apply; or start the job with structure {held.name}",
+            hint=f"start the job with structure {held.name}, or run: statekeeper switch {url} --to {wanted.value} --apply",
         )
 
 

@@ -1,8 +1,8 @@
-"""Queries without state: their checkpoints hold logs alone, and there is nothing to maintain.
+"""Queries without state. Their checkpoints contain only logs and need no maintenance.
 
-A stateless query names the default state store in its offset log, whatever it runs; with asynchronous progress tracking
-(SPARK-39591) its logs have gaps, and its offsets are ahead of its commits. A query in continuous processing writes offsets
-without confs. Nothing is wrong with either.
+A stateless query also names the default state store in its offset log. With asynchronous progress tracking (SPARK-39591)
+its logs have gaps, and its offsets are ahead of its commits. A query in continuous processing writes offsets without confs.
+Both are normal.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from statestore.storage import Storage, read_or_none
 
 
 class Stateless(Enum):
-    """Why a checkpoint has no state, in a sentence for people."""
+    """The reason why a checkpoint has no state, for display."""
 
     MICRO_BATCHES = "the query has no stateful operator: there is no state to maintain"
     CONTINUOUS = "the query runs in continuous processing, which has no state: there is nothing to maintain"
 
 
 def stateless(storage: Storage, batch: int, stores: Collection[StorePath]) -> Stateless | None:
-    """Whether the query of a checkpoint has no state, by the stores that its newest batch committed; None when it has some.
+    """Find out why the query of a checkpoint has no state; None if it has state.
 
-    No request where there are stores, else a listing of `state/` and a read of the newest offsets. Of a query in structure
-    V1 whose whole state was deleted nothing tells any more that it had some. Raises `StorageError`.
+    `stores`: those that its newest batch committed. If there are none, two requests: a listing of `state/` and a read of
+    the newest offsets. A query in structure V1 whose whole state was deleted looks stateless. Raises `StorageError`.
     """
     if stores or storage.list(names.STATE, hidden=True):
         return None
@@ -35,7 +35,7 @@ def stateless(storage: Storage, batch: int, stores: Collection[StorePath]) -> St
 
 
 def kind(offsets: logs.OffsetLog | None) -> Stateless:
-    """Which kind of stateless query has written these offsets; None for ones that cannot be read."""
+    """The kind of stateless query that wrote these offsets. `offsets`: None if they cannot be read."""
     return Stateless.CONTINUOUS if offsets is not None and offsets.is_continuous else Stateless.MICRO_BATCHES
 
 
@@ -45,4 +45,4 @@ def _offsets(storage: Storage, batch: int) -> logs.OffsetLog | None:
         data = read_or_none(storage, path)
         return None if data is None else logs.parse_offsets(data, path)
     except (CorruptFile, UnknownFormatVersion):
-        return None  # the audit's finding
+        return None  # the audit reports the file

@@ -1,13 +1,11 @@
-"""What a streaming task holds: one version of one store, open for reading, and the changes that make the next one.
+"""The state store of a streaming task: one version, open for reading, and the changes of the next version.
 
-*Guarantee.* A commit is one object, created if absent under a name that was never used; it never touches the local
-database, which moves on only to versions that the driver has confirmed: later loads see the new one over it, and
-housekeeping after a batch writes it down. So an abort, a twin or a zombie leaves everything as it was (SPARK-43421,
-SPARK-49374).
+*Guarantee.* A commit creates one object under a new, unique name. It does not change the local database, which contains
+only versions that the driver has confirmed. The next load keeps the new changes in memory over it, and `advance_local_copy`
+writes them after a batch. An aborted, duplicate or zombie attempt therefore changes nothing (SPARK-43421, SPARK-49374).
 
-In structure V1 the object is named by its version alone: an attempt that runs again replaces it, and what the driver
-confirms is a digest of it (`statestore.digests`). A zombie that replaces it later is found out by the next load from
-storage.
+In structure V1 the name of the object is only its version. A new attempt replaces it, and the driver confirms its digest
+(`statestore.digests`). If a zombie attempt replaces it later, the next load from storage detects this.
 """
 
 from __future__ import annotations
@@ -37,20 +35,20 @@ from statestore.loading.loader import Loader
 from statestore.storage import Storage
 
 LINEAGE_STOP_BYTES = 62_000
-"""Spark reads at most 65,535 bytes of lineage. The store stops some 45 versions earlier, in time for one."""
+"""Spark reads at most 65,535 bytes of lineage. The store stops about 45 versions earlier, in time for a snapshot."""
 
 LINEAGE_WARN_BYTES = 50_000
-"""From here on a job should say that snapshots are missing."""
+"""From this size on, a job should warn that snapshots are missing."""
 
 _AHEAD_VERSIONS = 4
 _AHEAD_KEYS = 20_000
 _AHEAD_BYTES = 4 * 1024 * 1024
-"""With so much in memory at a load, the host's copy should be moved forward after the batch."""
+"""If a load keeps that much in memory, the local copy should be advanced after the batch."""
 
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """What a store may use on its host."""
+    """The limits of a store on its host."""
 
     block_cache_bytes: int = 32 * 1024 * 1024
     lock_timeout_seconds: float = 30.0
@@ -58,10 +56,10 @@ class StoreLimits:
 
 @dataclass
 class CommitMetrics:
-    """What a commit did. Changed bytes are the plain records; uploaded bytes what storage took.
+    """The work of a commit. `changed_bytes` is uncompressed; `uploaded_bytes` is compressed.
 
-    `lineage_versions`: how many versions the changelog names, none in structure V1. `tail_changelogs`: how many changelogs
-    there are since the newest snapshot, this one included.
+    lineage_versions  the number of versions that the changelog names, 0 in structure V1
+    tail_changelogs   the number of changelogs since the newest snapshot, including this one
     """
 
     changed_keys: int = 0
@@ -76,7 +74,7 @@ class CommitMetrics:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where a store is: its path in the root, and the host's folder for its scratch copy."""
+    """The path of a store in its root, and the host's folder for its local copy."""
 
     path: StorePath
     local_folder: Path
@@ -84,7 +82,7 @@ class StoreAddress:
 
 @dataclass
 class _Changelog:
-    """The file of the next version while it is written."""
+    """The changelog of the next version while it is written."""
 
     path: Path
     file: BinaryIO
@@ -93,10 +91,9 @@ class _Changelog:
 
 
 class StateStore:
-    """One version of one store. Use it as a context manager: leaving without `commit` aborts.
+    """One version of one store. Use it as a context manager: an exit without `commit` aborts.
 
-    Keys and values are `pa.LargeBinaryArray`s of bytes; what is in them is the caller's business.
-    Not safe for use from several threads.
+    Keys and values are `pa.LargeBinaryArray`s of arbitrary bytes. Not thread-safe.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class StateStore:
         self._failure: LocalStateError | None = None
         self._released = False
         ahead_keys = len(loaded.ahead)
-        # Reads see what the local copy lacks as they see the changes of the batch: over the database.
+        # Changes that the local copy lacks are kept over the database, like the changes of the batch.
         self._pending = PendingChanges(folder.unfinished_file(), loaded.ahead)
         self.needs_compaction = loaded.database.wants_merge() or (
             ahead_keys > 0
@@ -153,13 +150,17 @@ class StateStore:
         limits: StoreLimits | None = None,
         structure: Structure = Structure.V2,
     ) -> StateStore:
-        """Open version `base` on this host. `snapshots`: versions that the caller knows to have one, from which the
-        lineage of the next version may start. `structure`: of the root; in V1 `base` has its digest, unless it is `EMPTY`.
+        """Open version `base` on this host.
+
+        snapshots  versions known to have a snapshot; the lineage of the next version may start at one of them
+        structure  that of the root; in V1 `base` has its digest, unless it is `EMPTY`
 
         Raises `VersionNotLoadable`, `LineageCeiling`, `StorageError`, `LocalStateError`.
         """
         if base != EMPTY and (base.digest if structure is Structure.V1 else base.id) is None:
-            raise ValueError(f"version {base} has nothing that tells it from others of its number")
+            raise ValueError(
+                f"version {base} has neither a checkpoint id nor a digest, which structure {structure.name} needs"
+            )
         limits = limits or StoreLimits()
         engine = EngineLimits(limits.block_cache_bytes)
         folder = LocalCopyFolder(address.local_folder, engine, ids)
@@ -187,12 +188,14 @@ class StateStore:
 
     @property
     def lineage(self) -> Lineage:
-        """The versions that the next changelog names, ascending, `base` included."""
+        """The lineage in the next changelog: ascending versions, including `base`."""
         return self._loaded.lineage
 
     def get(self, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-        """The value of each key, null where there is none; what was put or deleted here is seen. Same length and order
-        as `keys`; fastest when they are sorted."""
+        """Read the value of each key, including uncommitted changes; null if there is none.
+
+        The result has the length and order of `keys`. Sorted keys are fastest.
+        """
         wanted: list[bytes] = keys.to_pylist()
         changed, others = self._pending.split(wanted) if self._pending else ({}, wanted)
         with self._reading():
@@ -204,7 +207,7 @@ class StateStore:
         return pa.array([found[key] for key in wanted], pa.large_binary())
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All pairs whose key begins with `prefix`, in key order; what was put or deleted here is seen."""
+        """Iterate over all pairs whose key starts with `prefix`, in key order, including uncommitted changes."""
         changes = self._pending.ordered(prefix)
         change = next(changes, None)
         for keys, values in self._stored(prefix):
@@ -229,25 +232,28 @@ class StateStore:
             yield from self._database.scan(prefix)
 
     def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
-        """Set the value of each key, in order; a null value deletes its key. Same length."""
+        """Set the value of each key, in order; a null value deletes the key. Both arrays have the same length."""
         started = self._clock.monotonic_seconds()
         changed: list[bytes] = keys.to_pylist()
         if changed and max(changed) >= FIRST_RESERVED_KEY:
-            raise UnsupportedType("a key that begins with ff ff ff ff", path=str(self._path), hint="no row begins so")
+            raise UnsupportedType(
+                "a key starts with the reserved bytes ff ff ff ff; the batch failed",
+                path=str(self._path),
+                hint="encode keys as Spark does: no encoded row starts with these bytes",
+            )
         with self._writing():
             self._writer().append(keys, values)
             self._pending.put_many(changed, values.to_pylist())
         self.commit_metrics.encode_milliseconds += (self._clock.monotonic_seconds() - started) * 1000
 
     def delete(self, keys: pa.LargeBinaryArray) -> None:
-        """Remove each key."""
+        """Delete each key."""
         self.put(keys, pa.nulls(len(keys), pa.large_binary()))
 
     def commit(self) -> VersionId:
-        """Make the next version durable and say its name, with its digest in structure V1. Without changes too: each
-        version has a changelog.
+        """Upload the changelog of the next version, also without changes. Return the version (in V1 with its digest).
 
-        After a `StorageError` the changes are still here: call it again and the same object is sent again.
+        Raises `StorageError`; the changes are then kept, and another call uploads the same object.
         """
         changelog = self._finished_changelog()
         started = self._clock.monotonic_seconds()
@@ -260,7 +266,7 @@ class StateStore:
         metrics.uploaded_bytes = changelog.path.stat().st_size
         metrics.requests = spent.total
         metrics.upload_milliseconds = (self._clock.monotonic_seconds() - started) * 1000
-        # The next load on this host replays these bytes without asking storage, once the driver has confirmed the id.
+        # Once the driver has confirmed the id, the next load on this host replays these bytes without a request.
         with contextlib.suppress(OSError):
             changelog.path.replace(self._folder.cached_changelog(self.next))
         self._changelog = None
@@ -271,16 +277,16 @@ class StateStore:
         path = self._path.changelog(self.next)
         if self._structure is Structure.V2:
             self._storage.create(path, file)
-        # Losing schedule: an attempt that Spark believes dead wakes up when its batch is committed, by another attempt.
-        # What stands there is confirmed, and stays. One that falls asleep after this look is found out by the digest.
+        # Race: a zombie attempt resumes after another attempt has committed its batch. The file is confirmed and must not
+        # be replaced. If the zombie stalls after this check instead, the next load detects the other digest.
         elif self._storage.stat(names.commits(self.base.version)) is None:
             self._storage.replace(path, file)
 
     def abort(self) -> None:
-        """Forget the changes. Nothing was written that anyone could see. Safe to call at any time."""
+        """Discard the changes. Storage is not changed. Safe to call at any time."""
         if self._changelog is not None:
             with contextlib.suppress(OSError):
-                self._changelog.file.close()  # on a full disk it fails once more
+                self._changelog.file.close()  # fails again on a full disk
             self._changelog.path.unlink(missing_ok=True)
             self._changelog = None
         self._release()
@@ -302,8 +308,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """*Guarantee*: a changelog that was half written when the disk filled up is never sent: from then on each call
-        fails as the first one did."""
+        """Repeat the first write error on each later call, so that an incomplete changelog is never uploaded."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -315,7 +320,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Damage that only a read shows would be met again by every later task: the copy is served no longer."""
+        """Stop serving a local copy that a read finds damaged; later tasks would fail, too."""
         try:
             yield
         except LocalStateDamaged:
@@ -324,8 +329,8 @@ class StateStore:
 
     def _writer(self) -> ChangelogWriter:
         if self._released or (self._changelog is not None and self._changelog.finished):
-            # What is sent again after a failure is the same object, which may stand there already.
-            raise ValueError("no change can be added to a version that was sent or given up")
+            # After a failed upload the object may exist. The next upload must have the same bytes.
+            raise ValueError("no change can be added to a version that was committed or aborted")
         if self._changelog is None:
             path = self._folder.unfinished_file()
             file = path.open("wb")
@@ -347,10 +352,10 @@ class StateStore:
 
 
 def _tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[VersionId]) -> int:
-    """How many changelogs there are since the newest snapshot, the one that is written next included."""
+    """The number of changelogs since the newest snapshot, including the next one."""
     if base.digest is not None:
         return base.version + 1 - max((s.version for s in snapshots if s.version <= base.version), default=0)
-    # A lineage begins at a snapshot, or at the first version.
+    # A lineage starts at a snapshot or at version 1.
     begins_with_snapshot = bool(lineage) and (lineage[0].version > 1 or lineage[0] in snapshots)
     return len(lineage) + 1 - begins_with_snapshot
 
@@ -359,10 +364,10 @@ def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
     needed = lineage_bytes(lineage)
     if needed > LINEAGE_STOP_BYTES:
         raise LineageCeiling(
-            f"{len(lineage)} versions since the newest snapshot take {needed:,} of the {UTF_LIMIT_BYTES:,} bytes "
-            f"that a lineage may have; version {base.version} (batch {base.version - 1}) is the last",
+            f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
+            f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",
             path=store.folder,
-            hint="take a snapshot of each store at the head (statekeeper snapshot --all ROOT), then start the query again",
+            hint="take a snapshot of each store with: statekeeper snapshot --all ROOT. Then start the query again",
         )
 
 
@@ -375,10 +380,9 @@ def advance_local_copy(
     ids: Ids,
     limits: StoreLimits | None = None,
 ) -> bool:
-    """Write down on this host what loads of `base`, a committed version, hold in memory; merge tables that gathered.
+    """Move the local copy on this host forward to `base`, a committed version. Compact its tables if there are many.
 
-    For a time when no batch waits for it. Returns whether the host's copy holds `base` then. Raises as
-    `StateStore.load`.
+    Call it between batches. Returns whether the local copy then contains `base`. Raises as `StateStore.load`.
     """
     engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
     folder = LocalCopyFolder(address.local_folder, engine, ids)

@@ -1,11 +1,11 @@
-"""What a switchover has written down of itself, so that whoever comes after a crash can finish it, or take it back.
+"""The journal of a switchover. After a crash, the next run reads it to finish or to reverse the switchover.
 
-    _statekeeper/switchover/00000001/begun.json                  where it starts from, and what is to be called what
-                                     cleared.json                what would be in the way of a snapshot is quarantined
-                                     made-0-3-default.json       a store's snapshot stands, read back and compared
-                                     ended.json                  switched, or taken back
+    _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
+                                     cleared.json                conflicting files are quarantined
+                                     made-0-3-default.json       the snapshot of a store exists and is verified
+                                     ended.json                  switched or aborted
 
-A journal that has begun and not ended is open; there is one at most, since each number is created once.
+A journal with `begun.json` and without `ended.json` is open. At most one is open, because each number is created once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMAT = 1
 
 
 class Ending(Enum):
-    """How a switchover ended."""
+    """The result of a switchover."""
 
     SWITCHED = "switched"
     ABORTED = "aborted"
@@ -35,10 +35,14 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Begun:
-    """Where a switchover starts from, and what each store's snapshot is to be called, in the commit log's order.
+    """The start of a switchover.
 
-    `run` names the folder in which files are quarantined; `commit` is the newest commit's file as it was; `header` that of
-    the snapshots; `reused`: the stores of which the snapshot at the head is used as it is.
+    run      the name of its quarantine folder
+    batch    the newest committed batch
+    header   the header of the snapshots
+    commit   the content of the newest commit before the switchover
+    stores   the new version of each store, in the order of the commit log
+    reused   stores whose snapshot at the head is reused
     """
 
     number: int
@@ -53,7 +57,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Made:
-    """A snapshot that stands: the digest of its keys and values, and the tables that were sent for it."""
+    """A published snapshot: the digest of its keys and values, and the tables that were uploaded for it."""
 
     digest: str
     tables: tuple[str, ...]
@@ -61,7 +65,7 @@ class Made:
 
 @dataclass(frozen=True)
 class OpenJournal:
-    """An open journal. `made`: the snapshots that stand, by store."""
+    """An open journal. `made`: the published snapshots by store; `is_cleared`: conflicting files are quarantined."""
 
     begun: Begun
     made: Mapping[StorePath, Made]
@@ -69,9 +73,9 @@ class OpenJournal:
 
 
 def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJournal | None:
-    """The switchover that is half done; None when there is none. A listing, unless `paths` are one in which the journals
-    are, and a request for each file of an open one.
+    """Read the open journal; None if there is none.
 
+    `paths`: a listing that includes the journals; without it, one listing. One request for each file of an open journal.
     Raises `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     number, parts = _newest(_listed(storage) if paths is None else paths)
@@ -79,7 +83,11 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJourna
         return None
     if "begun" not in parts:
         path = names.switchover(number, "begun")
-        raise CorruptFile("is missing, and others of its journal are there", path=path, hint="restore the file")
+        raise CorruptFile(
+            "is missing, but other files of the journal exist; the switchover cannot be finished or reversed",
+            path=path,
+            hint="restore the file from a backup",
+        )
     begun = _parse_begun(storage.read(parts["begun"]), number, parts["begun"])
     by_name = {_made(store): store for store in begun.stores}
     made = {}
@@ -90,21 +98,23 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJourna
 
 
 def require_none(storage: Storage) -> None:
-    """Raises `HalfSwitched` when a switchover is half done, and as `standing`."""
+    """Verify that no journal is open. Raises `HalfSwitched`, and as `standing`."""
     found = standing(storage)
     if found is not None:
         begun = found.begun
         raise HalfSwitched(
-            f"a switchover to structure {begun.to.value} is half done",
+            f"a switchover to structure {begun.to.value} is half done; no other change is possible before it ends",
             path=names.switchover(begun.number, "begun"),
-            hint=f"statekeeper switch ROOT --to {begun.to.value} --apply finishes it, statekeeper switch ROOT --abort "
-            f"takes it back",
+            hint=f"to finish it, run: statekeeper switch ROOT --to {begun.to.value} --apply; to reverse it, run: "
+            f"statekeeper switch ROOT --abort",
         )
 
 
 def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
-    """The version with which the newest switchover begins that was not taken back; None when there is none. `paths`: a
-    listing in which the journals are; two requests for each that is looked at. Raises as `standing`."""
+    """Find the first version after the newest switchover that was not aborted; None if there is none.
+
+    `paths`: a listing that includes the journals. Two requests for each journal that is read. Raises as `standing`.
+    """
     parts = {place: path for path in paths if (place := names.parse_switchover(path))}
     for number in sorted({number for number, _ in parts}, reverse=True):
         ended = parts.get((number, "ended"))
@@ -115,13 +125,13 @@ def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
 
 
 def next_number(storage: Storage) -> int:
-    """What the next switchover is called."""
+    """The number of the next switchover."""
     number, _ = _newest(_listed(storage))
     return 1 if number is None else number + 1
 
 
 def begin(storage: Storage, begun: Begun) -> None:
-    """Open the journal. Raises `RootHeld` when somebody else did at the same moment."""
+    """Open the journal. Raises `RootHeld` if another process opens one at the same time."""
     body = {
         "format": _FORMAT,
         "run": begun.run,
@@ -145,18 +155,22 @@ def begin(storage: Storage, begun: Begun) -> None:
     try:
         storage.create(path, json.dumps(body, indent=1).encode())
     except AlreadyExists as error:
-        raise RootHeld("another switchover has just begun", path=path, hint="run this again: it shows which") from error
+        raise RootHeld(
+            "another process has just started a switchover; this one was not started",
+            path=path,
+            hint="to see the other switchover, run the same command again",
+        ) from error
 
 
 def note_cleared(storage: Storage, begun: Begun) -> None:
-    """From here on each file of the names in the journal is this switchover's."""
+    """Record that conflicting files are quarantined. Later files with names in the journal are of this switchover."""
     storage.create(names.switchover(begun.number, "cleared"), b"{}")
 
 
 def note_made(storage: Storage, begun: Begun, store: StorePath, made: Made) -> None:
-    """A store's snapshot stands, and holds what it should."""
+    """Record that the snapshot of a store is published and verified."""
     body = json.dumps({"store": str(store), "digest": made.digest, "tables": made.tables}).encode()
-    # Not created if absent: who resumes after a lost lease may have made it as well, and is as right.
+    # Race: after a lost lease, two processes may record the same snapshot. Both records are correct, so this replaces.
     storage.replace(names.switchover(begun.number, _made(store)), body)
 
 
@@ -166,14 +180,14 @@ def end(storage: Storage, begun: Begun, ending: Ending) -> None:
 
 
 def ending(storage: Storage, begun: Begun) -> Ending | None:
-    """How a switchover ended; None while its journal is open. One request, two when it has ended."""
+    """Read the result of a switchover; None while its journal is open. One request, two if it has ended."""
     path = names.switchover(begun.number, "ended")
     if storage.stat(path) is None:
         return None
     try:
         return Ending(json_object(storage.read(path), path).get("how"))
     except BAD_VALUES as error:
-        raise CorruptFile("lacks what a switchover's journal holds", path=path) from error
+        raise _invalid(path) from error
 
 
 def _listed(storage: Storage) -> list[str]:
@@ -181,7 +195,7 @@ def _listed(storage: Storage) -> list[str]:
 
 
 def _newest(paths: Iterable[str]) -> tuple[int | None, dict[str, str]]:
-    """The number of the newest journal, and its parts' paths."""
+    """The number of the newest journal, and the paths of its parts."""
     found = [(place, path) for path in paths if (place := names.parse_switchover(path))]
     number = max((place[0] for place, _ in found), default=None)
     return number, {place[1]: path for place, path in found if place[0] == number}
@@ -196,13 +210,17 @@ def _parse_made(data: bytes, path: str) -> Made:
     try:
         return Made(str(body["digest"]), tuple(table_name(name) for name in body["tables"]))
     except BAD_VALUES as error:
-        raise CorruptFile("lacks what a switchover's journal holds", path=path) from error
+        raise _invalid(path) from error
 
 
 def _parse_begun(data: bytes, number: int, path: str) -> Begun:
     body = json_object(data, path)
     if body.get("format") != _FORMAT:
-        raise UnknownFormatVersion(f"journal format {body.get('format')!r}: known is {_FORMAT}", path=path)
+        raise UnknownFormatVersion(
+            f"has journal format {body.get('format')!r}, but this release only knows {_FORMAT}; nothing was changed",
+            path=path,
+            hint="upgrade Statekeeper",
+        )
     try:
         stores = {}
         reused = set()
@@ -212,20 +230,32 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             )
             file = parse_store_file(str(one["snapshot"]))
             if file is None:
-                raise CorruptFile(f"names a snapshot {one['snapshot']!r}", path=path)
+                raise CorruptFile(
+                    f"names {one['snapshot']!r}, which is no snapshot; the switchover cannot be finished or reversed",
+                    path=path,
+                    hint="restore the file from a backup",
+                )
             digest = one["digest"]
             stores[store] = file.version if digest is None else replace(file.version, digest=checkpoint_id(digest))
             if one["reused"]:
                 reused.add(store)
         return Begun(
-            number,
-            checkpoint_id(body["run"]),
-            Structure(body["to"]),
-            int(body["batch"]),
-            str(body["header"]),
-            str(body["commit"]),
-            stores,
-            frozenset(reused),
+            number=number,
+            run=checkpoint_id(body["run"]),
+            to=Structure(body["to"]),
+            batch=int(body["batch"]),
+            header=str(body["header"]),
+            commit=str(body["commit"]),
+            stores=stores,
+            reused=frozenset(reused),
         )
     except BAD_VALUES as error:
-        raise CorruptFile("lacks what a switchover's journal holds", path=path) from error
+        raise _invalid(path) from error
+
+
+def _invalid(path: str) -> CorruptFile:
+    return CorruptFile(
+        "has missing or invalid fields; the switchover cannot be finished or reversed",
+        path=path,
+        hint="restore the file from a backup",
+    )

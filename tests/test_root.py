@@ -210,7 +210,7 @@ def test_a_root_of_the_other_structure_is_refused_with_the_command_that_switches
     before = {entry.path: storage.read(entry.path) for entry in storage.list("")}
     with pytest.raises(OtherStructure) as raised:
         opened(storage, batch=1, structure=asked).begin(1, outer(1))
-    assert f"commits/0: the root is of structure {held.name}, the job asks for {asked.name}" in str(raised.value)
+    assert f"commits/0: the root has structure {held.name}, but the job requires {asked.name}" in str(raised.value)
     assert f"statekeeper switch {storage.url} --to {asked.value} --apply" in str(raised.value)
     assert {entry.path: storage.read(entry.path) for entry in storage.list("")} == before
     assert isinstance(opened(storage, batch=1, structure=held).begin(1, outer(1)), Ready)
@@ -225,7 +225,7 @@ def test_a_root_without_a_commit_has_the_structure_that_is_asked_for(storage: St
 def test_a_commit_of_structure_v1_that_says_no_digests_is_refused(storage: Storage) -> None:
     World(structure=Structure.V1).run(storage, 0)
     storage.replace(names.commits(0), b'v1\n{"nextBatchWatermarkMs":0}')
-    with pytest.raises(CorruptFile, match="commits/0: says no digests"):
+    with pytest.raises(CorruptFile, match="commits/0: has no digests"):
         opened(storage, batch=1, structure=Structure.V1).begin(1, outer(1))
 
 
@@ -258,20 +258,18 @@ def test_other_offsets_for_the_same_batch_are_refused(storage: Storage, committe
     root.begin(0, outer(0))
     if committed:
         root.commit(0, fresh_ids(root))
-    with pytest.raises(
-        BatchConflict, match=r"offsets/0: batch 0 stands here with other source offsets -> .*time lines"
-    ):
+    with pytest.raises(BatchConflict, match=r"offsets/0: batch 0 has other source offsets.* -> .*same point in time"):
         opened(storage).begin(0, outer(0, source="trains"))
 
 
 def test_the_root_of_another_query_is_foreign(storage: Storage) -> None:
     World().run(storage, 0)
-    with pytest.raises(ForeignRoot, match=rf"belongs to query {QUERY}, not to {OTHER_QUERY} -> .*root of its own"):
+    with pytest.raises(ForeignRoot, match=rf"belongs to query {QUERY}, not to {OTHER_QUERY}.* -> .*use a new root"):
         opened(storage, wanted(query=OTHER_QUERY))
 
 
 def test_a_query_with_a_past_makes_no_new_root(storage: Storage) -> None:
-    with pytest.raises(RootLost, match=r"at batch 5, and there is no state root -> restore the root"):
+    with pytest.raises(RootLost, match=r"at batch 5, but the state root is missing.* -> restore the root"):
         opened(storage, batch=5)
     assert storage.list("") == []
 
@@ -295,7 +293,7 @@ def test_a_gap_below_the_head_is_refused(storage: Storage) -> None:
 def test_a_committed_batch_without_its_offsets_is_refused(storage: Storage) -> None:
     World().run(storage, 0)
     storage.delete([names.offsets(0)])
-    with pytest.raises(RootLost, match="the offsets of a committed batch are gone"):
+    with pytest.raises(RootLost, match="is missing, but batch"):
         opened(storage).begin(0, outer(0))
 
 
@@ -340,7 +338,7 @@ DIFFERENCES = {
     "another name": (store(pa.schema([("hops", pa.int64()), MEAN])), "value column 0.*legs: long.*hops: long"),
     "nullable": (
         store(pa.schema([LEGS, ("mean", pa.float64())])),
-        "value column 1.*mean: double not null.*declares mean: double ",
+        "value column 1.*mean: double not null.*declares mean: double;",
     ),
     "one less": (store(pa.schema([LEGS])), "value column 1.*mean: double not null.*declares none"),
     "another order": (store(pa.schema([MEAN, LEGS])), "value column 0.*legs: long.*mean: double"),
@@ -360,14 +358,16 @@ def test_a_schema_that_differs_is_refused_with_the_difference(
 ) -> None:
     World().run(storage, 0)
     before = [entry.path for entry in storage.list("")]
-    with pytest.raises(SchemaMismatch, match=f"store 'default', {difference}.*-> declare it as the root has it"):
+    with pytest.raises(SchemaMismatch, match=f"store 'default', {difference}.*-> declare the column as in the root"):
         opened(storage, wanted(declared), batch=1)
     assert [entry.path for entry in storage.list("")] == before
 
 
 def test_other_stores_are_refused(storage: Storage) -> None:
     World().run(storage, 0)
-    with pytest.raises(SchemaMismatch, match=r"has the stores \['default'\], the job declares \['default', 'more'\]"):
+    with pytest.raises(
+        SchemaMismatch, match=r"has the stores \['default'\], but the job declares \['default', 'more'\]"
+    ):
         opened(storage, wanted(store(), store(name="more")))
 
 
@@ -389,7 +389,7 @@ def test_an_added_nullable_column_is_recorded_and_spark_is_told_when_the_rows_ha
     later = opened(storage, wanted(store(GROWN)), batch=2)
     later.begin(2, outer(2))
     assert later.rewrites(2) == {}
-    with pytest.raises(SchemaMismatch, match="value column 2: the root has worst: double, the job declares none"):
+    with pytest.raises(SchemaMismatch, match="value column 2: the root has worst: double, but the job declares none"):
         opened(storage, wanted(), batch=2)
 
 
@@ -409,7 +409,7 @@ def test_another_column_before_the_batch_of_the_first_is_committed_is_refused_by
     opened(storage, wanted(store(GROWN)), batch=1).rewrites(1)
     more = opened(storage, wanted(store(GROWN.append(pa.field("best", pa.float64())))), batch=1)
     with pytest.raises(
-        SchemaMismatch, match=r"schemas/1\.json: batch 1 changes the schema already.* -> run that batch"
+        SchemaMismatch, match=r"schemas/1\.json: an earlier attempt at batch 1 changed the schema.* -> run the batch"
     ):
         more.rewrites(1)
     assert opened(storage, wanted(store(GROWN)), batch=1).rewrites(1) == {0: store().value_json}

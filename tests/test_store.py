@@ -159,9 +159,9 @@ def test_a_store_that_was_committed_takes_no_more_changes(host: Host) -> None:
     store = host.load(EMPTY)
     store.put(column([b"a"]), column([b"1"]))
     version = store.commit()
-    with pytest.raises(ValueError, match="sent or given up"):
+    with pytest.raises(ValueError, match="committed or aborted"):
         store.put(column([b"a"]), column([b"2"]))
-    with pytest.raises(ValueError, match="sent or given up"):
+    with pytest.raises(ValueError, match="committed or aborted"):
         store.commit()
     assert host.read(version) == {b"a": b"1"}
 
@@ -823,7 +823,7 @@ def test_a_failed_upload_keeps_the_changes_and_a_second_commit_sends_the_same_ob
         with pytest.raises(StorageError):
             store.commit()
         assert store.get(column([b"a", b"b"])).to_pylist() == [b"2", b"3"]
-        with pytest.raises(ValueError, match="sent or given up"):
+        with pytest.raises(ValueError, match="committed or aborted"):
             store.put(column([b"c"]), column([b"lost?"]))
     version = store.commit()
     assert version == store.next

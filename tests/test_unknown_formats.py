@@ -107,7 +107,13 @@ CASES = {
         "mergeOperatorVersion is 3",
         ALL,
     ),
-    "an encoding": (AGGREGATION, "offsets/*", with_conf("encodingFormat", "arrow"), "encoded as arrow", ("dump",)),
+    "an encoding": (
+        AGGREGATION,
+        "offsets/*",
+        with_conf("encodingFormat", "arrow"),
+        "encodes its rows as arrow",
+        ("dump",),
+    ),
     "a schema": (AGGREGATION, SCHEMA, saying(b"v2", b"v9"), "state schema 'v9'", ("dump",)),
     "a schema of families": (FAMILIES, SCHEMAS, saying(b"v3", b"v9"), "state schema 'v9'", ("dump",)),
     "a key encoder": (

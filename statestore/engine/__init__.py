@@ -1,1 +1,1 @@
-"""The local RocksDB of a host, wrapped once."""
+"""The local RocksDB of a host, behind one wrapper."""

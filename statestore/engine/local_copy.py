@@ -1,15 +1,15 @@
-"""A host's scratch copy of one store, shared by all of the host's workers, one process at a time writing.
+"""The local copy of one store on a host. All workers of the host share it; one process at a time writes.
 
     <folder>/
-    ├── lock                           held while something here is changed
-    ├── current                        the name of the database that is served, renamed into place
-    ├── db-<id>/                       RocksDB; it knows itself which version it holds
-    ├── private-<id>/                  a copy that one task built while another kept the lock
-    └── changelogs/<v>_<id>.changelog  what was uploaded or fetched here and may be replayed next; in structure V1 the
-                                       digest stands for the id, as a file there may be of an attempt that lost
+    ├── lock                           held during changes of the folder
+    ├── current                        the name of the served database, renamed into place
+    ├── db-<id>/                       RocksDB; it contains its own version
+    ├── private-<id>/                  a copy that one task built while another process held the lock
+    └── changelogs/<v>_<id>.changelog  uploaded or fetched changelogs for the next replay; in V1 with the digest in place of
+                                       the id, since a file may be of an unconfirmed attempt
 
-Nothing here is the truth: all of it can be deleted at any time and is rebuilt from storage. The folder belongs to one user,
-with mode 0700: see `user_folder`.
+All files here can be deleted at any time; they are rebuilt from storage. The folder belongs to one user and has mode 0700:
+see `user_folder`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DATABASE_PREFIX = "db-"
 _PRIVATE_PREFIX = "private-"
 
 LEFTOVER_SECONDS = 24 * 60 * 60
-"""No task runs that long."""
+"""Longer than any task runs."""
 
 
 @contextlib.contextmanager
 def folder_locked(folder: Path, timeout_seconds: float) -> Iterator[bool]:
-    """Hold a folder's lock; yields False when another process kept it that long. The kernel frees it on death."""
+    """Hold the lock of a folder; yield False after the timeout. If the process dies, the kernel releases the lock."""
     lock = FileLock(str(folder / "lock"), thread_local=False)
     held = True
     with translated(folder):
@@ -54,7 +54,7 @@ def folder_locked(folder: Path, timeout_seconds: float) -> Iterator[bool]:
 
 
 class LocalCopyFolder:
-    """The folder drawn above."""
+    """The folder of a local copy, as shown above."""
 
     def __init__(self, folder: Path, limits: EngineLimits, ids: Ids) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class LocalCopyFolder:
         make_private(folder)
         with translated(folder):
             self._changelogs.mkdir(exist_ok=True)
-            # A host's sweep must see a task that comes back after days before it has loaded anything.
+            # Race: a task returns after days, and a sweep must see it as a user before its first load.
             os.utime(self._changelogs)
 
     def locked(self, timeout_seconds: float) -> contextlib.AbstractContextManager[bool]:
@@ -73,66 +73,73 @@ class LocalCopyFolder:
         return folder_locked(self.folder, timeout_seconds)
 
     def open_current(self) -> Database | None:
-        """The database that is served, for reading; None when there is none.
+        """Open the served database for reading; None if there is none.
 
-        Raises `LocalStateDamaged`. Without the lock that proves nothing: a directory that is just being changed looks
-        damaged too.
+        Raises `LocalStateDamaged`. Without the lock the error proves nothing: a directory looks damaged while it changes.
         """
         path = self.current()
         if path is None:
             return None
         if not path.is_dir():
-            raise LocalStateDamaged("the directory that `current` names is gone", path=str(path))
+            raise LocalStateDamaged(
+                "`current` names this directory, but it is missing; the local copy is rebuilt from storage",
+                path=str(path),
+            )
         return Database.open_read_only(path, self._limits)
 
     def current(self) -> Path | None:
-        """The directory that is served. Read it under the lock before writing to it."""
+        """Return the served directory; None if there is none. Before a write to it, call this under the lock."""
         with translated(self._pointer):
             try:
                 name = self._pointer.read_bytes().decode("ascii", "replace").strip()
             except FileNotFoundError:
                 return None
         if not name.startswith(_DATABASE_PREFIX) or "/" in name:
-            raise LocalStateDamaged(f"`current` names {name!r}", path=str(self._pointer))
+            raise LocalStateDamaged(
+                f"has {name!r} instead of the name of a database; the local copy is rebuilt from storage",
+                path=str(self._pointer),
+            )
         return self.folder / name
 
     def fresh_directory(self) -> Path:
-        """A name for a database that is built beside the one that is served."""
+        """Return a new path for a database that is built beside the served one."""
         return self.folder / f"{_DATABASE_PREFIX}{self._ids.fresh()}"
 
     def fresh_private_directory(self) -> Path:
-        """A name for a database that only one task uses; `serve` leaves it alone."""
+        """Return a new path for a database that only one task uses. `serve` does not remove it."""
         return self.folder / f"{_PRIVATE_PREFIX}{self._ids.fresh()}"
 
     def serve(self, path: Path) -> None:
-        """Let `current` name this directory, and remove the others. Call it under the lock.
+        """Point `current` to this directory, and remove the others. Call it under the lock.
 
-        Readers that have an older directory open keep their descriptors; one that is between reading `current` and
-        opening sees a missing directory, takes the lock and looks again.
+        Race: a reader of an older directory keeps its file descriptors. A reader that has read `current` and not opened the
+        directory yet finds it missing, acquires the lock and reads `current` again.
         """
         with translated(self.folder):
             pointer = self.folder / f"current.{self._ids.fresh()}.tmp"
             pointer.write_text(path.name)
-            # Renaming the pointer, never the directory: a rename onto a full directory fails.
+            # Rename the pointer, not the directory: a rename onto a non-empty directory fails.
             pointer.replace(self._pointer)
             for other in self.folder.iterdir():
                 if other != path and other.name.startswith((_DATABASE_PREFIX, "current.")):
                     shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
 
     def condemn(self, path: Path) -> None:
-        """Serve this directory no longer: reading it showed damage that opening it did not."""
+        """Stop serving this directory, because a read found damage."""
         with self.locked(timeout_seconds=0) as held:
             if held and self.current() == path:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Serve nothing: the next load builds the copy anew. Call it under the lock."""
+        """Stop serving any directory. The next load rebuilds the copy. Call it under the lock."""
         with translated(self.folder):
             self._pointer.unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Remove private copies and unfinished files of processes that died. Call it under the lock, after `serve` or
-        `touch`: what is older than the pointer by `LEFTOVER_SECONDS` belongs to no task that still runs."""
+        """Remove private copies and unfinished files of dead processes: those `LEFTOVER_SECONDS` older than the pointer.
+
+        Call it under the lock, after `serve` or `touch`.
+        """
         with contextlib.suppress(OSError):
             oldest = self._pointer.stat().st_mtime - LEFTOVER_SECONDS
             for place in (*self.folder.glob(f"{_PRIVATE_PREFIX}*"), *self._changelogs.glob("*.tmp")):
@@ -140,27 +147,27 @@ class LocalCopyFolder:
                     shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
 
     def touch(self) -> None:
-        """Note that the copy was used: the sweep removes the least recently used first."""
+        """Record that the copy was used. A sweep removes the least recently used copies first."""
         with contextlib.suppress(OSError):
             os.utime(self._pointer)
 
     def cached_changelog(self, version: VersionId) -> Path:
-        """Where the bytes of a version's changelog lie when this host wrote or fetched them."""
+        """Return the path of a changelog that this host wrote or fetched."""
         return self._changelogs / names.cached_changelog(version)
 
     def cached_digests(self) -> Iterator[VersionId]:
-        """The versions of structure V1 of which there is a changelog here, those of attempts that lost, too."""
+        """Iterate over the versions of structure V1 with a changelog here, including those of unconfirmed attempts."""
         for path in self._changelogs.iterdir():
             version = names.parse_cached_digest(path.name)
             if version is not None:
                 yield version
 
     def unfinished_file(self) -> Path:
-        """A name for a file that is being written; a dead process's one is swept."""
+        """Return a new path for an unfinished file. If the process dies, a sweep removes the file."""
         return self._changelogs / f"{self._ids.fresh()}.tmp"
 
     def forget_changelogs(self, up_to: int) -> None:
-        """Remove cached changelogs of versions up to and with `up_to`. Call it under the lock."""
+        """Remove cached changelogs of version `up_to` and older ones. Call it under the lock."""
         for path in self._changelogs.iterdir():
             parsed = names.parse_store_file(path.name)
             if parsed is not None and parsed.version.version <= up_to:

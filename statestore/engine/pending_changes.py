@@ -1,4 +1,4 @@
-"""Changes that lie over a local copy: those of versions that are not in it yet, and those of the batch that runs."""
+"""Changes over a local copy: those of versions that it does not contain yet, and those of the current batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 from statestore.engine.rocks import translated
 
 SPILL_KEYS = 100_000
-"""So many changed keys are held in memory (some 30 MB of short rows); more go to a scratch database."""
+"""The most changed keys in memory, about 30 MB of short rows. More go to a scratch database."""
 
 SPILL_BYTES = 32 * 1024 * 1024
-"""So many bytes of keys and values are held in memory, however few they are."""
+"""The most bytes of keys and values in memory."""
 
 _MEMTABLE_BYTES = 16 * 1024 * 1024
-"""RocksDB's own default is four times as much, twice: a fifth of what a worker may have."""
+"""RocksDB's default, two memtables of four times this size, is a fifth of a worker's memory."""
 
 _WRITTEN_AT_ONCE = 10_000
 
@@ -30,10 +30,10 @@ _PRESENT = b"\1"
 
 
 class PendingChanges:
-    """A map from key to value, None for a deleted key, that moves to disk when it grows.
+    """A map from key to value, None for a deleted key. It moves to disk when it exceeds a limit.
 
-    `scratch` is the folder for that; it is made when needed and removed by `close`. `earlier` are changes that come
-    before all others; the map is taken over and emptied here.
+    `scratch`: the folder for that, created when needed and removed by `close`. `earlier`: changes before all others; this
+    object takes over the map and empties it.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class PendingChanges:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of keys and values that were put since the last move to disk; an overwritten one counts twice."""
+        """The bytes of keys and values since the last move to disk. Overwritten values count, too."""
         return self._bytes
 
     def __bool__(self) -> bool:
         return bool(self._memory) or self._spilled is not None
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Remember the newest value of each key."""
+        """Add changes. The newest value of each key counts."""
         self._memory.update(zip(keys, values, strict=True))
         self._bytes += sum(map(len, keys)) + sum(map(len, filter(None, values)))
         if len(self._memory) > self._spill_keys or self._bytes > self._spill_bytes:
             self._spill()
 
     def split(self, keys: Sequence[bytes]) -> tuple[dict[bytes, bytes | None], list[bytes]]:
-        """What was changed among `keys`, and the keys that were not."""
+        """Return the changes to `keys`, and the keys without a change."""
         changed = {key: self._memory[key] for key in keys if key in self._memory}
         others: list[Any] = [key for key in keys if key not in changed]
         if self._spilled is not None and others:
@@ -80,7 +80,7 @@ class PendingChanges:
         return changed, others
 
     def ordered(self, prefix: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """All changes whose key begins with `prefix`, in key order."""
+        """Iterate over the changes whose key starts with `prefix`, in key order."""
         if self._spilled is not None:
             self._spill()
             entries = self._spilled.iter()
@@ -89,13 +89,13 @@ class PendingChanges:
                 yield entries.key(), _plain(entries.value())
                 entries.next()
             return
-        # A list of its own: who scans may put meanwhile, and a spill empties the map.
+        # A copy: the caller may put during the scan, and a spill empties the map.
         wanted = [(key, value) for key, value in self._memory.items() if key.startswith(prefix)]
         wanted.sort(key=operator.itemgetter(0))
         yield from wanted
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard all changes."""
         self._memory.clear()
         if self._spilled is not None:
             self._spilled.close()
@@ -113,13 +113,13 @@ class PendingChanges:
             without_log = WriteOptions()
             setattr(without_log, "disable_wal", True)  # noqa: B010 - a property that the stubs call a method
             changes = iter(self._memory.items())
-            # Not all at once: the map, a copy of it for RocksDB, and RocksDB's own would be there together.
+            # In parts: the map, its copy for RocksDB, and RocksDB's memtable would be in memory together.
             while part := list(itertools.islice(changes, _WRITTEN_AT_ONCE)):
                 batch = WriteBatch(raw_mode=True)
                 for key, value in part:
                     batch.put(key, _DELETED if value is None else _PRESENT + value)
                 self._spilled.write(batch, without_log)
-        # In place: whoever gave the map away must not keep what is in it alive.
+        # In place, to free the memory even if the caller still refers to the map.
         self._memory.clear()
         self._bytes = 0
 

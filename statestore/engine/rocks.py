@@ -1,6 +1,6 @@
-"""RocksDB through rocksdict in raw mode, wrapped once: what comes out of here is typed, errors too.
+"""The only wrapper of RocksDB, through rocksdict in raw mode. Results and errors are typed.
 
-rocksdict raises bare `Exception` for everything; `translated` is the one place that reads its texts.
+rocksdict raises a bare `Exception` for each error; only `translated` parses their texts.
 """
 
 from __future__ import annotations
@@ -45,23 +45,26 @@ from statestore.lineage import LocalCopy
 
 _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
 FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
-"""State keys begin with a little-endian length or a row's version byte, so none sorts behind this."""
+"""State keys start with a little-endian length or the version byte of a row, so that none sorts after this."""
 
 _SCAN_BATCH_ROWS = 10_000
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 _DIGEST_BYTES = 16
-_REBUILT = "it is rebuilt from storage"
+_REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 _FORMAT_VERSION = 5
-"""Of tables, as Spark writes them: the RocksDB of Spark 3.5 (8.3.2) refuses what RocksDB writes unless it is told."""
+"""The format version of tables that Spark writes. The RocksDB of Spark 3.5 (8.3.2) rejects the newer default."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Memory for one open database. `block_cache_bytes` is this process's share of the host's budget, `block_bytes` what
-    the blocks of tables that are written here hold: small ones for the single reads of a batch. `replay_bytes` is for
-    the changes that are gathered to be written as one table: the more, the fewer tables and keys that are in several."""
+    """The memory of one open database.
+
+    block_cache_bytes  this process's share of the host's block cache
+    block_bytes        the block size of new tables: small, because a batch reads single keys
+    replay_bytes       changes that are written as one table: a larger value gives fewer tables
+    """
 
     block_cache_bytes: int = 32 * 1024 * 1024
     block_bytes: int = 1024
@@ -69,16 +72,16 @@ class EngineLimits:
 
     @property
     def record_bytes(self) -> int:
-        """The largest record of a changelog that is read: about four copies of it are in memory while it is applied."""
+        """The largest record that is read from a changelog. About four copies of it are in memory during a replay."""
         return max(MOST_RECORD_BYTES, self.replay_bytes // 4)
 
 
 class Database:
-    """One local RocksDB that holds one version of one store, and says which.
+    """A local RocksDB with one version of one store.
 
-    Keys and values are bytes. The marker (version, id or digest, lineage, sequence number) lies in the same database and is
-    written together with the changes that it speaks of, so that data and marker cannot part. Its sequence number shows
-    later writes. RocksDB itself compares size and unique id of each table with its MANIFEST and verifies each block.
+    Keys and values are bytes. The marker (version, id or digest, lineage, sequence number) is in the same database and is
+    written atomically with the changes. Its sequence number reveals later writes. RocksDB compares size and unique id of
+    each table with its MANIFEST and verifies each block.
     """
 
     def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits) -> None:
@@ -88,45 +91,45 @@ class Database:
 
     @classmethod
     def create(cls, path: Path, limits: EngineLimits) -> Database:
-        """A new, empty database; it has no marker yet."""
+        """Create an empty database without a marker."""
         with translated(path):
             return cls(Rdict(str(path), _options(limits, create=True)), path, limits)
 
     @classmethod
     def open_for_writing(cls, path: Path, limits: EngineLimits) -> Database:
-        """An existing database. Raises `LocalStateLocked`, `LocalStateDamaged`."""
+        """Open an existing database. Raises `LocalStateLocked`, `LocalStateDamaged`."""
         with translated(path):
             return cls(Rdict(str(path), _options(limits)), path, limits)
 
     @classmethod
     def open_with_merges(cls, path: Path, limits: EngineLimits, delimiter: bytes) -> Database:
-        """An existing database of Spark's whose tables may hold what was appended to values and not merged yet.
+        """Open a database of Spark whose tables may have values with merges that are not applied yet.
 
-        Its options are made here: an options file of a checkpoint could send RocksDB to other directories
+        The options are created here: an options file of a checkpoint could send RocksDB to other directories
         (`format.rocksdb_options`). Raises as `open_for_writing`.
         """
         with translated(path):
-            # What opens is the options of the column family; those of the database carry no operator.
+            # Only the options of the column family have the merge operator, not those of the database.
             options, families = _string_append(path.parent, delimiter)
             return cls(Rdict(str(path), _tuned(options, limits), _tuned_families(families, limits)), path, limits)
 
     @classmethod
     def open_read_only(cls, path: Path, limits: EngineLimits) -> Database:
-        """An existing database, beside whoever else has it open.
+        """Open an existing database for reading. Other processes may have it open, too.
 
-        All of its tables are opened at once, so that a compaction in another process, which unlinks them, is not felt.
+        Race: a compaction in another process unlinks tables. This opens all tables at once, so that they stay readable.
         """
         options = _options(limits)
         with translated(path):
-            # For reading rocksdict takes the table options (filters, cache) of column families it is told of by name only.
+            # In read-only mode, rocksdict uses table options (filters, cache) only for column families given by name.
             families = {"default": options}
             return cls(Rdict(str(path), options, families, AccessType.read_only()), path, limits)
 
     def holds(self) -> LocalCopy | None:
-        """Which version this is; None when no load ever ended here.
+        """Read the version and lineage in the marker; None if there is no marker.
 
-        Raises `LocalStateDamaged`, also when anything was written since the marker: RocksDB numbers each write, and the
-        marker holds the number of its own.
+        Raises `LocalStateDamaged`, also if there are writes after the marker: RocksDB numbers each write, and the marker
+        has its own number.
         """
         with translated(self.path):
             marker = self._rdict.get(_MARKER_KEY)
@@ -136,21 +139,25 @@ class Database:
         try:
             fields = json.loads(marker)
             if int(fields.get("sequence", -1)) != sequence:
-                raise LocalStateDamaged("was written to by another program", path=str(self.path), hint=_REBUILT)
+                raise LocalStateDamaged(
+                    "was modified after its last load; its content is unknown", path=str(self.path), hint=_REBUILT
+                )
             version = replace(_version(fields["version"]), digest=fields.get("digest"))
             return LocalCopy(version, tuple(_version(item) for item in fields["lineage"]))
         except BAD_VALUES as error:
-            raise LocalStateDamaged("the marker is not what it should be", path=str(self.path)) from error
+            raise LocalStateDamaged(
+                "has an invalid marker; its content is unknown", path=str(self.path), hint=_REBUILT
+            ) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none. Fastest with sorted keys."""
+        """Read the value of each key; None if there is none. Sorted keys are fastest."""
         if not keys:
             return []
         with translated(self.path):
             return cast("list[bytes | None]", self._rdict.get(list(keys)))
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """All pairs whose key begins with `prefix`, in key order, as batches of keys and values."""
+        """Iterate over the pairs whose key starts with `prefix`, in key order, in batches of keys and values."""
         end = _after(prefix) or FIRST_RESERVED_KEY
         with translated(self.path):
             entries = self._rdict.iter()
@@ -173,15 +180,15 @@ class Database:
             yield keys, values
 
     def apply(self, windows: Iterable[Iterable[tuple[bytes, bytes | None]]], holds: LocalCopy | None) -> int:
-        """Put (value) or delete (None) keys, later windows over earlier ones, and mark what is held then; None: no mark.
+        """Put (value) or delete (None) keys, and write the marker `holds`, if given. Later windows override earlier ones.
 
-        Within a window keys ascend, each stands there once, and there is one at least. All or nothing: the tables are
-        ingested by one edit of the MANIFEST. Returns the number of keys written.
+        A window is not empty and has unique, ascending keys. Atomic: one edit of the MANIFEST ingests all tables. Returns
+        the number of written keys.
         """
         with translated(self.path):
             written = self._ingest(windows, holds)
-            # Tables that overlap with nothing get no number of their own. Now the marker's table does: the old marker is
-            # below it. Until then the database counts as damaged, and is rebuilt if the process dies here.
+            # Tables without overlap get no sequence number. The marker's table now overlaps with the old marker and gets
+            # one. If the process dies before this, the database counts as damaged and is rebuilt.
             if holds is not None and self._marked_at() != self._rdict.latest_sequence_number():
                 self._ingest((), holds)
         return written
@@ -198,7 +205,7 @@ class Database:
                 written += _write_window(writer, window)
             if holds is not None:
                 writer = writer or self._begin_table(tables)
-                # Each table that overlaps with what is below it gets the next number; the first of all gets none.
+                # Each table that overlaps with older ones gets the next number; the very first table gets none.
                 before, is_new = self._rdict.latest_sequence_number(), self._marked_at() is None
                 writer[_MARKER_KEY] = _marker(holds, before + len(tables) - (is_new and before == 0))
             if writer is not None:
@@ -212,22 +219,22 @@ class Database:
         return written
 
     def _marked_at(self) -> int | None:
-        """The sequence number that the marker holds."""
+        """The sequence number in the marker."""
         marker = self._rdict.get(_MARKER_KEY)
         return None if marker is None else int(json.loads(marker)["sequence"])
 
     def wants_merge(self) -> bool:
-        """Whether so many tables have gathered that reads suffer."""
+        """Whether the number of tables slows reads."""
         with translated(self.path):
             return int(self._rdict.property_value("rocksdb.num-files-at-level0") or 0) >= _COMPACTION_TRIGGER_FILES
 
     def merge_tables(self) -> None:
-        """Merge the tables that have gathered. Contents and marker stay, also when the process dies in between."""
+        """Compact the tables. Content and marker do not change, even if the process dies."""
         with translated(self.path):
             self._rdict.compact_range(None, None)
 
     def count_keys(self) -> int:
-        """How many keys it holds, by going over all of them."""
+        """Count the keys with a full scan."""
         count = 0
         with translated(self.path):
             entries = self._rdict.iter()
@@ -240,7 +247,7 @@ class Database:
         return count
 
     def digest(self) -> str:
-        """A text that differs when keys or values do, however they lie in tables; by going over all of them."""
+        """Compute a digest of all keys and values with a full scan. It does not depend on the tables."""
         total = count = 0
         with translated(self.path):
             entries = self._rdict.iter()
@@ -255,7 +262,7 @@ class Database:
         return f"{count}:{total % 2 ** (8 * _DIGEST_BYTES):0{2 * _DIGEST_BYTES}x}"
 
     def count_by_beginning(self, size_bytes: int) -> Mapping[bytes, int]:
-        """How many keys begin with each of the beginnings of that size, by going over all of them."""
+        """Count the keys by their first `size_bytes` bytes, with a full scan."""
         counts: Counter[bytes] = Counter()
         with translated(self.path):
             entries = self._rdict.iter()
@@ -267,7 +274,7 @@ class Database:
         return counts
 
     def keys_between(self, begin: bytes, end: bytes) -> Iterator[bytes]:
-        """The keys from `begin` on, up to `end`, exclusive, as they were when the first one was asked for."""
+        """Iterate over the keys from `begin` to `end`, exclusive, as of the first `next`."""
         with translated(self.path):
             entries = self._rdict.iter()
             entries.seek(begin)
@@ -278,12 +285,12 @@ class Database:
             entries.status()
 
     def capture(self, path: Path) -> None:
-        """Hold on to the files of what it is now, in a new directory; tables are linked, not copied (FLIP-428)."""
+        """Link the current files into a new directory. Tables are not copied (FLIP-428)."""
         with translated(path):
             Checkpoint(self._rdict).create_checkpoint(str(path))
 
     def close(self) -> None:
-        """Close it. Safe to call twice."""
+        """Close the database. Safe to call twice."""
         with translated(self.path):
             self._rdict.close()
 
@@ -293,15 +300,15 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What a damaged database says when it is closed is less than what was wrong with it before.
+        # An error on closing a damaged database would hide the first error.
         with contextlib.suppress(LocalStateError) if error is not None else contextlib.nullcontext():
             self.close()
 
     def _begin_table(self, tables: list[Path]) -> SstFileWriter:
-        """One more table to be ingested, added to the others."""
+        """Start another table to be ingested, and add its path to `tables`."""
         path = self.path / f"ingest-{len(tables)}.tmp"
-        # A process that died after the ingestion left its file here: the same inode as a live table, which opening it
-        # for writing would cut to nothing.
+        # A process that died after the ingestion leaves this file, a hard link to a live table. Opening it for writing
+        # would truncate that table.
         path.unlink(missing_ok=True)
         tables.append(path)
         writer = SstFileWriter(_options(self._limits))
@@ -310,7 +317,7 @@ class Database:
 
 
 def _write_window(writer: SstFileWriter, window: Iterable[tuple[bytes, bytes | None]]) -> int:
-    """Write the keys of a window to a table, and count them."""
+    """Write the keys of a window to a table. Return their number."""
     count, key = 0, b""
     for key, value in window:
         count += 1
@@ -319,12 +326,15 @@ def _write_window(writer: SstFileWriter, window: Iterable[tuple[bytes, bytes | N
         else:
             writer[key] = value
     if key >= FIRST_RESERVED_KEY:
-        raise UnsupportedType(f"a key that begins with ff ff ff ff: {key[:40]!r}", hint="no row begins so")
+        raise UnsupportedType(
+            f"key {key[:40]!r} starts with the reserved bytes ff ff ff ff; the version cannot be loaded",
+            hint="encode keys as Spark does: no encoded row starts with these bytes",
+        )
     return count
 
 
 def _string_append(scratch: Path, delimiter: bytes) -> tuple[Options, dict[str, Options]]:
-    """Options with Spark's merge operator. rocksdict has no setter for it, but reads it from a file: one of our own."""
+    """Options with Spark's merge operator. rocksdict has no setter for it, so it is read from a generated options file."""
     with tempfile.TemporaryDirectory(dir=scratch, prefix="options-") as name:
         (Path(name) / "OPTIONS-000001").write_text(string_append_options(delimiter))
         return Options.load_latest(name)
@@ -342,16 +352,16 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
 
 def _tuned(options: Options, limits: EngineLimits) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
-    # Compaction costs whole seconds and belongs off the batch's path: `merge_tables` does it.
+    # Compaction takes seconds. `merge_tables` does it between batches.
     options.set_disable_auto_compactions(True)
-    # A table that another process unlinks stays readable through the descriptor that is open.
+    # A table that another process unlinks stays readable through its open file descriptor.
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(2)
     tables = BlockBasedOptions()
     tables.set_format_version(_FORMAT_VERSION)
-    # A batch reads single keys from all over the state, each from a block that it has to unpack.
+    # A batch reads single keys across the state, and decompresses a block for each.
     tables.set_block_size(limits.block_bytes)
-    # The index of so many blocks is read at each opening: neighbouring keys share their beginnings in it.
+    # Each opening reads the index of these many small blocks. Keys in it share prefixes, up to this interval.
     tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
     tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     tables.set_block_cache(Cache(limits.block_cache_bytes))
@@ -373,27 +383,38 @@ def _version(text: str) -> VersionId:
 
 
 def _after(prefix: bytes) -> bytes | None:
-    """The first key behind all that begin with `prefix`; None when there is none."""
+    """The first key after all keys that start with `prefix`; None if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
+    """Convert errors of rocksdict and of the operating system to `LocalStateError`s about `path`."""
     try:
         yield
     except StatekeeperError:
-        raise  # a changelog that cannot be read while it is applied says nothing about the database
+        raise  # an unreadable changelog during a replay is no error of the database
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LocalDiskFull(str(error), path=str(path), hint="free space on the local disk") from error
+            raise LocalDiskFull(
+                f"{error}; the store cannot be loaded or written here",
+                path=str(path),
+                hint="free space on the local disk or raise the quota",
+            ) from error
         raise LocalStateError(str(error), path=str(path)) from error
     except Exception as error:
         if type(error) is not Exception:
-            raise  # a mistake of the caller's; RocksDB's own errors are bare
+            raise  # an error of the caller; rocksdict raises only bare exceptions
         text = str(error)
         if "No space left" in text or "Disk quota" in text:
-            raise LocalDiskFull(text, path=str(path), hint="free space on the local disk") from error
+            raise LocalDiskFull(
+                f"{text}; the store cannot be loaded or written here",
+                path=str(path),
+                hint="free space on the local disk or raise the quota",
+            ) from error
         if "lock hold by current process" in text or "While lock file" in text:
-            raise LocalStateLocked(text, path=str(path), hint="wait for the other process") from error
+            raise LocalStateLocked(
+                text, path=str(path), hint="wait until the other process closes the database, then try again"
+            ) from error
         raise LocalStateDamaged(text, path=str(path), hint=_REBUILT) from error

@@ -1,11 +1,10 @@
-"""What dead runs and finished queries leave on a host's disk, and when it goes.
+"""The cleanup of local copies of dead runs and finished queries on a host's disk.
 
     <user folder>/<root id>/<operator>-<partition>/      a `LocalCopyFolder`
-    <user folder>/sweep.lock                             held by who sweeps
-    <user folder>/swept                                  its time is that of the last sweep
+    <user folder>/sweep.lock                             held during a sweep
+    <user folder>/swept                                  its modification time is that of the last sweep
 
-Nothing below such a folder is the truth, but a running task may be using it. Other files in the local folder are nobody's
-business here and stay.
+All copies can be rebuilt from storage, but a running task may use one. A sweep never removes other files in the folder.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from statestore.engine.local_copy import LEFTOVER_SECONDS, folder_locked
 from statestore.errors import LocalStateError
 
 IN_USE_SECONDS = 15 * 60
-"""A copy used since then stays whatever the quota says: its next batch would only build it anew."""
+"""A more recently used copy is retained even above the quota, because its next batch would rebuild it."""
 
 _COPY_NAME = re.compile(r"\d+-\d+")
 
 
 class Reason(Enum):
-    """Why something was removed."""
+    """The reason for a removal."""
 
     UNUSED = "not used for long"
     QUOTA = "least recently used, above the quota"
@@ -41,8 +40,8 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class SweepLimits:
-    """`quota_bytes`: what the copies of all queries on a host may take together. `unused_seconds`: how long a copy stays
-    that nobody asks for."""
+    """`quota_bytes`: the most bytes of all copies on a host. `unused_seconds`: an unused copy is removed
+    after that time."""
 
     quota_bytes: int = 64 * 1024**3
     unused_seconds: float = 7 * 24 * 60 * 60
@@ -50,7 +49,7 @@ class SweepLimits:
 
 @dataclass(frozen=True)
 class Removed:
-    """One thing that was removed, and why."""
+    """A removed file or directory."""
 
     path: Path
     size_bytes: int
@@ -59,7 +58,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep did. `kept_bytes` may be above the quota: copies in use stay, and so do `locked` ones."""
+    """The result of a sweep. `kept_bytes` may exceed the quota, because copies in use and `locked` ones are retained."""
 
     removed: tuple[Removed, ...]
     kept_bytes: int
@@ -74,7 +73,7 @@ class _Copy:
 
 
 def sweep_when_due(folder: Path, limits: SweepLimits, *, clock: Clock, every_seconds: float) -> SweepReport | None:
-    """Sweep unless somebody on this host did so in the last `every_seconds`, or is at it; None then."""
+    """Sweep, unless a sweep on this host runs or ran in the last `every_seconds`; None then."""
     if not folder.is_dir():
         return None
     lock = FileLock(str(folder / "sweep.lock"), thread_local=False)
@@ -85,7 +84,7 @@ def sweep_when_due(folder: Path, limits: SweepLimits, *, clock: Clock, every_sec
     try:
         stamp = folder / "swept"
         now = clock.now_seconds()
-        # A stamp from the future is none: the clock was set back.
+        # A time in the future is ignored: the clock was set back.
         if stamp.exists() and 0 <= now - stamp.stat().st_mtime < every_seconds:
             return None
         stamp.touch()
@@ -96,12 +95,11 @@ def sweep_when_due(folder: Path, limits: SweepLimits, *, clock: Clock, every_sec
 
 
 def sweep(folder: Path, limits: SweepLimits, *, clock: Clock) -> SweepReport:
-    """Remove copies unused for long, leftovers of dead processes, and the least recently used copies above the quota.
+    """Remove unused copies, leftovers of dead processes, and the least recently used copies above the quota.
 
-    *Danger*: deletes below `folder`. *Guarantee*: nothing in a copy whose lock is held; no copy that was used within
-    `IN_USE_SECONDS`; no unfinished file or private copy younger than `LEFTOVER_SECONDS` of a copy that was used within
-    `unused_seconds`; no file that is not a part of a copy. A task that reads a database while it goes keeps it through
-    its open files.
+    *Danger*: deletes below `folder`. *Guarantee*: it deletes nothing in a copy whose lock is held; no copy used within
+    `IN_USE_SECONDS`; no unfinished file or private copy younger than `LEFTOVER_SECONDS` of a copy used within
+    `unused_seconds`; no file outside of copies. A task that reads a deleted database continues with its open files.
     """
     now = clock.now_seconds()
     removed: list[Removed] = []
@@ -112,7 +110,7 @@ def sweep(folder: Path, limits: SweepLimits, *, clock: Clock) -> SweepReport:
             if not held:
                 locked.append(path)
                 continue
-            # Looked at under the lock: a task that came back has noted its use before it waits for it.
+            # Race: a returning task records its use before it waits for the lock, so this is read under the lock.
             used_at = _used_at(path)
             if now - used_at > limits.unused_seconds:
                 removed.append(Removed(path, _size_bytes(path), Reason.UNUSED))
@@ -156,7 +154,7 @@ def _copies(folder: Path) -> Iterator[Path]:
 
 
 def _used_at(path: Path) -> float:
-    """When a task used the copy last: each load touches the pointer, each task and batch the folder of changelogs."""
+    """The time of the last use: each load touches the pointer, each task and batch the folder of changelogs."""
     return max(_changed_at(path / "current"), _changed_at(path / "changelogs"))
 
 
@@ -175,14 +173,14 @@ def _remove_leftovers(path: Path, now: float) -> list[Removed]:
         if now - max(map(_changed_at, (place, *inside))) > LEFTOVER_SECONDS:
             removed.append(Removed(place, _size_bytes(place), Reason.LEFTOVER))
             _remove(place)
-    # Tidying up is no use: it must not make a copy look younger than it is.
+    # A cleanup is no use of the copy and must not change its time.
     os.utime(changelogs, (used_at, used_at))
     return removed
 
 
 def _empty(path: Path) -> int:
-    """Remove the database and the cached changelogs; a task that still writes here keeps its unfinished files."""
-    # The pointer first: without it nobody looks for what goes.
+    """Remove the database and the cached changelogs, but not the unfinished files of a running task."""
+    # The pointer first: without it no reader looks for the other files.
     gone = [path / "current", *path.glob("db-*"), *path.glob("changelogs/*.changelog")]
     freed = sum(map(_size_bytes, gone))
     for place in gone:

@@ -1,9 +1,9 @@
-"""The folder of one user below a folder on local disk that several users may share, such as `/tmp`.
+"""The folder of one user below a shared folder on the local disk, such as `/tmp`.
 
     <base>/statekeeper-<uid>/     0700, owned by that user
 
-What lies there is read without another look, so nobody else may have written it. Another user who makes the name first, or
-puts a link there, stops the work with an error and is not believed.
+Files in it are trusted, so that no other user may write there. If another user created the folder or a link in its place,
+an error is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PRIVATE = 0o700
 
 
 def user_folder(base: Path) -> Path:
-    """The folder of this user in `base`, made when it is missing. Raises as `make_private`."""
+    """Create the folder of this user in `base`, if it is missing. Raises as `make_private`."""
     with translated(base):
         base.mkdir(parents=True, exist_ok=True)
     folder = base / f"statekeeper-{os.geteuid()}"
@@ -28,9 +28,9 @@ def user_folder(base: Path) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder, or verify that it is one of this user's, and let no other user in.
+    """Create the folder with mode 0700, or verify that it belongs to this user and set the mode.
 
-    Raises `LocalStateError` for a link, and for what another user owns or could have written to.
+    Raises `LocalStateError` for a link, and for a folder that another user owns or could write to.
     """
     with translated(folder):
         try:
@@ -40,14 +40,14 @@ def make_private(folder: Path) -> None:
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 raise _refused(folder, "is a link or a file, or belongs to another user") from None
             if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise _refused(folder, "could be written to by other users") from None
+                raise _refused(folder, "is writable by other users") from None
             if stat.S_IMODE(about.st_mode) != _PRIVATE:
                 folder.chmod(_PRIVATE)
 
 
 def _refused(folder: Path, what: str) -> LocalStateError:
     return LocalStateError(
-        f"{what}; local copies in it cannot be trusted",
+        f"{what}; local copies in it are not trusted and no store was opened",
         path=str(folder),
-        hint="remove it, or choose another local folder; the copies are rebuilt from storage",
+        hint="remove it, or choose another local folder; copies are rebuilt from storage",
     )

@@ -1,4 +1,4 @@
-"""A snapshot brought onto this host: the database that a replay starts from."""
+"""The base of a replay: a snapshot, fetched onto this host and opened."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from statestore.loading.local_file import readable
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage, at_once
 
-OF_ANOTHER_PAST = "is of another version of that number, which was given up: the query was taken back since"
+OF_ANOTHER_PAST = "was given up: the query was rolled back since, and the current version has other content"
 
 
 class SnapshotUnusable(Exception):
-    """A snapshot that was to be the base is missing or damaged; the text says which file, and how."""
+    """A snapshot that was chosen as the base is missing or damaged. The text has the file and its problem."""
 
 
 _TABLE_NUMBER = re.compile(r"table file (\d+)")
 
 
 def blamed_file(what: str, store: StorePath, version: VersionId, tables: Collection[TableFile]) -> str:
-    """The file in storage that an error of RocksDB's speaks of: a table by its local name, else the zip."""
+    """Find the file in storage that an error of RocksDB names: a table by its local name, otherwise the zip."""
     number = _TABLE_NUMBER.search(what)
     local = f"{number[1]:0>6}.sst" if number else None
     named = [table for table in tables if table.local_name in what or table.local_name == local]
@@ -39,7 +39,7 @@ def blamed_file(what: str, store: StorePath, version: VersionId, tables: Collect
 
 @dataclass(frozen=True)
 class Base:
-    """A snapshot, open for writing in a directory that nobody else knows, and what its metadata says."""
+    """A snapshot, open for writing in a private directory, and its metadata."""
 
     database: Database
     metadata: SnapshotMetadata
@@ -57,11 +57,13 @@ def open_base(
     compare_sidecar: bool = False,
     verified: bool = False,
 ) -> Base:
-    """Fetch the snapshot of a version into the new directory `path`, and open it. `at_hand`: tables that need not be
-    fetched, by their name in storage: files on the same disk. `compare_sidecar`: take the snapshot only if its sidecar
-    fits, as Spark does in structure V2; one request. `verified`: compare the checksum of every block.
+    """Fetch the snapshot of a version into the new directory `path`, and open it.
 
-    Raises `SnapshotUnusable`; `UnknownFormatVersion` for one that this release does not know; `StorageError`.
+    at_hand          tables on the same disk that need not be fetched, by their name in storage
+    compare_sidecar  reject a snapshot whose sidecar does not fit, as Spark does in structure V2; one request
+    verified         verify the checksum of every block
+
+    Raises `SnapshotUnusable`; `UnknownFormatVersion` for an unknown format; `StorageError`.
     """
     zip_path = store.snapshot(version)
     tables: tuple[TableFile, ...] = ()
@@ -90,7 +92,7 @@ def open_base(
             else:
                 size = storage.download(source, target)
             if size != table.size_bytes:
-                raise CorruptFile(f"has {size:,} bytes, its snapshot says {table.size_bytes:,}", path=source)
+                raise CorruptFile(f"has {size:,} bytes instead of {table.size_bytes:,}", path=source)
             if verified:
                 try:
                     require_whole(readable(target), source)
@@ -98,7 +100,7 @@ def open_base(
                     unverified.append(source)
 
         at_once(fetch, snapshot.metadata.tables)
-        # Only stores with column families are ever merged into.
+        # Merges occur only in stores with column families.
         if snapshot.metadata.column_families:
             database = Database.open_with_merges(path, limits, conf.merge_delimiter)
         else:
@@ -107,7 +109,7 @@ def open_base(
             _require_readable(database)
         return Base(database, snapshot.metadata)
     except LocalStateDamaged as error:
-        # The directory is gone in a moment: what is damaged lies in storage.
+        # The caller removes the local directory. Name the damaged file in storage instead.
         what = error.what.replace(f"{path}/", "").replace(str(path), "the snapshot")
         raise SnapshotUnusable(f"{blamed_file(error.what, store, version, tables)}: {what}") from error
     except (ObjectMissing, NotAFile, CorruptFile) as error:
@@ -115,7 +117,7 @@ def open_base(
 
 
 def _require_readable(database: Database) -> None:
-    """Scan all rows: RocksDB compares the checksums of tables that are encoded in a way that is not known here."""
+    """Scan all rows, so that RocksDB verifies the checksums of tables whose encoding `require_whole` does not know."""
     try:
         database.count_keys()
     except LocalStateDamaged:

@@ -1,4 +1,4 @@
-"""How many keys a store has after a replay, without going over all of them where a look at the changed ones is enough."""
+"""The number of keys after a replay. If few keys changed, only those are looked up instead of a scan of all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from statestore.engine.rocks import Database
 from statestore.format.changelog import Changes
 
 _LOOKUPS_COST = 5
-"""Looking a key up costs as much as going over so many (measured: 2.5 and 0.5 microseconds)."""
+"""A lookup costs as much as a scan of so many keys (measured: 2.5 and 0.5 microseconds)."""
 
 _LOOKED_UP_AT_ONCE = 10_000
 
 
 class KeyCount:
-    """Counts on from the `held` keys of a base, None when nobody counted them; they are trusted, as Spark trusts them.
+    """Counts keys, starting from the number in the metadata of the base, `held`; None if it is unknown. As in Spark, that
+    number is not verified.
 
-    `keys` is the result: exact, or None where it takes `Database.count_keys`.
+    `keys`: the exact result; None if only `Database.count_keys` can determine it.
     """
 
     def __init__(self, database: Database, held: int | None) -> None:
@@ -28,10 +29,10 @@ class KeyCount:
         self._windows = 0
 
     def count(self, window: Changes) -> Changes:
-        """The window itself, counted. The database does not have it yet."""
+        """Count a window that the database does not contain yet, and return it."""
         self._windows += 1
         if self._windows > 1 or self._held is None:
-            # A key of this window may be new in an earlier one, which the database does not show.
+            # A key of this window may be in an earlier window, which the database does not contain yet.
             self.keys = None
         elif self._held == 0:
             self.keys = int(np.count_nonzero(window.value_length >= 0))

@@ -11,7 +11,7 @@ _MAP_FROM_BYTES = 16 * 1024 * 1024
 
 
 def readable(path: Path) -> Readable:
-    """A local file: in memory when it is small, else mapped. Raises `OSError`."""
+    """Read a small local file into memory; map a larger one. Raises `OSError`."""
     if path.stat().st_size < _MAP_FROM_BYTES:
         return path.read_bytes()
     with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Records whose order matters: what merges and deleted ranges leave of each key, over what a database holds.
+"""The replay of records whose order matters: merges and range deletions.
 
-RocksDB's StringAppend operator, by which Spark appends to lists, is resolved here: what is written down are whole values.
+RocksDB's StringAppend operator, with which Spark appends to lists, is resolved here: only whole values are written.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from statestore.engine.rocks import Database
 from statestore.format.changelog import Changes, Kind
 
 _RECORD_BYTES = 200
-"""What a record takes here, beside its bytes."""
+"""The memory for a record, in addition to its bytes."""
 
 
 @dataclass
 class _Left:
-    """What is left of a key: the pieces of its value, None when it is deleted. `over`: they come behind what it was."""
+    """The result for a key: the pieces of its value, None if deleted. `over`: the pieces follow the existing value."""
 
     pieces: list[bytes] | None
     over: bool = False
 
 
 class OrderedWindow:
-    """Records of successive changelogs, until they take `memory_bytes`; then they are written to the database. So are the
-    keys of a deleted range, however many it has.
+    """Records of successive changelogs. They are written to the database when they take `memory_bytes`, and so are the keys
+    of a deleted range.
 
-    The database must be one that nobody reads yet: a window is written before the next one is read.
+    The database must not be in use yet: a window is written before the next one is read.
     """
 
     def __init__(self, database: Database, delimiter: bytes, memory_bytes: int) -> None:
@@ -39,7 +39,7 @@ class OrderedWindow:
         self._bytes = 0
 
     def add(self, changes: Changes) -> None:
-        """Take records in that come after all others; write all of them when that are enough."""
+        """Add records in order. Write all if they exceed the memory."""
         kinds = [None] * len(changes) if changes.kinds is None else changes.kinds.tolist()
         for (key, value), kind in zip(changes.pairs(), kinds, strict=True):
             self._bytes += len(key) + len(value or b"") + _RECORD_BYTES
@@ -58,7 +58,7 @@ class OrderedWindow:
             self.write()
 
     def write(self) -> None:
-        """Write what was taken in."""
+        """Write the records in memory."""
         self.written_keys += self._database.apply([list(self._resolved())] if self._left else [], None)
         self._left.clear()
         self._bytes = 0
@@ -71,7 +71,7 @@ class OrderedWindow:
             self._left[key] = _Left(None)
             self._bytes += len(key) + _RECORD_BYTES
             if self._bytes >= self._memory_bytes:
-                # The range goes on over what the database held when it began: what was just written is in it no more.
+                # The iteration continues over the database as it was at its start, without the keys just written.
                 self.write()
 
     def _resolved(self) -> Iterator[tuple[bytes, bytes | None]]:

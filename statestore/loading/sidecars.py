@@ -1,7 +1,7 @@
-"""Spark's sidecars: whether the checksum beside a changelog or a snapshot fits the file.
+"""Comparison of a changelog or snapshot with its sidecar, the file with its checksum that Spark writes beside it.
 
-Spark 4.1 and later refuse a file whose sidecar does not fit, and read a file without a sidecar unchecked. An executor that
-dies between the two leaves a sidecar without its file, which fits no file that is written under that name later.
+Spark 4.1 and later reject a file whose sidecar does not fit, and read a file without a sidecar unchecked. An executor that
+dies between the two writes leaves a sidecar without a file. It does not fit a later file of the same name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def misfit(storage: Storage, path: str, content: Readable) -> str | None:
-    """In which way the sidecar beside `path` does not fit its content; None when it fits, when there is none, and for one
-    of a later Spark that is not known here. One request. Raises `StorageError`."""
+    """Compare `content` with the sidecar of `path`. Return the difference; None if there is none, if there is no sidecar,
+    and if the sidecar has an unknown format of a later Spark. One request. Raises `StorageError`."""
     beside = names.sidecar(path)
     try:
         said = parse_sidecar(storage.read(beside), beside)
@@ -28,11 +28,11 @@ def misfit(storage: Storage, path: str, content: Readable) -> str | None:
     except (CorruptFile, NotAFile) as error:
         return error.what
     if said.size_bytes != len(content):
-        return f"says {said.size_bytes:,} bytes, the file has {len(content):,}"
+        return f"has size {said.size_bytes:,} bytes, but the file has {len(content):,}"
     found = checksum(pieces(content))
-    return None if said == found else f"says checksum {said.value}, the file has {found.value}"
+    return None if said == found else f"has checksum {said.value}, but the file has {found.value}"
 
 
 def pieces(content: Readable) -> Iterator[bytes]:
-    """The content, a piece at a time."""
+    """Split the content into pieces of 1 MiB."""
     return (content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES))

@@ -176,7 +176,7 @@ def test_rows_that_are_not_what_the_schema_says_are_damage_and_name_their_store(
     made.batch(changes(a=1), {key("b"): b"\0" + bytes(7)})
     result = run("dump", root)
     assert result.exit_code == 1
-    assert "corrupt_file: state/0/1: version 1, by the schema in _statekeeper/binding.json" in result.stderr
+    assert "corrupt_file: state/0/1: version 1 does not fit the schema in _statekeeper/binding.json" in result.stderr
     assert run("dump", root, "--store", "0/0").exit_code == 0
 
 
@@ -231,7 +231,10 @@ def test_a_checkpoint_without_a_binding_is_read_by_its_schema_file_and_metadata(
 def test_rows_in_avro_are_refused_by_name(root: Path, checkpoint: Checkpoint, verb: str) -> None:
     as_sparks(checkpoint, encodingFormat="avro")
     told = refused(run(verb, root))
-    assert "offsets/2: the query's rows are encoded as avro -> this release decodes rows as unsaferow" in told
+    assert (
+        "offsets/2: the query encodes its rows as avro; they cannot be decoded -> this release decodes only unsaferow"
+        in told
+    )
 
 
 def test_an_unknown_version_of_the_schema_file_and_an_unknown_type_are_refused_by_name(
@@ -257,7 +260,7 @@ def test_keys_with_a_prefix_that_no_metadata_describes_are_refused_by_name(root:
     assert sorted(counts(said("dump", root)["rows"])) == NEWEST
     checkpoint.storage.delete([names.operator_metadata(0)])
     told = refused(run("dump", root))
-    assert "the operator has no metadata, which says how its keys are encoded" in told
+    assert "the operator has no metadata, so that the encoding of its keys is unknown" in told
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------

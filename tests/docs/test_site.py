@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ import dagster as dg
 import pytest
 
 import pipelines
+import statestore
 from assets.checks import check_of
 from assets.definitions import build
 from statestore.cli import main
@@ -198,6 +200,16 @@ def test_a_default_is_shown_as_it_would_be_written(generate: ModuleType, seconds
 def test_each_public_name_of_pipelines_is_explained(site: Path) -> None:
     page = _Page(site / "reference" / "pipelines.html")
     assert {f"pipelines.{name}" for name in pipelines.__all__} <= page.anchors
+
+
+def test_each_public_name_of_statestore_is_explained(site: Path) -> None:
+    pages = [_Page(site / "reference" / name) for name in ("statestore.html", "errors.html")]
+    explained = {anchor for page in pages for anchor in page.anchors if anchor.startswith("statestore.")}
+    homes = [value for value in explained if value.rpartition(".")[2] in statestore.__all__]
+    assert {value.rpartition(".")[2] for value in homes} == set(statestore.__all__)
+    for home in homes:
+        module, _, name = home.rpartition(".")
+        assert getattr(importlib.import_module(module), name) is getattr(statestore, name)
 
 
 # -- commands in the text ----------------------------------------------------------------------------------------------

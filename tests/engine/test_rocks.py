@@ -332,7 +332,7 @@ def test_a_write_after_the_marker_is_damage(tmp_path: Path, change: str) -> None
         if change == "flushed":
             database._rdict.flush()
     for opened in (Database.open_read_only, Database.open_for_writing):
-        with opened(path, LIMITS) as database, pytest.raises(LocalStateDamaged, match="another program"):
+        with opened(path, LIMITS) as database, pytest.raises(LocalStateDamaged, match="modified after its last load"):
             database.holds()
 
 

@@ -61,7 +61,7 @@ def test_a_link_a_file_or_a_folder_that_others_may_write_to_is_refused(tmp_path:
     name.unlink()
     name.mkdir()
     name.chmod(0o777)
-    with pytest.raises(LocalStateError, match="written to by other users"):
+    with pytest.raises(LocalStateError, match="writable by other users"):
         open_it(tmp_path)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

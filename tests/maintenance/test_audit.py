@@ -163,7 +163,7 @@ def test_an_audit_makes_at_most_three_requests_a_store_and_one_a_snapshot(storag
 
 
 def test_what_is_no_checkpoint_is_said_and_one_without_batches_is_clean(storage: Storage, tmp_path: Path) -> None:
-    with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
+    with pytest.raises(NotACheckpoint, match="has neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
     audit = audited(storage)
@@ -703,7 +703,7 @@ def test_a_later_schema_that_names_an_unknown_store_is_said_of_the_binding(check
     checkpoint.storage.create(names.later_schema(4), json.dumps({"nobody's": "{}"}).encode())
     finding = the_only_finding(audited(checkpoint.storage))
     assert finding.what is FindingKind.DESCRIPTION_UNREADABLE
-    assert "names a store that the binding does not have" in finding.problem
+    assert "names a store that is not in the binding" in finding.problem
 
 
 @pytest.mark.parametrize(

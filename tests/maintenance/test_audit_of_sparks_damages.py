@@ -136,8 +136,11 @@ def test_whole_checkpoints_are_clean_and_what_no_file_shows_is_said(
 # -- sidecars, SPARK-51972 ---------------------------------------------------------------------------------------------
 
 SIDECAR_HARMS: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
-    "another checksum": (lambda said: json.dumps({**said, "value": 7}).encode(), "says checksum 7, the file has "),
-    "another size": (lambda said: json.dumps({**said, "mainFileSize": 7}).encode(), "says 7 bytes, the file has "),
+    "another checksum": (lambda said: json.dumps({**said, "value": 7}).encode(), "has checksum 7, but the file has "),
+    "another size": (
+        lambda said: json.dumps({**said, "mainFileSize": 7}).encode(),
+        "has size 7 bytes, but the file has ",
+    ),
     "garbage": (lambda said: b"garbage", "not JSON"),
     "empty": (lambda said: b"", ""),
 }

@@ -314,15 +314,19 @@ def test_a_changed_schema_is_refused_with_the_difference(stream):
     text_key = pa.schema([("key", pa.string()), *list(OUTPUT)[1:]])
     not_null_at_the_end = pa.schema([*STATE, pa.field("most", pa.int64(), nullable=False)])
     for changed, rows, difference in [
-        (adding(state=real), None, r"value column 1: the root has total: long, the job declares total: double"),
+        (adding(state=real), None, r"value column 1: the root has total: long, but the job declares total: double"),
         (
             adding(state=pa.schema([STATE.field(0)])),
             None,
             r"value column 1: the root has total: long, .* declares none",
         ),
         (adding(state=not_null_at_the_end), None, r"value column 2: the root has none, .* most: long not null"),
-        (adding(state=two), None, r"the root has the stores \['default'\], the job declares \['default', 'more'\]"),
-        (adding(output=text_key), key_of_text, r"key column 1: the root has key: long, the job declares key: string"),
+        (adding(state=two), None, r"the root has the stores \['default'\], but the job declares \['default', 'more'\]"),
+        (
+            adding(output=text_key),
+            key_of_text,
+            r"key column 1: the root has key: long, but the job declares key: string",
+        ),
     ]:
         with pytest.raises(SchemaMismatch, match=difference):
             stream.run(changed, rows=rows)
@@ -369,7 +373,7 @@ def test_columns_added_at_the_end_come_into_all_rows_in_one_version_also_when_th
     assert stream.state(batch=2) == newer
     assert stream.state() == {**newer, (2,): (2, 22, 2, ["new"])}
     stream.append(rows_of((2, 2)))
-    with pytest.raises(SchemaMismatch, match="value column 2: the root has most: long, the job declares none"):
+    with pytest.raises(SchemaMismatch, match="value column 2: the root has most: long, but the job declares none"):
         stream.run(adding())
 
 
@@ -410,7 +414,7 @@ def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stre
         # The table has the two batches under their old numbers.
         stream.run(adding(), partitions=1, sink=DeltaSink(stream.facts, continue_at_batch=head))
     assert "840 versions since the newest snapshot" in str(stopped.value)
-    assert "take a snapshot of each store at the head (statekeeper snapshot --all ROOT)" in str(stopped.value)
+    assert "take a snapshot of each store with: statekeeper snapshot --all ROOT" in str(stopped.value)
     assert max(stream.committed()) == head - 1
 
 

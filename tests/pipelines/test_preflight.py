@@ -180,10 +180,10 @@ def test_a_root_that_does_not_belong_to_the_query_is_refused_by_start(delta_sess
         check()
     checkpoint.create(names.QUERY_METADATA, logs.encode_metadata(query_id))
     check()
-    with pytest.raises(SchemaMismatch, match="the root has count: long, the job declares count: double"):
+    with pytest.raises(SchemaMismatch, match="the root has count: long, but the job declares count: double"):
         check(replace(OPERATOR, state=pa.schema([("count", pa.float64())])))
     bound.commit(0, {0: (RandomIds().fresh(),)})
-    with pytest.raises(OtherStructure, match="the root is of structure V2, the job asks for V1"):
+    with pytest.raises(OtherStructure, match="the root has structure V2, but the job requires V1"):
         check(structure=Structure.V1)
     for batch in (0, 1):
         checkpoint.create(names.commits(batch), b"v1\n{}")
