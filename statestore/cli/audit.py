@@ -24,7 +24,7 @@ from statestore.maintenance.retention import Amount
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
-@click.command()
+@click.command(short_help="Verify the integrity of a checkpoint.")
 @root_argument
 @click.option("--deep", is_flag=True, help="Also read and decode every byte of every store.")
 @click.option(

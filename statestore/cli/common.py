@@ -50,11 +50,21 @@ class Output:
 
     def show(self, result: dict[str, Any], for_people: Callable[[Console], None]) -> None:
         """Print a result."""
-        click.get_current_context().meta[_IS_SHOWN] = True
+        result_has_begun()
         if self.as_json:
             click.echo(tables.as_json(result))
         else:
             for_people(Console())
+
+
+def result_has_begun() -> None:
+    """Remember that stdout holds a result: an error that follows adds no second JSON object."""
+    click.get_current_context().meta[_IS_SHOWN] = True
+
+
+def errors_as_json(ctx: click.Context, *, wanted: bool) -> None:
+    """Choose the format of errors on stdout."""
+    ctx.meta[_AS_JSON] = wanted
 
 
 class Verbs(click.Group):
@@ -174,7 +184,7 @@ def _complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[C
 
 
 def _output(ctx: click.Context, _: click.Parameter, value: str) -> Output:
-    ctx.meta[_AS_JSON] = value == "json"
+    errors_as_json(ctx, wanted=value == "json")
     return Output(value == "json")
 
 

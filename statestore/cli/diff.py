@@ -31,7 +31,7 @@ from statestore.format.names import StorePath
 _COLUMNS = ("change", "key", "before", "after")
 
 
-@click.command()
+@click.command(short_help="Compare the state of two versions.")
 @root_argument
 @click.option(
     "--from",

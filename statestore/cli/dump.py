@@ -33,7 +33,7 @@ from statestore.format.names import StorePath
 from statestore.format.plain_values import grouped, plain_rows
 
 
-@click.command()
+@click.command(short_help="Show the rows of the state.")
 @root_argument
 @store_option
 @family_option

@@ -40,7 +40,7 @@ from statestore.maintenance.passes import Losses, PreparedRetention
 from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
 
 
-@click.command()
+@click.command(short_help="Delete files that are no longer needed.")
 @root_argument
 @click.option("--apply", is_flag=True, help="Delete the files of the plan.")
 @click.option(

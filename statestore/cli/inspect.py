@@ -23,7 +23,7 @@ from statestore.maintenance.description import Description, describe
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 
 
-@click.command()
+@click.command(short_help="Show stores, heads, bases and tails.")
 @root_argument
 @click.option(
     "--lineage",

@@ -14,7 +14,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import lease as leases
 
 
-@click.command()
+@click.command(short_help="Show which process maintains a checkpoint.")
 @root_argument
 @click.option(
     "--break",

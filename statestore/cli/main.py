@@ -24,8 +24,9 @@ from statestore.cli.switch import switch
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    The verbs gc, repair and switch print a plan and change nothing until you add --apply. The verb snapshot only adds
-    files and runs at once; --dry-run prints its plan. All other verbs only read.
+    gc, repair and switch print a plan and change nothing without --apply. snapshot only adds files and runs at once;
+    --dry-run prints its plan. repair --undo, switch --abort and lease --break also run at once. Everything else only
+    reads.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked,
     12 unknown format, 13 rejected as unsafe, 130 interrupted.

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import progress_bar
+from statestore.cli.common import errors_as_json, progress_bar, result_has_begun
 from statestore.contents import Contents, Layout, layout
 from statestore.format import names
 from statestore.format.names import StorePath
@@ -31,11 +31,20 @@ family_option = click.option(
     metavar="NAME",
     help="Show only this column family: a state variable of transformWithState, or one side of a join.",
 )
+
+
+def _form(ctx: click.Context, _: click.Parameter, value: str) -> str:
+    errors_as_json(ctx, wanted=value != "table")
+    return value
+
+
 rows_option = click.option(
     "--output",
     "form",
     type=click.Choice(["table", "json", "jsonl"]),
     default="table",
+    is_eager=True,
+    callback=_form,
     help="Output format: a table, one JSON object, or one JSON object per row. The JSON formats stream the rows.",
 )
 limit_option = click.option(
@@ -108,6 +117,7 @@ class JsonLines:
     """One JSON object per row."""
 
     def put(self, row: dict[str, Any]) -> None:
+        result_has_begun()
         _write(as_line(row) + "\n")
 
     def end(self, summary: Mapping[str, Any]) -> None:
@@ -135,6 +145,7 @@ class JsonObject:
         _write(f"{']' if not self._rows else chr(10) + ' ]'}{fields}\n}}\n")
 
     def _open(self) -> None:
+        result_has_begun()
         fields = "".join(f" {json.dumps(name)}: {as_line(value)},\n" for name, value in self.head.items())
         _write(f"{{\n{fields} {json.dumps(self.name)}: [")
 

@@ -33,7 +33,7 @@ from statestore.maintenance import passes, records
 from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
 
 
-@click.command()
+@click.command(short_help="Move between structures V1 and V2.")
 @root_argument
 @click.option(
     "--to",
