@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, root_argument, scratch_option
+from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
+from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
 from statestore.maintenance import passes
 from statestore.maintenance.audit import Finding, Severity, StoreAudit
@@ -25,17 +25,17 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
 @click.command(short_help="Verify the integrity of a checkpoint.")
-@root_argument
+@several_roots
 @click.option("--deep", is_flag=True, help="Also read and decode every byte of every store.")
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="Number of versions to retain, as for gc. Versions below that floor cause no finding.",
+    help="Number of versions to retain, as for gc. Older versions cause no finding.",
 )
 @scratch_option
 @click.option("--verbose", is_flag=True, help="List the properties that this audit did not verify (not proved).")
 @output_option
-def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: bool, output: Output) -> None:
+def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: bool, output: Output) -> int:
     """Verify the integrity of a checkpoint: the state files against the commit log. It writes nothing below ROOT.
 
     Exit code 3: there are findings that need an action. Files that the next gc deletes are counted and are no findings.
@@ -51,7 +51,7 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
     output.show(_object(looked), lambda console: _print(console, looked, verbose=verbose))
-    sys.exit(FINDINGS if looked.audit.findings else 0)
+    return FINDINGS if looked.audit.findings else 0
 
 
 def _object(looked: Looked) -> dict[str, Any]:

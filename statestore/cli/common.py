@@ -47,11 +47,15 @@ class Output:
     """The format of a result: one JSON object on stdout, or tables."""
 
     as_json: bool
+    collected: list[dict[str, Any]] | None = None
+    """Receives the JSON object in place of stdout."""
 
     def show(self, result: dict[str, Any], for_people: Callable[[Console], None]) -> None:
         """Print a result."""
         result_has_begun()
-        if self.as_json:
+        if self.as_json and self.collected is not None:
+            self.collected.append(result)
+        elif self.as_json:
             click.echo(tables.as_json(result))
         else:
             for_people(Console())
@@ -78,7 +82,7 @@ class Verbs(click.Group):
                 error = _with_suggestions(error, ctx.meta[_ROOT])
             say(error)
             if ctx.meta.get(_AS_JSON) and not ctx.meta.get(_IS_SHOWN):
-                click.echo(tables.as_json({"error": _error_object(error)}))
+                click.echo(tables.as_json({"error": error_object(error)}))
             ctx.exit(error.exit_code)
         except MemoryError:
             # Each decoder bounds its memory; the sum over all threads can still exceed the limit of the process.
@@ -98,7 +102,8 @@ def _with_suggestions(error: StatekeeperError, spec: StorageSpec) -> Statekeeper
     return NotACheckpoint(error.what, path=error.path, hint=f"did you mean {' or '.join(near[:3])}?")
 
 
-def _error_object(error: StatekeeperError) -> dict[str, Any]:
+def error_object(error: StatekeeperError) -> dict[str, Any]:
+    """The error as a JSON object."""
     return {
         "code": error.code,
         "exit_code": error.exit_code,
@@ -144,7 +149,7 @@ class Opened:
     policies: Policies
 
 
-def _configuration(ctx: click.Context) -> Configuration:
+def configuration_of(ctx: click.Context) -> Configuration:
     chosen: Path | None = ctx.find_root().params.get("config")
     if chosen is None:
         chosen = Path(FILE_NAME)
@@ -153,8 +158,9 @@ def _configuration(ctx: click.Context) -> Configuration:
     return load(chosen)
 
 
-def _root(ctx: click.Context, _: click.Parameter, value: str) -> Opened:
-    root = _configuration(ctx).find(value)
+def open_root(ctx: click.Context, name: str) -> Opened:
+    """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
+    root = configuration_of(ctx).find(name)
     spec, endpoint = root.spec, ctx.meta.get(_ENDPOINT)
     if endpoint is not None:
         options = {name: option for name, option in spec.options if name != "endpoint_url"}
@@ -174,10 +180,10 @@ config_option = click.option(
 )
 
 
-def _complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
     """Suggest configured names and files."""
     try:
-        names = [name for name in _configuration(ctx).roots if name.startswith(typed)]
+        names = [name for name in configuration_of(ctx).roots if name.startswith(typed)]
     except StatekeeperError:
         names = []
     return [*(CompletionItem(name) for name in names), CompletionItem(typed, type="dir")]
@@ -188,21 +194,24 @@ def _output(ctx: click.Context, _: click.Parameter, value: str) -> Output:
     return Output(value == "json")
 
 
-def root_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """The argument ROOT, and the option that belongs to its URL."""
-    endpoint = click.option(
-        "--endpoint-url",
-        metavar="URL",
-        is_eager=True,
-        expose_value=False,
-        callback=_endpoint,
-        help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
-    )
-    return click.argument("root", callback=_root, shell_complete=_complete_root)(endpoint(command))
-
-
 def _endpoint(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     ctx.meta[_ENDPOINT] = value
+
+
+endpoint_option = click.option(
+    "--endpoint-url",
+    metavar="URL",
+    is_eager=True,
+    expose_value=False,
+    callback=_endpoint,
+    help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
+)
+
+
+def root_argument(command: Callable[..., None]) -> Callable[..., None]:
+    """The argument ROOT, and the option that belongs to its URL."""
+    argument = click.argument("root", callback=lambda ctx, _, name: open_root(ctx, name), shell_complete=complete_root)
+    return argument(endpoint_option(command))
 
 
 output_option = click.option(
@@ -217,7 +226,7 @@ output_option = click.option(
 mode_option = click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
-    help="Permission to change the checkpoint: nothing, adding snapshots, or everything.",
+    help="Allowed changes: none (observe), new snapshots only (snapshots), or all (full).",
 )
 
 
@@ -242,8 +251,8 @@ for_spark_option = click.option(
     "spark",
     type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
     callback=lambda _, __, value: None if value is None else Spark(value),
-    help="Spark release that will run the query. In structure V2, Spark 4.0 and later releases cannot read each other's "
-    "snapshots.",
+    help="Spark release that will run the query. In structure V2, Spark 4.0 and the releases after 4.0 cannot read each "
+    "other's snapshots.",
 )
 scratch_option = click.option(
     "--scratch",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, output_option, root_argument
+from statestore.cli.common import FINDINGS, Opened, Output, output_option
 from statestore.cli.lineage import lineage_lines, lineage_object
+from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
 from statestore.format import names
 from statestore.lineage import BaseKind
@@ -24,24 +24,24 @@ from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 
 
 @click.command(short_help="Show stores, heads, bases and tails.")
-@root_argument
+@several_roots
 @click.option(
     "--lineage",
     metavar="STORE",
     help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches.",
 )
 @output_option
-def inspect(root: Opened, lineage: str | None, output: Output) -> None:
+def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     """Show the stores of a checkpoint: heads, bases, tails, sizes and restore time."""
     if lineage is not None:
         _show_lineage(root, lineage, output)
-        return
+        return 0
     gathered = snapshots.gather(root.storage, at_head=True)
     found = advice(root.storage, gathered)
     about = describe(root.storage, gathered)
     output.show(_facts_object(gathered, about, found), lambda console: _print_facts(console, gathered, about, found))
     plan = snapshots.plan(gathered, root.policies.snapshot)
-    sys.exit(FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0)
+    return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
 
 
 def _show_lineage(root: Opened, wanted: str, output: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,3 +237,36 @@ def test_an_inspection_shows_structure_operators_and_keys(root: Path, checkpoint
 def test_an_endpoint_is_for_the_object_store_of_this_root() -> None:
     error = said_error("inspect", "s3://bucket/orders", "--endpoint-url", "http://127.0.0.1:1")
     assert error["code"] in {"storage", "access_denied"}
+
+
+def test_several_roots_are_audited_in_one_call_and_the_worst_exit_code_wins(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    broken = root.parent / "broken"
+    shutil.copytree(root, broken)
+    gone = sorted(broken.glob("state/0/0/*.changelog"))[-1]
+    gone.unlink()
+    assert run("audit", root, root).exit_code == 0
+    shown = run("audit", root, broken)
+    assert shown.exit_code == 3
+    assert shown.stdout.index(f"== {root}\n") < shown.stdout.index("clean") < shown.stdout.index(f"== {broken}\n")
+    assert gone.name in shown.stdout
+    failed = run("audit", broken, tmp_path / "nowhere", "--output", "json")
+    assert failed.exit_code == 10
+    bodies = json.loads(failed.stdout)["roots"]
+    assert [body["exit_code"] for body in bodies] == [3, 10]
+    assert bodies[0]["findings"]
+    assert bodies[1]["error"]["code"] == "not_a_checkpoint"
+
+
+def test_all_configured_roots_and_those_below_their_parents_are_inspected(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    parent = tmp_path / "queries"
+    shutil.copytree(root, parent / "orders")
+    config = tmp_path / "own.toml"
+    config.write_text(f"[roots.counting]\nurl = '{root}'\n[parents.queries]\nurl = '{parent}'\n")
+    body = json.loads(run("--config", config, "inspect", "--all", "--output", "json").stdout)
+    assert {one["root"]: one["structure"] for one in body["roots"]} == {"counting": "v2", "queries.orders": "v2"}
+    assert run("--config", config, "inspect").exit_code == 2
+    assert run("--config", config, "inspect", "--all", root).exit_code == 2
