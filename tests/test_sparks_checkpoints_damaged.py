@@ -109,7 +109,7 @@ def test_a_batch_without_offsets_is_none_to_restart_from(written: Written) -> No
     audit = audited(root)
     assert (kinds(audit), audit.restart.batch) == ([FindingKind.OFFSETS_MISSING], 1)
     assert (
-        audit.restart.explained == "the newest batch that every store loads, and that has its offsets, is 1 (version 2)"
+        audit.restart.explained == "the newest batch that every store can restore and that has offsets is 1 (version 2)"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None
     audit = audited(root)
     [found] = audit.findings
     assert (found.what, audit.restart.batch) == (FindingKind.COMMIT_UNREADABLE, None)
-    assert found.action == "use a Statekeeper that knows this format, and leave the file as it is"
+    assert found.action == "upgrade Statekeeper; do not change the file"
     assert "cannot start" not in found.meaning
 
 
@@ -131,7 +131,7 @@ def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -
     left = snapshots.plan(snapshots.gather(open_storage(str(root))), snapshots.SnapshotPolicy()).leave
     assert {action.reason for action in left} == {snapshots.SkipReason.NOT_LOADABLE}
     [gap] = [finding for finding in audited(root).findings if finding.what is FindingKind.COMMIT_MISSING]
-    assert (gap.file, gap.problem) == ("commits/3", "is missing, and so are those up to batch 1999999999")
+    assert (gap.file, gap.problem) == ("commits/3", "and all commits up to batch 1999999999 are missing")
 
 
 def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
@@ -151,7 +151,7 @@ def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(wri
     audit = audited(root)
     [found] = audit.findings
     assert (found.what, found.file, audit.restart.batch) == (FindingKind.NO_BASE, "state/0/1", None)
-    assert "not one file" in found.problem
+    assert "is missing or empty" in found.problem
 
 
 def test_where_all_of_the_state_is_gone_the_audit_does_not_call_it_proved(written: Written) -> None:
@@ -177,7 +177,7 @@ def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
         for name, body in files.items():
             archive.writestr(name, body.replace(b"v1\n", b"v9\n") if name == "metadata" else body)
     [found] = audited(root).findings
-    assert (found.what, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "use a Statekeeper that knows this format")
+    assert (found.what, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "upgrade Statekeeper")
     assert found.file == str(path.relative_to(root))
 
 

@@ -29,7 +29,9 @@ def test_a_clean_checkpoint_is_said_in_a_line_and_left_as_it_was(root: Path, che
     result = audit(root)
     assert result.exit_code == 0
     first, *unproven = result.stdout.splitlines()
-    assert first.startswith("batch 3, version 4: clean; 2 stores, 8 versions; a restart from the head, batch 3")
+    assert first.startswith(
+        "batch 3, version 4: clean; 2 stores, 8 versions; the query can restart from its newest batch, 3"
+    )
     assert "the next gc may delete 0 files, 0 bytes" in first
     assert unproven == ["3 properties are not proved: --verbose lists them"]
     _, *unproven = audit(root, "--verbose").stdout.splitlines()
@@ -62,14 +64,14 @@ def test_findings_are_shown_worst_first_with_what_they_mean_and_what_to_do(root:
     assert lines[:5] == [
         "ERROR: a changelog is missing",
         f"  {gone} is missing",
-        "    versions 3 to 4 (batches 2 to 3) cannot be loaded any more; "
-        "the newest batch that every store loads is 1 (version 2)",
-        "    -> restore the file from a backup, or go back to batch 1",
+        f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[1]} cannot be restored; "
+        "the newest batch that every store can restore is 1 (version 2)",
+        "    -> restore the file from a backup, or roll back to batch 1",
         "",
     ]
-    assert lines[5] == "WARNING: files that neither Spark nor Statekeeper writes"
-    assert lines[6].startswith("  state/0/1/[bold] has a name")
-    assert lines[9].startswith("  state/0/1/foo.zip has a name")
+    assert lines[5] == "WARNING: an unrecognized file"
+    assert lines[6].startswith("  state/0/1/[bold] is an unrecognized file")
+    assert lines[9].startswith("  state/0/1/foo.zip is an unrecognized file")
     assert "1 errors, 2 warnings" in result.stdout
 
 

@@ -254,7 +254,7 @@ def test_a_table_that_two_snapshots_share_is_gone(v2: Made) -> None:
     assert (finding.what, finding.severity) == (FindingKind.TABLE_MISSING, Severity.ERROR)
     assert older.name in finding.problem
     assert newer.name in finding.problem
-    assert finding.meaning.startswith("versions 1 to 5 (batches 0 to 4) cannot be loaded any more")
+    assert finding.meaning.startswith(f"versions 1 to 5 (batches 0 to 4) of store {finding.store} cannot be restored")
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 
@@ -330,7 +330,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
     assert audit.restart.batch == 4
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
         state(query)
-    assert "statekeeper snapshot --at-head" in audit.findings[0].action
+    assert "statekeeper snapshot ROOT --at-head" in audit.findings[0].action
     snapshot()
     assert state(query) == before
     assert judge(gather(storage)).findings == ()

@@ -168,7 +168,7 @@ def test_what_is_no_checkpoint_is_said_and_one_without_batches_is_clean(storage:
     Checkpoint(storage, tmp_path)
     audit = audited(storage)
     assert (audit.batch, audit.findings, audit.stores) == (None, (), ())
-    assert audit.restart.explained == "no batch is committed yet"
+    assert audit.restart.explained == "no batch is committed"
 
 
 def test_what_retention_leaves_is_no_finding(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_a_bad_changelog_is_named_with_the_versions_that_are_lost(
     assert finding.what is (FindingKind.CHANGELOG_MISSING if how == "missing" else FindingKind.CHANGELOG_UNREADABLE)
     assert [v.version for v in audit.stores[0].lost] == {2: [2], 5: [5, 6], 6: [6]}[version]
     assert audit.restart.batch == restart
-    assert ("version 3 and later load" in finding.meaning) == (version == 2)
-    assert ("go back to batch" in finding.action) == (version > 2)
+    assert ("version 3 and later can" in finding.meaning) == (version == 2)
+    assert ("roll back to batch" in finding.action) == (version > 2)
     assert_restart_is_right(checkpoint, audit, tmp_path)
     assert not loads(checkpoint, version - 1, tmp_path / "another")
 
@@ -278,7 +278,7 @@ def test_missing_changelogs_in_a_row_are_one_finding(checkpoint: Checkpoint, tmp
     finding = the_only_finding(audit)
     assert finding.file == changelog(checkpoint, 4, 1)
     assert "2 in a row" in finding.problem
-    assert finding.meaning.startswith("versions 4 to 6 (batches 3 to 5) cannot be loaded any more")
+    assert finding.meaning.startswith(f"versions 4 to 6 (batches 3 to 5) of store {finding.store} cannot be restored")
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
@@ -289,7 +289,7 @@ def test_the_first_changelog_that_is_gone_before_any_snapshot_leaves_nothing(sto
     audit = audited(storage)
     assert the_only_finding(audit).file == changelog(checkpoint, 1)
     assert audit.restart.batch is None
-    assert audit.restart.explained == "there is no batch that every store loads"
+    assert audit.restart.explained == "no batch can be restored in every store"
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
@@ -372,7 +372,9 @@ def test_a_bad_table_is_named_and_every_byte_of_it_counts_only_in_a_deep_audit(
     assert audit.stores[0].base == (None if is_needed else names.EMPTY)
     assert audit.restart.delete_first == ((snapshot(checkpoint, 3),) if is_trap and not is_needed else ())
     if is_trap:
-        assert finding.meaning.startswith("loads of versions 3 to 6 (batches 2 to 5) start from it and do not notice")
+        assert finding.meaning.startswith(
+            "loads of versions 3 to 6 (batches 2 to 5) use it without detecting the damage"
+        )
         assert not loads(checkpoint, 5, tmp_path / "before")
     else:
         assert audited(checkpoint.storage).findings == audit.findings
@@ -481,7 +483,9 @@ def test_a_bad_commit_is_named_and_the_others_tell_enough(checkpoint: Checkpoint
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
     assert (finding.what, finding.file, finding.severity) == (what, "commits/3", Severity.ERROR)
-    assert finding.meaning.startswith("batch 3 cannot be gone back to; a restart from the head, batch 5")
+    assert finding.meaning.startswith(
+        "batch 3 can no longer be restored; the query can restart from its newest batch, 5"
+    )
     assert [(store.tail, store.lost) for store in audit.stores] == [(3, ()), (3, ())]
     checkpoint.assert_right(tmp_path / "fresh")
 
@@ -493,7 +497,8 @@ def test_without_its_newest_commit_the_query_cannot_start_and_the_one_before_is_
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert finding.meaning == (
-        "it is the newest commit: the query cannot start; the newest batch that every store loads is 4 (version 5)"
+        "the query cannot start, because this is the newest commit; the newest batch that every store can restore is 4 "
+        "(version 5)"
     )
     assert (audit.batch, audit.restart.batch) == (5, 4)
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -517,7 +522,7 @@ def test_a_commit_that_lacks_a_partition_is_no_batch_to_go_back_to(checkpoint: C
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert (finding.what, finding.file) == (FindingKind.COMMIT_AT_ODDS, "commits/5")
-    assert "names 1 partitions, the metadata describes 2 of operator 0" in finding.problem
+    assert "the metadata of operator 0: it names 1 partitions, but the metadata describes 2" in finding.problem
     assert audit.restart.batch == 4
     checkpoint.assert_right(tmp_path / "fresh", 4)
 
@@ -553,7 +558,10 @@ def test_a_lineage_at_odds_below_the_head_is_found_by_a_deep_audit(checkpoint: C
 
 @pytest.mark.parametrize(
     ("lineage", "problem"),
-    [((), "does not name the version before it"), ((VersionId(4, SOME_ID),), "jumps over a version")],
+    [
+        ((), "has a lineage without the previous version"),
+        ((VersionId(4, SOME_ID),), "has a lineage that skips a version"),
+    ],
 )
 def test_a_lineage_that_leads_nowhere_is_named(
     checkpoint: Checkpoint, lineage: tuple[VersionId, ...], problem: str
@@ -596,7 +604,7 @@ def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> N
     checkpoint.storage.create(names.offsets(7), body)
     finding = the_only_finding(audited(checkpoint.storage))
     assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/7")
-    assert "the newest commit is of batch 5" in finding.problem
+    assert "the newest commit is batch 5" in finding.problem
 
 
 def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_purged_logs_are_not(
@@ -615,7 +623,7 @@ def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_pur
         Severity.ERROR,
         "offsets/.6.crc",
     )
-    assert finding.problem == "was left when offsets/6 was deleted"
+    assert finding.problem == "remained after offsets/6 was deleted"
 
 
 def test_a_commit_log_that_is_gone_is_told_by_the_offsets(checkpoint: Checkpoint) -> None:
@@ -770,7 +778,7 @@ def test_a_store_of_an_unknown_format_does_not_keep_the_others_from_being_audite
             assert (finding.what, finding.file) == (FindingKind.STORE_UNKNOWN_FORMAT, path)
             assert [store.store for store in audit.stores] == [checkpoint.stores[1]]
             assert audit.restart.batch is None
-            assert "cannot be said" in audit.restart.explained
+            assert "is unknown" in audit.restart.explained
     with pytest.raises(UnknownFormatVersion, match="changelog format v5"):
         gather(checkpoint.storage)
 

@@ -165,13 +165,15 @@ def test_a_sidecar_that_does_not_fit_a_good_file_is_named_with_the_versions_that
     )
     assert problem in finding.problem
     assert "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED" in finding.meaning
-    assert f"cannot load {versions} from it" in finding.meaning
-    assert "a restart from the head, batch 5 (version 6), is possible" in finding.meaning
+    assert f"cannot restore {versions} from it" in finding.meaning
+    assert "the query can restart from its newest batch, 5 (version 6)" in finding.meaning
     name = names.sidecar(path).rpartition("/")[2]
     mended = (
-        f"delete {name}" if kind == "changelog" else "statekeeper repair ROOT --apply --confirm-stopped quarantines"
+        f"delete {name}"
+        if kind == "changelog"
+        else f"to quarantine {name}, run: statekeeper repair ROOT --apply --confirm-stopped"
     )
-    assert finding.action.startswith(f"the file itself is whole: {mended}")
+    assert finding.action.startswith(f"the file is intact: {mended}")
     shallow = audited(v2.storage)
     seen = how == "empty" or kind == "zip"
     assert [one.what for one in shallow.findings] == ([FindingKind.SIDECAR_AT_ODDS] if seen else [])
@@ -217,7 +219,7 @@ def test_where_the_codec_keeps_no_checksums_only_the_sidecar_tells_a_wrong_value
     storage.replace(STORE.changelog(version), wrong)
     finding = the_only_finding(audited(storage, tmp_path / "scratch"))
     assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.ERROR)
-    assert finding.action.startswith("restore the file and its sidecar from a backup")
+    assert finding.action.startswith("restore the file and its checksum file from a backup")
     storage.delete([names.sidecar(STORE.changelog(version))])
     assert audited(storage, tmp_path / "scratch").findings == (), "said in `unproven`"
 
@@ -230,7 +232,7 @@ def test_in_v1_only_spark_4_1_compares_a_changelog_with_its_sidecar_and_nobody_a
     v1.create(names.sidecar(STORE.snapshot(VersionId(3))), b"garbage")
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
     assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
-    assert finding.meaning.startswith("Spark 4.1 (later ones do not look at it in structure V1) refuses 6.changelog")
+    assert finding.meaning.startswith("Spark 4.1 (later releases ignore it in structure V1) rejects 6.changelog")
 
 
 # -- Hadoop's hidden checksums -----------------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def test_a_name_is_judged_by_what_spark_does_over_it(
         assert [(one.what, one.file) for one in found] == ([] if expected is None else [(expected, path)])
         for one in found:
             assert (one.severity is Severity.ERROR) == (expected is FindingKind.NAME_STOPS_LOADS)
-            assert ("outside of the checkpoint" in one.action) == (expected is not FindingKind.FOREIGN_FILE)
+            assert ("out of the checkpoint" in one.action) == (expected is not FindingKind.FOREIGN_FILE)
         storage.delete([path])
 
 
@@ -330,7 +332,7 @@ def test_a_query_that_was_taken_back_in_v1_would_load_a_snapshot_of_what_was_giv
         Severity.ERROR,
         "state/0/0/5.zip",
     )
-    assert "past version 5, a restart takes 5.zip for its own: wrong state" in finding.meaning
+    assert "after version 5, a restart loads 5.zip and silently uses wrong state" in finding.meaning
     assert "statekeeper repair ROOT --apply --confirm-stopped" in finding.action
     v1.delete(f"state/0/0/{name}" for name in ("5.zip", "4.changelog", "5.changelog", "6.changelog"))
     assert audited(v1).findings == ()
@@ -342,18 +344,18 @@ def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoin
     assert [(one.what, one.severity, one.store) for one in found] == [
         (FindingKind.ROLLED_BACK_FILES, Severity.WARNING, store) for store in v2.stores
     ]
-    assert all("no load takes them" in one.meaning and "clean-up" not in one.meaning for one in found)
+    assert all("no load uses them" in one.meaning and "maintenance" not in one.meaning for one in found)
     publish_snapshot(v2.storage, STORE, VersionId(9, SOME_ID), {b"given": b"up"}, tmp_path)
     v2.storage.create(STORE.snapshot(VersionId(9)), b"of structure V1")
     worse = audited(v2.storage).findings[0]
     assert "/9" in worse.file
     assert worse.severity is Severity.WARNING
-    assert "clean-up counts from the newest number" in worse.meaning
+    assert "maintenance counts from their newest version" in worse.meaning
     for number in (120, 300):
         publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
     worst = audited(v2.storage).findings[0]
     assert worst.severity is Severity.ERROR
-    assert "still needed, here all below version 120" in worst.meaning
+    assert "still needed (all below version 120)" in worst.meaning
     v2.assert_right(tmp_path / "host", 3)
 
 
@@ -369,9 +371,9 @@ def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
         assert {action.why for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
-        assert all("is of versions up to 6" in finding.problem for finding in told)
+        assert all("of versions up to 6" in finding.problem for finding in told)
         first = 5 if begun else 4
-        assert all(f"nothing after version {first - 1}" in finding.problem for finding in told)
+        assert all(f"the logs end at version {first - 1}" in finding.problem for finding in told)
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
         assert {place[1].version.version for place in places if place} == set(range(first, 7))
         list(repair.execute(storage, plan, run=SOME_ID))
@@ -432,7 +434,7 @@ def test_a_switchover_is_no_finding_and_one_without_its_snapshot_is_one(v1: Stor
     v1.delete([STORE.snapshot(first)])
     found = {one.what: one for one in audited(v1).findings}
     assert found[FindingKind.COMMITS_MIXED].file == names.commits(6)
-    assert "is of structure V2, commits/5 of V1" in found[FindingKind.COMMITS_MIXED].problem
+    assert "has structure V2, but commits/5 has V1" in found[FindingKind.COMMITS_MIXED].problem
     assert found[FindingKind.COMMITS_MIXED].severity is Severity.ERROR
 
 
@@ -442,7 +444,7 @@ def test_commits_that_change_their_structure_to_and_fro_are_named(v1: Storage, t
     v1.create(STORE.changelog(VersionId(9)), changelog(9))
     found = [one for one in audited(v1).findings if one.what is FindingKind.COMMITS_MIXED]
     assert [one.file for one in found] == [names.commits(8)]
-    assert "is of structure V1, commits/7 of V2" in found[0].problem
+    assert "has structure V1, but commits/7 has V2" in found[0].problem
 
 
 def test_a_query_that_was_started_with_the_other_structure_is_told_how_to_go_on(v1: Storage) -> None:
@@ -454,7 +456,8 @@ def test_a_query_that_was_started_with_the_other_structure_is_told_how_to_go_on(
     finding = the_only_finding(audited(v1))
     assert (finding.what, finding.severity) == (FindingKind.FORMAT_FLIPPED, Severity.WARNING)
     assert finding.file == STORE.changelog(VersionId(7))
-    assert "checkpointFormatVersion=1: it goes on from batch 5" in finding.action
+    assert finding.action.startswith("to restart from batch 5, set ")
+    assert "checkpointFormatVersion=1;" in finding.action
     add_sidecar(v1, STORE.changelog(VersionId(6)))
     assert audited(v1).findings == (), "Spark 4.1 gives one to each changelog"
 
@@ -498,7 +501,9 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
         finding = the_only_finding(audit)
         assert (finding.what, finding.severity) == (FindingKind.FAMILIES_LOST, Severity.ERROR)
         assert finding.file == STORE.snapshot(versions[0])
-        assert finding.meaning.startswith("versions 1 to 3 (batches 0 to 2) cannot be loaded any more")
+        assert finding.meaning.startswith(
+            f"versions 1 to 3 (batches 0 to 2) of store {finding.store} cannot be restored"
+        )
         assert audit.restart.batch is None
 
 
@@ -515,13 +520,13 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_make_up_for_is_an_error_th
     finding = the_only_finding(audited(storage))
     assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.WARNING)
     assert finding.file == STORE.snapshot(versions[4])
-    assert "later ones repair it by a longer replay" in finding.meaning
+    assert "later releases load it by a longer replay" in finding.meaning
     storage.delete([STORE.changelog(versions[0])])
     audit = audited(storage)
     finding = the_only_finding(audit)
     assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
-    assert "goes back to the changelog of version 1, and that of version 1 is not there" in finding.meaning
-    assert "statekeeper snapshot --at-head" in finding.action
+    assert "needs the changelogs from version 1 on and that of version 1 is missing" in finding.meaning
+    assert "statekeeper snapshot ROOT --at-head" in finding.action
     assert audit.restart.batch == 7
 
 

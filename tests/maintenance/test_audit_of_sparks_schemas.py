@@ -91,7 +91,7 @@ def test_a_wrong_type_in_a_schema_is_seen_by_the_rows(written: Written, tmp_path
     assert audited(root).findings == ()
     audit = audited(root, tmp_path / "scratch")
     assert kinds(audit) == {FindingKind.CHANGELOG_UNREADABLE}
-    assert "has rows that are not of the schema in state/0/0/_metadata/schema" in audit.findings[0].problem
+    assert "has rows that do not match the schema in state/0/0/_metadata/schema" in audit.findings[0].problem
 
 
 @pytest.mark.parametrize(

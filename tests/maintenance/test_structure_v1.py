@@ -136,7 +136,7 @@ def test_a_snapshot_of_a_time_line_that_was_given_up_is_no_base_whatever_its_num
     checkpoint.assert_right(tmp_path / "new host")
     found = audit.judge(audit.gather(storage)).findings
     assert {finding.file for finding in found} == {store.snapshot(VersionId(6)) for store in checkpoint.stores}
-    assert all("was given up" in finding.problem for finding in found)
+    assert all("the logs end at version" in finding.problem for finding in found)
     collect(storage)
     for batch in (7, 6, 5):
         checkpoint.assert_right(tmp_path / f"host of {batch}", batch)
@@ -153,8 +153,8 @@ def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_ot
     found = audit.judge(audit.gather(storage, scratch=tmp_path / "audit"))
     (finding,) = found.findings
     assert (finding.what, finding.file) == (FindingKind.CHANGELOG_REPLACED, path)
-    assert "not the changelog that its commit confirms" in finding.problem
-    assert finding.meaning.startswith("versions 5 to 8 (batches 4 to 7) cannot be loaded any more")
+    assert "does not match the digest in its commit" in finding.problem
+    assert finding.meaning.startswith(f"versions 5 to 8 (batches 4 to 7) of store {finding.store} cannot be restored")
     assert found.restart.batch == 3
     # And that is so.
     checkpoint.assert_right(tmp_path / "new host", 3)

@@ -1,10 +1,10 @@
-"""Whether a checkpoint at rest is whole: what is lost, what needs attention, and from where one can go on. Read-only.
+"""Verify the integrity of a checkpoint at rest: lost versions, warnings, and the batch to restart from. Read-only.
 
     gather(storage)  ->  Facts  ->  judge(facts, policy)  ->  Audit
 
-Whole means: the commit log has no gap and each batch its offsets; the files that describe the checkpoint fit it; every
-version from the oldest that is retained to the head loads; each snapshot on the way has its tables, in their sizes; the
-lineage in the head names what the commit log does. What the next gc deletes is counted and no finding.
+A checkpoint is intact if the commit log has no gap and each batch has its offsets; the metadata files match each other;
+every version from the oldest retained version to the head loads; each snapshot has its SST files with their sizes; the
+lineage in the head equals the commit log. Files that the next garbage collection deletes are counted and are no finding.
 
 Sources: SPARK-43421 (changelogs and snapshots), SPARK-49374 (ids in the commit log, lineage in changelogs).
 """

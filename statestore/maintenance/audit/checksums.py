@@ -1,6 +1,6 @@
-"""Comparing files with the checksums that lie beside them: Spark's sidecars, and Hadoop's hidden ones on a local disk.
+"""Verify files against Spark's checksum files, and against Hadoop's hidden checksum files on a local disk.
 
-Neither is asked for by a load of ours; Spark refuses a file that they do not fit. What is bad by itself is not compared.
+Statekeeper loads files without them; Spark rejects a file that does not match. Corrupt files are not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statestore.storage import Entry, Storage, read_or_none
 
 
 def empty(chain: Chain) -> Iterator[Refused]:
-    """Sidecars of changelogs in which there is nothing: the listing shows it."""
+    """Yield changelogs whose checksum file is empty, as listed."""
     sidecars = _sidecars(chain)
     for version in chain.versions:
         path = chain.store.changelog(version)
@@ -31,7 +31,7 @@ def empty(chain: Chain) -> Iterator[Refused]:
 
 
 def of_zips(chain: Chain) -> Iterator[Refused]:
-    """Zips of structure V2 that are whole and that their sidecars do not fit."""
+    """Yield intact V2 zips that do not match their checksum file."""
     for version, facts in chain.snapshots.items():
         if facts.sidecar is not None:
             path = chain.store.snapshot(version)
@@ -40,8 +40,8 @@ def of_zips(chain: Chain) -> Iterator[Refused]:
 
 
 def strays(storage: Storage, chain: Chain) -> tuple[VersionId, ...]:
-    """The versions of the chain in structure V2 whose zip has a sidecar and is not there. One request for each, since an
-    executor that is at work writes the sidecar first."""
+    """Return the V2 versions of the chain that have the checksum file of a zip and no zip. One request each: a running
+    executor writes the checksum file first."""
     beside = _sidecars(chain)
     found = (
         version
@@ -54,7 +54,7 @@ def strays(storage: Storage, chain: Chain) -> tuple[VersionId, ...]:
 
 
 def of_changelog(storage: Storage, chain: Chain, version: VersionId, local: Path) -> Iterator[Refused]:
-    """Whether a changelog, which was fetched, fits its sidecar. One request when there is one."""
+    """Yield a downloaded changelog if it does not match its checksum file. One request if that file exists."""
     path = chain.store.changelog(version)
     if names.sidecar(path) in _sidecars(chain):
         content = readable(local)
@@ -66,7 +66,7 @@ def of_changelog(storage: Storage, chain: Chain, version: VersionId, local: Path
 def of_snapshots(
     storage: Storage, chain: Chain, whole: Collection[VersionId], hidden: Collection[str], local: Path
 ) -> Iterator[Refused]:
-    """Whether the files of these snapshots fit the hidden checksums of Hadoop's. Two requests for each that has one."""
+    """Yield files of these snapshots that do not match their hidden Hadoop checksum. Two requests for each checksum."""
     users: dict[str, list[VersionId]] = {}
     for version in whole:
         path = chain.store.snapshot(version)
@@ -83,18 +83,18 @@ def of_snapshots(
         misfit = first_misfit(storage.read(beside), pieces(readable(local)))
         local.unlink()
         if misfit is not None:
-            bad = Bad(beside, Flaw.MISMATCH, f"does not fit its file from byte {misfit:,} on")
+            bad = Bad(beside, Flaw.MISMATCH, f"does not match its file from byte {misfit:,} on")
             yield Refused(Keeper.HADOOP, path, bad, tuple(versions), False, True)
 
 
 def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[Bad]:
-    """Hadoop's checksums, on a local disk, that no longer fit the small files beside them. Two requests for each file."""
+    """Yield files that do not match their hidden Hadoop checksum, on a local disk. Two requests for each file."""
     for path in paths:
         beside = names.hidden_checksum(path)
         said = read_or_none(storage, beside)
         content = None if said is None else read_or_none(storage, path)
         if content is not None and said is not None and first_misfit(said, [content]) is not None:
-            yield Bad(path, Flaw.MISMATCH, f"does not fit its hidden checksum, {beside.rpartition('/')[2]}")
+            yield Bad(path, Flaw.MISMATCH, f"does not match its hidden checksum {beside.rpartition('/')[2]}")
 
 
 def _compared(storage: Storage, path: str, content: Readable) -> Bad | None:

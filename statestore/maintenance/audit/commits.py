@@ -1,7 +1,7 @@
-"""The commit log of an audited checkpoint: each commit is read, and of those whose versions are gone only the shape stays.
+"""Read the commit log of an audited checkpoint. Commits of versions without files keep only their shape.
 
-A query of Spark's whose logs nobody purges has a commit for each batch of its life. What an audit holds is bounded by the
-versions that have files.
+A native query whose logs are not purged has a commit for each batch. The number of versions with files bounds the memory of
+an audit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from statestore.storage import Storage, at_once
 def with_commits(
     storage: Storage, log: LogFacts, batches: Sequence[int], files: Mapping[StorePath, StoreFiles]
 ) -> LogFacts:
-    """The same with all of the commit log: of batches of which no file is left only the shape of the commit."""
+    """Add the commit log to the facts. Commits of batches without files keep only their shape."""
     since = _whole_since(batches, files)
     read: dict[int, logs.CommitLog | Bad] = dict.fromkeys(batches, Bad("", Flaw.MISSING, ""))  # in this order
 
@@ -43,7 +43,9 @@ def with_commits(
     at_once(read_commit, batches)
     unknown = [bad for bad in read.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
     if unknown and len(unknown) == len(batches):
-        raise UnknownFormatVersion(unknown[-1].why, path=unknown[-1].path, hint="nothing was changed")
+        raise UnknownFormatVersion(
+            unknown[-1].why, path=unknown[-1].path, hint="upgrade Statekeeper; nothing was changed"
+        )
     return replace(log, commits=read, whole_since=since)
 
 
@@ -53,8 +55,8 @@ def _read(storage: Storage, batch: int) -> logs.CommitLog | Bad:
 
 
 def _whole_since(batches: Sequence[int], files: Mapping[StorePath, StoreFiles]) -> int:
-    """The first batch whose commit is kept whole: the one before the oldest of which any store has a file. That of its
-    versions nothing is left says of each chain that it goes no further back."""
+    """Return the first batch whose commit is kept in full: the batch before the oldest that has a file in any store.
+    This batch marks the end of each chain."""
     there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
     newest = max(batches, default=0)
     return min(newest, max(0, min(there, default=newest + 1) - 2))
@@ -63,8 +65,8 @@ def _whole_since(batches: Sequence[int], files: Mapping[StorePath, StoreFiles]) 
 def committed(
     root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
 ) -> tuple[dict[StorePath, dict[int, VersionId]], dict[StorePath, range], dict[int, Misfit]]:
-    """The committed versions of each store that is described, the numbers of those that are gone, and where commits say
-    otherwise."""
+    """Return the committed versions of each described store, the numbers of purged versions, and the contradictions between
+    commits and metadata."""
     found: dict[StorePath, dict[int, VersionId]] = {}
     first: dict[StorePath, int] = {}
     misfits: dict[int, Misfit] = {}
@@ -78,12 +80,12 @@ def committed(
             if problem is not None:
                 misfits.setdefault(batch, Misfit(operator, problem))
             if is_gone:
-                # Commits of one shape say the same of it.
+                # Commits of one shape have the same partitions.
                 shape = (id(commit.marks), operator, width)
                 if shape in seen:
                     continue
                 seen.add(shape)
-            # Not more than were seen: a damaged number of partitions is not to become a loop of billions.
+            # Limit the loop to the partitions that exist: a corrupt number of partitions could mean billions.
             partitions = min(width or max(info.partitions for info in infos), root.seen[operator])
             for partition, (place, info) in itertools.product(range(partitions), enumerate(infos)):
                 store = StorePath(operator, partition, info.name)
@@ -105,7 +107,8 @@ def contradicted_among_gone(
     found: Mapping[StorePath, StoreAuditFacts | NotAudited],
     described: Mapping[int, tuple[StoreInfo, ...]],
 ) -> dict[StorePath, StoreAuditFacts | NotAudited]:
-    """The stores whose head's lineage names gone versions, compared with the commits of these, which are read again."""
+    """Compare lineages that name purged versions with the commits of these versions, which are read again. Returns the
+    changed stores."""
     places = {operator: {info.name: place for place, info in enumerate(infos)} for operator, infos in described.items()}
     told: dict[int, list[tuple[StoreAuditFacts, VersionId]]] = {}
     for one in found.values():
@@ -133,7 +136,7 @@ def contradicted_among_gone(
 
 
 def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreInfo], batch: int) -> int | None:
-    """In how many partitions a batch ran an operator; None when commit, metadata and offsets do not go together."""
+    """Return the number of partitions of an operator in a batch; None if commit, metadata and offsets conflict."""
     metadata, schema = root.operators[operator], root.schemas.get(operator)
     name = metadata.name if isinstance(metadata, OperatorMetadata) else ""
     is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
@@ -148,10 +151,10 @@ def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreI
 def _misfit(ids: Sequence[Sequence[str]], infos: Sequence[StoreInfo], width: int | None) -> str | None:
     if width is None:
         described = _listed({info.partitions for info in infos})
-        return f"names {len(ids):,} partitions, the metadata describes {described}"
+        return f"names {len(ids):,} partitions, but the metadata describes {described}"
     widths = {len(of_partition) for of_partition in ids}
     if widths != {len(infos)}:
-        return f"names {_listed(widths)} stores a partition, the metadata describes {len(infos)}"
+        return f"names {_listed(widths)} stores per partition, but the metadata describes {len(infos)}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What an audit looks at: values only, as the files say it, with what is wrong with each file beside them."""
+"""Facts of an audit: the parsed files of a checkpoint, and the problem of each unusable file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from statestore.switch_journal import OpenJournal
 T = TypeVar("T")
 
 StoreKind = tuple[int, str]
-"""The stores of one name that an operator has, one in each partition."""
+"""Operator and store name: the stores of one kind, one in each partition."""
 
 
 class Flaw(Enum):
-    """In which way a file is bad."""
+    """The problem of a file."""
 
     MISSING = "is missing"
     CORRUPT = "cannot be read"
-    UNKNOWN_FORMAT = "has a format that this release does not know"
+    UNKNOWN_FORMAT = "has an unsupported format"
     MISMATCH = "contradicts other files"
     REPLACED = "is another file under the same name"
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A file that cannot be used, and why."""
+    """An unusable file, with the reason as a predicate: `is empty`."""
 
     path: str
     flaw: Flaw
@@ -51,15 +51,15 @@ class Bad:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the rows of a store are laid out, by the schema at `path`. `families` by name; a store without column families
-    has one, named None."""
+    """The row layout of a store, from the schema at `path`. `families` by name; a store without column families has one,
+    named None."""
 
     path: str
     families: Mapping[str | None, Family]
 
 
 def attempt(path: str, read: Callable[[], T]) -> T | Bad:
-    """What `read` makes of a file, or what is wrong with it. Raises `StorageError` but for a missing object."""
+    """Return the result of `read`, or the problem of the file. Raises `StorageError` except for a missing object."""
     try:
         return read()
     except ObjectMissing:
@@ -71,18 +71,20 @@ def attempt(path: str, read: Callable[[], T]) -> T | Bad:
 
 
 def is_unknown(found: object) -> bool:
-    """Whether a file has a format that this release does not know."""
+    """Return whether a file has an unsupported format."""
     return isinstance(found, Bad) and found.flaw is Flaw.UNKNOWN_FORMAT
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """The query's logs. `offsets` are those that there are; of these `offsets_read` were looked into.
+    """The logs of the query.
 
-    `newest_version`: the newest version of which the logs say, after the files were listed, that a batch may be making it.
-    `in_the_way`: hidden checksums of logs that are gone, under the names that later ones will have.
-    `whole_since`: the first batch of which the ids are kept; no store has a file of the versions before it, and of their
-    commits only the shape is kept: see `CommitLog.shape`.
+    offsets           the batches that have offsets
+    offsets_read      the parsed ones among them
+    newest_version    the newest version that a batch may be writing, read from the logs after files were listed
+    in_the_way        hidden Hadoop checksums of deleted log entries, which block later entries of the same name
+    whole_since       the first batch whose commit is kept in full; older commits, of which no store has a file, keep
+                      only their shape: see `CommitLog.shape`
     """
 
     commits: Mapping[int, CommitLog | Bad]
@@ -94,12 +96,12 @@ class LogFacts:
 
     @cached_property
     def readable(self) -> Mapping[int, CommitLog]:
-        """The commits that can be read."""
+        """The readable commits."""
         return {batch: log for batch, log in self.commits.items() if isinstance(log, CommitLog)}
 
     @cached_property
     def shuffled(self) -> Mapping[int, int | None]:
-        """In how many partitions those batches shuffled whose offsets were read; None where they do not say it."""
+        """The number of shuffle partitions of each parsed batch; None if its offsets do not contain it."""
         found: dict[int, int | None] = {}
         for batch, log in self.offsets_read.items():
             if isinstance(log, OffsetLog):
@@ -108,7 +110,7 @@ class LogFacts:
         return found
 
     def pinned_partitions(self, batch: int) -> int | None:
-        """The same of any batch: one whose offsets were not read is like the others, which are alike then."""
+        """Return the number of shuffle partitions of any batch. If all parsed batches are equal, the others are too."""
         read = self.shuffled
         alike = {*read.values()}
         return read[batch] if batch in read else alike.pop() if len(alike) == 1 else None
@@ -116,16 +118,17 @@ class LogFacts:
 
 @dataclass(frozen=True)
 class RootFacts:
-    """What the root says of itself. `binding` is None on a checkpoint of Spark's own; `metadata_paths` and `schemas` are
-    by operator.
+    """The metadata files of the root. `metadata_paths` and `schemas` are by operator.
 
-    `seen`: how many partitions of an operator the logs and the files know.
-    `strangers`: files below the root in places where nobody writes such names; hidden ones that Spark stumbles over too.
-    `switched`: the version with which the newest switchover between the structures begins; `half_switched`: one that was
-    begun and has not ended. `quarantined`: the stores of which snapshots are quarantined, which may name any table
-    of theirs.
-    `layouts`: of a checkpoint of Spark's, what the schemas of the operators' stores say; `moved`: metadata that names
-    schemas in another place; `older_metadata`: what is wrong with the metadata of operators at older batches.
+    binding           None on a native checkpoint
+    seen              the number of partitions of each operator in logs and files
+    strangers         unrecognized files, and hidden files that Spark's maintenance fails on
+    switched          the version with which the newest switchover begins
+    half_switched     the journal of an incomplete switchover
+    quarantined       stores with quarantined snapshots, which may require any SST file of their store
+    layouts           row layouts of a native checkpoint
+    moved             operator metadata that refers to schemas outside the root
+    older_metadata    problems of operator metadata of older batches
     """
 
     query: str | Bad
@@ -145,7 +148,7 @@ class RootFacts:
 
 
 class Keeper(Enum):
-    """Who keeps a checksum beside a file, and refuses the file when it does not fit."""
+    """The writer of a checksum file, which rejects a file that does not match."""
 
     SPARK = "Spark"
     HADOOP = "Hadoop"
@@ -153,10 +156,11 @@ class Keeper(Enum):
 
 @dataclass(frozen=True)
 class Refused:
-    """A file that Spark does not read for the checksum beside it, though nothing is known against the file itself.
+    """A file that Spark rejects because of its checksum file; the file itself has no known problem.
 
-    `checksum`: that file, and what is wrong with it; `versions`: whose changelog the file is, or whose snapshots need it;
-    `is_guarded`: whether the file was read, and carries checksums of its own, which fit.
+    checksum      the checksum file and its problem
+    versions      the version of the changelog, or the versions whose snapshots require the file
+    is_guarded    whether the file has checksums of its own that match; None if it was not read
     """
 
     keeper: Keeper
@@ -169,7 +173,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a deep audit has read of a store, all of it: plain figures."""
+    """The numbers of items that a deep audit has read of a store."""
 
     changelogs: int = 0
     records: int = 0
@@ -179,18 +183,18 @@ class Decoded:
 
 @dataclass(frozen=True)
 class StoreAuditFacts:
-    """One store that could be looked at.
+    """The facts of an audited store.
 
-    committed       its versions in the commit log, by number, without those that are gone
-    gone            the numbers of earlier committed versions, of which no store has a file
-    contradicted    of these, those of which the head's lineage says, with files that exist, that they are others
-    chain           the versions as they load; in `broken` also what was found in the bytes
-    changelogs      what is wrong with changelogs of the chain
-    snapshots       what is wrong with snapshots of the chain
-    unnoticed       of these, those that a load takes all the same: they can be opened, and only reading shows it
-    lineage         what the head's changelog names before it; None when it was not, or could not be read
-    refused         files that checksums beside them speak against
-    strays          versions on the chain whose zip has a sidecar and is not there itself
+    committed       committed versions by number, without purged versions
+    gone            the numbers of purged versions: no store has a file of them
+    contradicted    committed versions that the head's lineage contradicts with existing files
+    chain           the versions as they load; `broken` includes problems of the content
+    changelogs      problems of changelogs of the chain
+    snapshots       problems of snapshots of the chain
+    unnoticed       corrupt snapshots that a load opens without an error
+    lineage         the lineage in the head's changelog; None if it was not read or is unreadable
+    refused         files that do not match their checksum file
+    strays          versions of the chain that have the checksum file of a zip and no zip
     """
 
     store: StorePath
@@ -209,7 +213,7 @@ class StoreAuditFacts:
 
 @dataclass(frozen=True)
 class NotAudited:
-    """A store of which nothing can be said, and why."""
+    """A store that cannot be audited, and the reason."""
 
     store: StorePath
     bad: Bad
@@ -217,7 +221,7 @@ class NotAudited:
 
 @dataclass(frozen=True)
 class Misfit:
-    """What a commit that can be read says otherwise than an operator's metadata."""
+    """A contradiction between a readable commit and the metadata of an operator."""
 
     operator: int
     problem: str
@@ -225,10 +229,16 @@ class Misfit:
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """All that an audit has found. `misfits` by batch; `undescribed`: stores with files that no metadata speaks of.
-    `deep`: whether every byte was read; `codec`: of the changelogs, None where the offset log does not say.
-    `uncommitted`: the files of all stores where there is no commit at all. `changed`: hidden checksums of
-    Hadoop's that no longer fit the logs and descriptions beside them. `stateless`: why there is no state."""
+    """The facts of a checkpoint.
+
+    misfits        contradictions between commits and operator metadata, by batch
+    undescribed    stores that have files and no metadata
+    deep           whether every byte was read
+    codec          codec of the changelogs; None if the offset log does not contain it
+    uncommitted    the files of all stores if there is no commit
+    changed        logs and metadata files that do not match their hidden Hadoop checksum
+    stateless      the reason why the query has no state
+    """
 
     root: RootFacts
     logs: LogFacts

@@ -1,4 +1,4 @@
-"""What an audit says: findings, worst first, and the state of each store. Values only."""
+"""Result types of an audit: findings, worst first, and the state of each store."""
 
 from __future__ import annotations
 
@@ -14,73 +14,75 @@ from statestore.storage import RequestCounts
 
 
 class Severity(IntEnum):
-    """How bad a finding is; the worst sorts first."""
+    """The severity of a finding; the worst sorts first."""
 
     ERROR = 0
-    """State would be lost, or is wrong."""
+    """State is lost or wrong, or the query cannot start."""
     WARNING = 1
-    """Needs attention; nothing is lost yet."""
+    """Needs attention; no state is lost."""
 
 
 class FindingKind(Enum):
-    """The kinds of findings, in plain words. The names are stable: programs may rely on them."""
+    """Kinds of findings, with the text that users read. Codes are stable."""
 
     COMMIT_MISSING = "the commit log has a gap"
     COMMIT_UNREADABLE = "a commit cannot be read"
-    COMMIT_UNKNOWN_ID = "a commit names an id that no file has"
-    COMMIT_AT_ODDS = "a commit and the operators' metadata disagree"
-    COMMITS_MIXED = "commits of both structures without a switchover between them"
-    HALF_SWITCHED = "a switchover between the structures is half done"
-    FORMAT_FLIPPED = "the query was started with the other structure"
+    COMMIT_UNKNOWN_ID = "a commit names a checkpoint id without a file"
+    COMMIT_AT_ODDS = "a commit contradicts the operator metadata"
+    COMMITS_MIXED = "the commit log mixes structures V1 and V2 without a switchover"
+    HALF_SWITCHED = "a switchover is incomplete"
+    FORMAT_FLIPPED = "the query was started with the wrong checkpoint structure"
     OFFSETS_MISSING = "a committed batch has no offsets"
-    OFFSETS_UNREADABLE = "offsets cannot be read"
-    LOG_IN_THE_WAY = "a hidden checksum of Hadoop's lies where a log will be written"
-    OFFSETS_AHEAD = "offsets are further than the commit log"
-    DESCRIPTION_MISSING = "a file that describes the checkpoint is missing"
-    DESCRIPTION_UNREADABLE = "a file that describes the checkpoint cannot be read"
-    DESCRIPTION_AT_ODDS = "files that describe the checkpoint disagree"
-    DESCRIPTION_MOVED = "a checkpoint was moved, and still names its former location"
-    DESCRIPTION_CHANGED = "a log, or a file that describes the checkpoint, was changed since Spark wrote it"
-    TWO_OPERATORS = "two operators have one id"
-    STORE_UNKNOWN_FORMAT = "a store has a format that this release does not know"
-    STORE_NOT_AUDITED = "a store could not be looked at"
-    STORE_UNDESCRIBED = "files of a store that nothing describes"
+    OFFSETS_UNREADABLE = "an offset log entry cannot be read"
+    LOG_IN_THE_WAY = "a stale Hadoop checksum blocks a log entry"
+    OFFSETS_AHEAD = "the offset log is ahead of the commit log"
+    DESCRIPTION_MISSING = "a metadata file is missing"
+    DESCRIPTION_UNREADABLE = "a metadata file cannot be read"
+    DESCRIPTION_AT_ODDS = "metadata files contradict each other"
+    DESCRIPTION_MOVED = "operator metadata refers to another location"
+    DESCRIPTION_CHANGED = "a log or metadata file was modified after Spark wrote it"
+    TWO_OPERATORS = "two operators have the same id"
+    STORE_UNKNOWN_FORMAT = "a store has an unsupported format"
+    STORE_NOT_AUDITED = "a store cannot be audited"
+    STORE_UNDESCRIBED = "a store has files but no metadata"
     CHANGELOG_MISSING = "a changelog is missing"
     CHANGELOG_UNREADABLE = "a changelog cannot be read"
-    CHANGELOG_REPLACED = "a changelog is another one than its commit confirms"
-    LINEAGE_AT_ODDS = "a changelog was written on top of another state than the commit log says"
-    FAMILIES_LOST = "no snapshot is left that names a store's column families"
-    NO_BASE = "there is nothing to start a load from"
+    CHANGELOG_REPLACED = "a changelog was replaced after its commit"
+    LINEAGE_AT_ODDS = "a lineage contradicts the commit log"
+    FAMILIES_LOST = "the column family names of a store are lost"
+    NO_BASE = "a store has no base snapshot"
     SNAPSHOT_MISSING = "a snapshot is missing"
     SNAPSHOT_UNREADABLE = "a snapshot cannot be read"
-    SNAPSHOT_AT_ODDS = "a snapshot does not hold what it says"
-    TABLE_MISSING = "a table that a snapshot names is missing"
-    TABLE_WRONG_SIZE = "a table has another size than its snapshot says"
-    TABLE_REPLACED = "a table is another one under the same name"
-    TABLE_UNREADABLE = "a table cannot be read"
-    SIDECAR_AT_ODDS = "a sidecar does not fit its file"
-    SIDECAR_STRAY = "a sidecar without its snapshot"
-    HIDDEN_CHECKSUM_AT_ODDS = "a hidden checksum of Hadoop's does not fit its file"
-    ROLLED_BACK_FILES = "files of versions that were given up"
-    SNAPSHOT_OF_SPARK_4_0 = "a snapshot that only Spark 4.0 opens"
-    NEAR_CEILING = "the lineage is near its ceiling"
-    NAME_STOPS_LOADS = "a file whose name keeps Spark from loading"
-    NAME_STOPS_CLEANUP = "a file whose name keeps Spark from cleaning up"
-    FOREIGN_FILE = "files that neither Spark nor Statekeeper writes"
-    NOT_A_FILE = "a link, a device or a name that cannot be read as a file"
+    SNAPSHOT_AT_ODDS = "the content of a snapshot contradicts its metadata"
+    TABLE_MISSING = "an SST file of a snapshot is missing"
+    TABLE_WRONG_SIZE = "an SST file has the wrong size"
+    TABLE_REPLACED = "an SST file was replaced"
+    TABLE_UNREADABLE = "an SST file cannot be read"
+    SIDECAR_AT_ODDS = "a checksum file (.crc) does not match its file"
+    SIDECAR_STRAY = "a checksum file (.crc) has no snapshot"
+    HIDDEN_CHECKSUM_AT_ODDS = "a hidden Hadoop checksum does not match its file"
+    ROLLED_BACK_FILES = "files of rolled-back versions remain"
+    SNAPSHOT_OF_SPARK_4_0 = "a snapshot that only Spark 4.0 can read"
+    NEAR_CEILING = "the lineage is close to its size limit"
+    NAME_STOPS_LOADS = "a file name prevents Spark from loading a store"
+    NAME_STOPS_CLEANUP = "a file name prevents Spark's maintenance"
+    FOREIGN_FILE = "an unrecognized file"
+    NOT_A_FILE = "a link, a device or an invalid file name"
 
     @property
     def code(self) -> str:
-        """For programs."""
+        """The stable code, for programs."""
         return codes.code(self)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that someone must look at.
+    """One problem of a checkpoint. Displayed as `<file> <problem>; <meaning>. <action>`.
 
-    `file`: the file to look at, relative to the root. `problem`: what is wrong with it; `meaning`: which versions cannot
-    be loaded any more, and from where a restart is possible; `action`: what to do.
+    file       path relative to the root; the subject of `problem`
+    problem    a predicate: `is missing`
+    meaning    the consequence: the versions that cannot be restored, and the batch from which a restart is possible
+    action     the next step, with its command
     """
 
     severity: Severity
@@ -94,11 +96,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditPolicy:
-    """What counts as a finding.
+    """Thresholds of the audit.
 
-    retained_versions    what retention keeps at least: older versions that do not load are the next gc's business
-    ceiling_share        so much of the lineage's ceiling is too much
-    least_commits_left   with fewer commits to go until the ceiling the query is about to stop
+    retained_versions    versions that retention keeps; older versions that cannot be restored are no finding
+    ceiling_share        share of the lineage's size limit above which a warning is reported
+    least_commits_left   number of commits before the limit below which the warning becomes an error
     """
 
     retained_versions: int = 100
@@ -108,19 +110,19 @@ class AuditPolicy:
 
 @dataclass(frozen=True)
 class StoreAudit:
-    """One store. Numbers of bytes and files are those in storage.
+    """The state of one store. Bytes and files are those in storage.
 
-    oldest           the oldest version that is retained: from it to the head all should load
-    intact_from      the oldest version from which on every one up to the head loads; those before a switchover, to which
-                     the way back leads, do not count
-    loadable         the newest version that loads; None when none does
-    base             what a load of the head starts from; None when it cannot be loaded
-    tail             how many changelogs such a load replays
-    lost             of the retained versions those that do not load
-    lineage_bytes    what the next changelog's lineage takes, of the `ceiling_bytes` it may; None where there is none
-    commits_left     how many more commits fit under the ceiling
-    orphan_files     what no committed version can reach: dead branches, and tables that none of their snapshots
-                     names, also while they are being uploaded. Tables are not counted while it is not known what all name
+    oldest           the oldest retained version
+    intact_from      the oldest version from which every version up to the head loads; versions before a switchover
+                     are not counted
+    loadable         the newest version that loads; None if no version loads
+    base             the base of the head; None if the head cannot be loaded
+    tail             number of changelogs between base and head
+    lost             retained versions that cannot be loaded
+    lineage_bytes    size of the lineage in the next changelog, at most `ceiling_bytes`; None without a lineage
+    commits_left     number of commits until the lineage reaches `ceiling_bytes`
+    orphan_files     files that no committed version can reach, SST files of running uploads included. If a snapshot
+                     cannot be read or is quarantined, SST files are not counted
     """
 
     store: StorePath
@@ -142,9 +144,9 @@ class StoreAudit:
 
 @dataclass(frozen=True)
 class Restart:
-    """From which batch the query can go on: the newest whose version every store loads.
+    """The batch from which the query can restart: the newest whose version loads in every store.
 
-    `delete_first`: snapshots that a load would take without noticing that they are bad. Without them it does better.
+    `delete_first`: corrupt snapshots that a load would use without detecting the corruption. Delete them first.
     """
 
     batch: int | None
@@ -154,10 +156,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class Audit:
-    """The whole. `batch`: the newest in the commit log, None before the first commit.
+    """The audit of a checkpoint. `batch`: the newest in the commit log, None before the first commit.
 
-    `unproven`: what these findings rest on and no file can show. `decoded`: by store, what was read of its bytes.
-    `stateless`: why there is no state to audit; None where there is some.
+    `unproven`: properties that this audit cannot verify. `decoded`: figures of a deep audit, by store.
+    `stateless`: the reason why the query has no state; None for a stateful query.
     """
 
     batch: int | None
@@ -171,17 +173,16 @@ class Audit:
 
     @property
     def versions(self) -> int:
-        """How many versions were judged: of each store, those from its oldest retained one to its head."""
+        """The number of audited versions: of each store, from its oldest retained version to its head."""
         return sum(store.head.version - store.oldest + 1 for store in self.stores)
 
     @property
     def breaks(self) -> tuple[Finding, ...]:
-        """The findings that say that state is lost or wrong. While there are any, nothing may be deleted by a machine:
-        what looks like garbage may be all that is left. A lineage near its ceiling, or a former location, is no such
-        thing."""
+        """The findings that report lost or wrong state. They block automatic deletions: an apparent orphan may be the last
+        copy. A lineage near its limit and a moved checkpoint do not block."""
         harmless = (FindingKind.NEAR_CEILING, FindingKind.DESCRIPTION_MOVED)
         return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what not in harmless)
 
     def count(self, severity: Severity) -> int:
-        """How many findings are so bad."""
+        """The number of findings of a severity."""
         return sum(finding.severity is severity for finding in self.findings)

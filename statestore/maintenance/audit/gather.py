@@ -1,4 +1,4 @@
-"""Looking at a whole checkpoint, read-only: its logs, what it says of itself, and each of its stores."""
+"""Gather the facts of a checkpoint: logs, metadata files and stores. Read-only."""
 
 from __future__ import annotations
 
@@ -30,38 +30,37 @@ from statestore.maintenance.audit.facts import (
     attempt,
 )
 from statestore.maintenance.audit.layouts import layouts
-from statestore.maintenance.audit.store import Way, look_at_store
+from statestore.maintenance.audit.store import Way, gather_store
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden
 from statestore.switch_journal import OpenJournal
 
 _NEWEST_OFFSETS = 2
-"""Of the batch that was committed last, and of the one that may be running. And the oldest, which may tell that the
-checkpoint was repartitioned since."""
+"""The offsets of the last committed batch and of a running one. The oldest offsets are read too: they show a later
+repartitioning."""
 
 _QUERY_ID = re.compile(r"[0-9A-Fa-f]{1,8}(-[0-9A-Fa-f]{1,4}){3}-[0-9A-Fa-f]{1,12}")
-"""As Java reads one."""
+"""The UUIDs that Java accepts."""
 
 _MOST_OPERATORS = 1000
-"""A query does not have more: a folder with a larger number is a stranger's."""
+"""Upper bound: a folder with a larger number is unrecognized."""
 
 
 def gather(
     storage: Storage, *, scratch: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> AuditFacts:
-    """The facts about a checkpoint. With `scratch`, a folder on local disk, every byte of every store is read too.
+    """Gather the facts of a checkpoint. With `scratch`, a folder on local disk, also read every byte of every store.
 
-    Requests: four listings, two more where files are ahead of the logs, one for each commit, a handful for the root, two
-    an operator; for a store see `look_at_store`. `progress` is told how many stores are done, of how many, from several
-    threads.
+    Requests: four listings, two more if files are ahead of the logs, one for each commit, a handful for the root, two for
+    each operator; for a store see `gather_store`. `progress(done, total)` counts stores; several threads call it.
 
-    *Guarantee*: nothing is written below the root, and what is wrong with one file or store does not keep the others
-    from being looked at. Raises `NotACheckpoint`; `UnknownFormatVersion` when no commit, or no store, has a format that
-    this release knows; `StorageError` when the root cannot be listed, `LocalStateError`.
+    *Guarantee*: nothing is written below the root. A problem of one file or store does not stop the audit of the others.
+    Raises `NotACheckpoint`; `UnknownFormatVersion` if all commits or all stores have an unsupported format;
+    `StorageError` if the root cannot be listed; `LocalStateError`.
     """
     before = storage.requests.snapshot()
-    # Losing schedule of the other order: the files are listed; the query, which is at work, commits; the log is read, and
-    # names a version whose changelog no listing shows. What is written after the log was read is newer than its head.
+    # Race: if files are listed before the log is read, a running query can commit in between. Then the log names a version
+    # whose changelog is not in the listing. Files written after the log was read are newer than its head.
     log, strangers, batches = _logs(storage, deep=scratch is not None)
     control = storage.list(names.CONTROL)
     listed = storage.list(names.STATE, hidden=True)
@@ -69,11 +68,11 @@ def gather(
     files = catalog.by_store(state)
     log = commits.with_commits(storage, log, batches, files)
     without_state = None if listed or _is_own(control) else _stateless(log)
-    # A state store of another kind is rejected here: its files have other names.
+    # Raises for another state store provider: its files have other names.
     conf, codec = _conf(log, has_state=not _is_own(control) and without_state is None)
     hidden = frozenset(entry.path for entry in listed if is_hidden(entry.path))
     if not log.commits:
-        catalog.heads(storage)  # says whether this is a checkpoint at all
+        catalog.heads(storage)  # raises NotACheckpoint
     if not _is_own(control):
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
@@ -102,7 +101,7 @@ def gather(
     way = Way(storage, scratch, conf, kept_hidden, with_families, reads, root.layouts)
 
     def look(store: StorePath) -> None:
-        looked = look_at_store(way, store, committed[store], files.get(store, StoreFiles()))
+        looked = gather_store(way, store, committed[store], files.get(store, StoreFiles()))
         found[store] = looked if isinstance(looked, NotAudited) else replace(looked, gone=gone[store])
         progress(len(found), len(committed))
 
@@ -110,7 +109,9 @@ def gather(
     found |= commits.contradicted_among_gone(storage, log, found, described)
     unknown = [store.bad for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):
-        raise UnknownFormatVersion(unknown[0].why, path=unknown[0].path, hint="nothing was changed")
+        raise UnknownFormatVersion(
+            unknown[0].why, path=unknown[0].path, hint="upgrade Statekeeper; nothing was changed"
+        )
     return AuditFacts(
         root,
         log,
@@ -127,7 +128,7 @@ def gather(
 
 
 def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[Bad, ...]:
-    """Of the logs, and of the files that describe the state, those that were changed behind Hadoop's back."""
+    """Return the logs and metadata files that do not match their hidden Hadoop checksum."""
     if not _keeps_hidden_checksums(storage):
         return ()
     schemas = [layout.path for layout in root.layouts.values()]
@@ -138,7 +139,7 @@ def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[Bad, ...
 
 
 def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -> tuple[Bad, ...]:
-    """One request for each metadata file of an operator that is not its newest."""
+    """Return the problems of older operator metadata. One request for each file."""
     newest = set(root.metadata_paths.values())
     older = [e.path for e in state if names.parse_operator_metadata(e.path) is not None and e.path not in newest]
     read = (_operator(storage, path) for path in older)
@@ -146,7 +147,7 @@ def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -
 
 
 def _stateless(log: LogFacts) -> Stateless | None:
-    """Why there is no file of state; None where a commit names stores, or where no commit can say so."""
+    """Return why the checkpoint has no state files; None if a commit names stores or no commit is readable."""
     if not log.readable or any(commit.marks for commit in log.readable.values()):
         return None
     return stateless.kind(_newest_offsets(log))
@@ -158,8 +159,7 @@ def _newest_offsets(log: LogFacts) -> logs.OffsetLog | None:
 
 
 def _conf(log: LogFacts, *, has_state: bool) -> tuple[StateConf, str | None]:
-    """How the records of a checkpoint of Spark's are written, by the newest offset log that can be read, and the codec of
-    the changelogs."""
+    """Return the state configuration and the changelog codec, from the newest readable offsets."""
     readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
     if not has_state or not readable:
         return OURS, None
@@ -168,8 +168,8 @@ def _conf(log: LogFacts, *, has_state: bool) -> tuple[StateConf, str | None]:
 
 
 def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, StoreFiles]) -> int:
-    """The newest version that a batch may be making. Two listings more where there are files of later ones: the query may
-    be at work."""
+    """Return the newest version that a batch may be writing. If files of later versions exist, list the logs again: the
+    query may be running."""
     known = time_line.newest_known(committed=log.commits, begun=log.offsets)
     there = (version.version for of_store in files.values() for version in (*of_store.changelogs, *of_store.snapshots))
     if max(there, default=0) <= known:
@@ -184,7 +184,7 @@ def _is_unknown(store: StoreAuditFacts | NotAudited) -> TypeGuard[NotAudited]:
 
 
 def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[int]]:
-    """Of the offset log the newest batches, or all when `deep`; files of other names; and the batches of the commit log."""
+    """Read the newest offsets, all if `deep`. Returns the logs, unrecognized files, and the committed batches."""
     strangers: list[str] = []
     listed = {folder: storage.list(folder, hidden=True) for folder in (names.COMMITS, names.OFFSETS)}
     commits = _batches(listed[names.COMMITS], names.commits, strangers)
@@ -201,7 +201,7 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
 
     at_once(read_offset, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
     if len({*LogFacts({}, frozenset(), read_offsets).shuffled.values()}) > 1:
-        at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # repartitioned in between
+        at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # the query was repartitioned
     log = LogFacts({}, frozenset(offsets), dict(sorted(read_offsets.items())), in_the_way=tuple(in_the_way))
     return log, strangers, commits
 
@@ -209,8 +209,8 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
 def _in_the_way(
     storage: Storage, entries: Sequence[Entry], path_of: Callable[[int], str], batches: Collection[int]
 ) -> list[str]:
-    """Hidden checksums of Hadoop's where later batches will be written. One request for each, since a batch that ends just
-    now may be listed by halves."""
+    """Return hidden Hadoop checksums that block later log entries. One request each, because a listing may show an entry
+    of a running batch without its file."""
     newest = max(batches, default=-1)
     numbers = (names.parse_batch(entry.path.rpartition("/.")[2].removesuffix(names.SIDECAR)) for entry in entries)
     later = {names.hidden_checksum(path_of(n)): path_of(n) for n in numbers if n is not None and n > newest}
@@ -219,7 +219,7 @@ def _in_the_way(
 
 
 def _keeps_hidden_checksums(storage: Storage) -> bool:
-    """Whether Hadoop keeps, and compares, checksums there: on a local disk only."""
+    """Return whether Hadoop writes and verifies checksum files in this storage: only on a local disk."""
     return storage.url.startswith("file:")
 
 
@@ -250,12 +250,12 @@ def _root(
     described = catalog.newest_metadata(paths)
     numbers |= described.keys()
     if None in marks:
-        # A commit of structure V1 that Spark wrote names no store: which there are, the folders tell.
+        # A native V1 commit names no stores: take them from the folders.
         numbers |= {store.operator for store in files}
-    # Spark numbers them from 0 on without a gap: of one whose folder is gone, in structure V1, the later ones tell.
+    # Spark numbers operators from 0 without a gap: a gap is a missing V1 folder.
     if len(numbers) < max(numbers, default=-1) + 1 <= _MOST_OPERATORS:
         numbers |= set(range(max(numbers)))
-    # Of a partition whose folder is gone only the commits of structure V2, and the offset log, know.
+    # Only V2 commits and the offset log show a partition whose folder is missing.
     shuffled = _shuffle_partitions(log)
     seen = {
         operator: max(
@@ -290,7 +290,7 @@ def _root(
 
 
 def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | Bad | None]:
-    """The version with which the newest begins, and whether it is half done."""
+    """Return the version with which the newest switchover begins, and the journal of an incomplete one."""
     paths = [entry.path for entry in control]
     half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.standing(storage, paths))
     if isinstance(half_done, Bad):
@@ -299,12 +299,12 @@ def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None
 
 
 def _shuffle_partitions(log: LogFacts) -> int | None:
-    """By the newest offset log that can be read."""
+    """Return the number of shuffle partitions in the newest readable offsets."""
     return log.shuffled[max(log.shuffled)] if log.shuffled else None
 
 
 def _is_older_than_descriptions(log: LogFacts) -> bool:
-    """Whether the query began with a Spark before 4.0, which describes no operator."""
+    """Return whether a Spark release before 4.0, which writes no operator metadata, created the checkpoint."""
     confs = [offsets.conf for offsets in log.offsets_read.values() if isinstance(offsets, logs.OffsetLog)]
     return bool(confs) and not any(logs.ENCODING in conf for conf in confs)
 
@@ -312,12 +312,12 @@ def _is_older_than_descriptions(log: LogFacts) -> bool:
 def _query(storage: Storage, *, is_own: bool) -> str:
     query = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
     if not is_own and not _QUERY_ID.fullmatch(query):
-        raise CorruptFile(f"the query's id {query[:40]!r} is no UUID", path=names.QUERY_METADATA)
+        raise CorruptFile(f"contains a query id that is not a UUID: {query[:40]!r}", path=names.QUERY_METADATA)
     return query
 
 
 def _is_own(control: Sequence[Entry]) -> bool:
-    """Whether a job of ours wrote the root. Maintenance may leave files of its own in the roots of others."""
+    """Return whether a Python job wrote the root. Maintenance files also exist in native checkpoints."""
     places = (names.BINDING, f"{names.PENDING}/", f"{names.SCHEMAS}/")
     return any(entry.path.startswith(places) for entry in control)
 
@@ -336,7 +336,7 @@ def _schema(storage: Storage, operator: int) -> tuple[str, str] | Bad:
 
 
 def _strangers(state: Sequence[Entry]) -> list[str]:
-    """Files below `state/` under names that neither Spark nor this library gives."""
+    """Return unrecognized files below `state/`."""
     found = []
     for entry in state:
         place = names.parse_place(entry.path)
@@ -354,8 +354,8 @@ def _strangers(state: Sequence[Entry]) -> list[str]:
 def _described(
     root: RootFacts, log: LogFacts, files: Mapping[StorePath, StoreFiles]
 ) -> Mapping[int, tuple[StoreInfo, ...]]:
-    """The stores of each operator, in the order of their ids. Where nothing describes an operator that has one kind of
-    store, or whose stores no commit names, it is taken for what the files and the commit log show."""
+    """Return the stores of each operator, in the order of their ids. For an operator without metadata, derive them from
+    files and commit log if it has one kind of store or no commit names its stores."""
     described: dict[int, tuple[StoreInfo, ...]] = {}
     for operator, metadata in root.operators.items():
         if isinstance(metadata, OperatorMetadata):
@@ -364,7 +364,7 @@ def _described(
         kinds = {store.store for store in files if store.operator == operator}
         is_named = any(commit.marks for commit in log.readable.values())
         widths = {len(stores) for commit in log.readable.values() for stores in (commit.marks or {}).get(operator, ())}
-        # In which order a commit names the ids of several kinds, only the metadata tells.
+        # Only the metadata defines the order in which a commit names the ids of several kinds.
         if kinds and (len(kinds) == 1 or not is_named) and widths <= {1}:
             named = max((len((commit.marks or {}).get(operator, ())) for commit in log.readable.values()), default=0)
             folders = {store.partition for store in files if store.operator == operator}

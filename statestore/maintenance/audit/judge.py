@@ -1,4 +1,4 @@
-"""From facts to findings: pure. What is garbage, what is lost, what is only slower, and from where one can go on."""
+"""Turn the facts of a checkpoint into findings, store states and the batch to restart from. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from statestore.maintenance.audit.judge_store import View, of_store, store_audit
 _NAMED_FILES = 5
 
 _NO_CHECKSUM = (
-    "the logs, the operators' metadata and the binding carry no checksum: they were compared with each other, "
-    "with the names of files and with the lineages",
-    "a whole file that was replaced by another whole one of the same name is seen only where names, sizes, lineages, "
-    "digests or key counts tell it",
+    "the logs, the operator metadata and the binding have no checksums: they were compared with each other, with file "
+    "names and with lineages",
+    "a file that was replaced by another valid file of the same name is detected only by its name, size, lineage, digest "
+    "or key count",
 )
-_BYTES_NOT_READ = "the contents of changelogs and tables were not read: --deep reads every byte"
-_NO_STORE = "there is no store: that is so of a query without stateful operators, and of one whose state was deleted"
+_BYTES_NOT_READ = "the contents of changelogs and SST files were not read: --deep reads every byte"
+_NO_STORE = "the checkpoint has no store: the query has no stateful operators, or its state was deleted"
 _SCANNED = (
-    "a table's blocks were compared with their checksums by going over all keys and values; its filters, which only "
-    "look-ups of single keys read, were not"
+    "a full scan verified the block checksums of SST files; filter blocks, which only point lookups read, were not "
+    "verified"
 )
 
 
 def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
-    """The audit of a checkpoint. Pure."""
+    """Audit a checkpoint by its facts. Pure."""
     policy = policy or AuditPolicy()
     stores = [store for store in facts.stores if isinstance(store, StoreAuditFacts)]
     is_own, switched = facts.root.binding is not None, facts.root.switched
@@ -64,40 +64,38 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
 
 
 def _begins(facts: AuditFacts, store: StoreAuditFacts) -> int:
-    """The store's first version: not 1 where an older batch, which does not name the store, is in the commit log."""
+    """Return the store's first version: not 1 if an older commit exists that does not contain the store."""
     oldest = min((*store.gone[:1], *store.committed))
     return oldest if oldest - 2 in facts.logs.readable else 1
 
 
 def _restart(facts: AuditFacts, views: list[View]) -> Restart:
     if not facts.logs.commits:
-        return Restart(None, "no batch is committed yet")
+        return Restart(None, "no batch is committed")
     audited = {one.facts.store.operator for one in views}
     if len(views) < len(facts.stores) or not facts.root.operators.keys() <= audited:
-        return Restart(
-            None, "from which batch a restart is possible cannot be said: not every store could be looked at"
-        )
+        return Restart(None, "the batch to restart from is unknown: not every store could be audited")
     newest = max(facts.logs.commits)
     if is_unknown(facts.logs.commits[newest]):
         return Restart(
             None,
-            "from which batch a restart is possible cannot be said: the newest commit is of an unknown format",
+            "the batch to restart from is unknown: the newest commit has an unsupported format",
         )
     for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys() - _without_offsets(facts), reverse=True):
         if all(one.loads_committed(batch + 1) for one in views):
             traps = tuple(trap for one in views for trap in one.traps(batch + 1))
-            first = f"when {' and '.join(traps)} {'are' if len(traps) > 1 else 'is'} deleted, " if traps else ""
+            first = f"after deletion of {' and '.join(traps)}, " if traps else ""
             if batch == newest:
-                text = f"{first}a restart from the head, batch {batch} (version {batch + 1}), is possible"
+                text = f"{first}the query can restart from its newest batch, {batch} (version {batch + 1})"
             else:
-                lacks = ", and that has its offsets," if newest in _without_offsets(facts) else ""
-                text = f"{first}the newest batch that every store loads{lacks} is {batch} (version {batch + 1})"
+                lacks = " and that has offsets" if newest in _without_offsets(facts) else ""
+                text = f"{first}the newest batch that every store can restore{lacks} is {batch} (version {batch + 1})"
             return Restart(batch, text, traps)
-    return Restart(None, "there is no batch that every store loads")
+    return Restart(None, "no batch can be restored in every store")
 
 
 def _without_offsets(facts: AuditFacts) -> set[int]:
-    """The committed batches whose offsets are gone, or known to be damaged: a start reads those of its batch."""
+    """Return the committed batches whose offsets, which a restart reads, are missing or corrupt."""
     damaged = {
         batch
         for batch, log in facts.logs.offsets_read.items()
@@ -114,8 +112,8 @@ def _not_audited(store: NotAudited) -> Finding:
         store.store,
         store.bad.path,
         store.bad.why,
-        "nothing is known of this store",
-        "use a Statekeeper that knows this format" if unknown else "mend what the other findings say, audit again",
+        "no version of this store was audited",
+        "upgrade Statekeeper" if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
     )
 
 
@@ -125,7 +123,7 @@ def _undescribed(store: StorePath) -> Finding:
         FindingKind.STORE_UNDESCRIBED,
         store,
         store.folder,
-        "has files of a store that neither the commit log nor an operator's metadata names",
-        "nothing looks after these files, and nothing loads them",
-        "restore the operator's metadata if the store belongs to this query, else move the folder away",
+        "contains files of a store that neither the commit log nor the operator metadata names",
+        "no query loads these files and retention does not delete them",
+        "if the store belongs to this query, restore the operator metadata from a backup; if not, move the folder away",
     )

@@ -1,4 +1,4 @@
-"""What the facts about one store mean. Pure."""
+"""Findings about one store. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from statestore.storage import Entry
 from statestore.store import LINEAGE_STOP_BYTES
 
 _REPAIR_REPLAYS = 500
-"""How many changelogs Spark replays at most to repair a load, unless it is told otherwise."""
+"""Default of Spark's autoSnapshotRepair.maxChangeFileReplay, in changelogs."""
 
 _CHANGELOG_CODES = {
     Flaw.MISSING: FindingKind.CHANGELOG_MISSING,
@@ -42,8 +42,8 @@ _TABLE_CODES = {
 
 @dataclass(frozen=True)
 class View:
-    """A store's facts, and which of its versions are retained. `begins`: its first version, not 1 for a partition that came
-    with a repartitioning."""
+    """The facts of a store and its retained versions. `begins`: its first version, not 1 for a partition that a
+    repartitioning added."""
 
     facts: StoreAuditFacts
     oldest: int
@@ -54,18 +54,18 @@ class View:
 
     @property
     def chain(self) -> Chain:
-        """The store's versions."""
+        """The versions of the store."""
         return self.facts.chain
 
     @cached_property
     def lost(self) -> tuple[VersionId, ...]:
-        """The retained versions that do not load."""
+        """The retained versions that cannot be loaded."""
         return tuple(v for v in self.chain.versions if v.version >= self.oldest and v not in self.chain.bases)
 
     @cached_property
     def intact_from(self) -> int:
-        """The oldest version from which on every one up to the head loads. Versions before a switchover do not count: the
-        way back leads to them."""
+        """The oldest version from which every version up to the head loads. Versions before a switchover are not counted:
+        reversing the switchover restores them."""
         intact = self.chain.head.version + 1
         for version in reversed(self.chain.versions):
             if version not in self.chain.bases and version.version >= (self.switched or 0):
@@ -77,23 +77,23 @@ class View:
         return 1 if intact == self.begins else intact
 
     def loads_committed(self, number: int) -> bool:
-        """Whether the version that the commit log names loads. A store that a commit does not name had no part in it."""
+        """Return whether the committed version loads. A commit that does not name the store has no version of it."""
         version = self.facts.committed.get(number)
         return number not in self.facts.gone and (version is None or version in self.chain.bases)
 
     def regained(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
-        """The lost versions that would load if these had a whole snapshot."""
+        """Return the lost versions that would load if these snapshots were intact."""
         bases = self._with_whole(snapshots).bases
         return tuple(version for version in self.lost if version in bases)
 
     def trapped(self, snapshots: Collection[VersionId]) -> tuple[VersionId, ...]:
-        """The retained versions whose load starts from one of these, bad as they are, and does not notice."""
+        """Return the retained versions whose load starts from one of these corrupt snapshots and does not detect it."""
         traps = self.facts.unnoticed.intersection(snapshots)
         bases = self._with_whole(self.facts.unnoticed).bases
         return tuple(v for v in self.chain.versions if v.version >= self.oldest and bases.get(v) in traps)
 
     def traps(self, number: int) -> tuple[str, ...]:
-        """The zips without which a load of the committed version is right: each that it would start from, in turn."""
+        """Return the corrupt zips that a load of the committed version would start from, one after the other."""
         left = set(self.facts.unnoticed)
         found: list[str] = []
         version = self.facts.committed.get(number)
@@ -110,15 +110,14 @@ class View:
 def view(
     facts: StoreAuditFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None, begins: int = 1
 ) -> View:
-    """A store, seen from its oldest retained version; none is older than the one with which a switchover began: what was
-    before it is gone back to by the way that leads back."""
+    """Build the view of a store. Its oldest retained version is not older than the newest switchover."""
     ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
     return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched, begins)
 
 
 def _oldest(facts: StoreAuditFacts, policy: AuditPolicy, switched: int | None) -> int:
-    """Retention deletes from the old end on: what is gone there, up to a whole snapshot, is its work. Where it was
-    interrupted, changelogs without a base are left: as long as they are old enough, the next gc deletes them."""
+    """Return the oldest retained version. Retention deletes the oldest files first, up to an intact snapshot. An
+    interrupted retention leaves changelogs without a base, which the next gc deletes if they are old enough."""
     chain, files = facts.chain, facts.chain.files
     first_committed = max(chain.versions[0].version, min(facts.committed), switched or 0)
     if all(version in chain.bases for version in chain.versions):
@@ -131,7 +130,7 @@ def _oldest(facts: StoreAuditFacts, policy: AuditPolicy, switched: int | None) -
 
 
 def store_audit(one: View, policy: AuditPolicy, *, quarantined: bool = False) -> StoreAudit:
-    """The state of a store. `quarantined`: so are snapshots of it, whose tables stay with them."""
+    """Summarize a store. `quarantined`: whether it has quarantined snapshots, which keep their SST files."""
     chain = one.chain
     loads = chain.head in chain.bases
     following = _next_lineage_bytes(one.facts)
@@ -157,7 +156,7 @@ def store_audit(one: View, policy: AuditPolicy, *, quarantined: bool = False) ->
 
 
 def _next_lineage_bytes(facts: StoreAuditFacts) -> int | None:
-    """What the changelog that is written next has to carry."""
+    """Return the size of the lineage in the next changelog; None without a lineage."""
     head = facts.chain.head
     whole = [version for version, snapshot in facts.chain.snapshots.items() if snapshot.is_whole]
     if head.id is None or (facts.lineage is None and head not in whole):
@@ -171,20 +170,21 @@ def _commits_left(head: VersionId, used_bytes: int, ceiling_bytes: int) -> int:
 
 
 def _floors_base(chain: Chain, policy: AuditPolicy) -> VersionId | None:
-    """What the oldest version that retention keeps is restored from."""
+    """Return the base of the oldest version that retention keeps."""
     floor = max(chain.versions[0].version, chain.head.version - policy.retained_versions + 1)
     return chain.bases.get(chain.versions[floor - chain.versions[0].version])
 
 
 def _way_back(one: View, base: VersionId | None) -> set[VersionId]:
-    """Versions of the structure before a switchover that retention still keeps."""
+    """Return the versions before a switchover that retention still keeps."""
     head, files = one.chain.head, one.chain.files
     there = (*files.changelogs, *files.snapshots)
     return {version for version in there if leads_back(version, switched=one.switched, head=head, base=base)}
 
 
 def _orphans(one: View, policy: AuditPolicy, *, quarantined: bool) -> list[Entry]:
-    """Files that no committed version can reach. What is older than the chain, or newer than its head, may be one's."""
+    """Return the files that no committed version can reach. Files older than the chain or newer than its head may belong
+    to a committed version."""
     chain = one.chain
     committed, oldest = {*chain.versions, *_way_back(one, _floors_base(chain, policy))}, chain.versions[0].version
     dead = {
@@ -207,7 +207,7 @@ def _orphans(one: View, policy: AuditPolicy, *, quarantined: bool) -> list[Entry
 
 
 def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Finding]:
-    """What is wrong with a store."""
+    """Yield the findings about a store."""
     if not one.chain.files.entries:
         yield _gone(one, restart)
         return
@@ -225,29 +225,29 @@ def _gone(one: View, restart: Restart) -> Finding:
         FindingKind.NO_BASE,
         one.facts.store,
         one.facts.store.folder,
-        "is gone, or empty: not one file of this store is there",
-        f"none of its versions can be loaded; {restart.explained}",
-        "restore the whole folder from a backup",
+        "is missing or empty",
+        f"no version of store {one.facts.store} can be restored; {restart.explained}",
+        "restore the folder from a backup",
     )
 
 
 def _of_commits(one: View) -> Iterator[Finding]:
-    told = {version.version: version for version in one.chain.versions}
+    by_number = {version.version: version for version in one.chain.versions}
     for number, version in one.facts.contradicted.items():
         yield Finding(
             Severity.ERROR,
             FindingKind.COMMIT_UNKNOWN_ID,
             one.facts.store,
             names.commits(number - 1),
-            f"names {version.id} as version {number} of {one.facts.store}: there is no file of that id, and the lineage "
-            f"of the head names {told[number].id}",
-            f"batch {number - 1} cannot be gone back to; the versions after it do not depend on this commit",
+            f"names {version.id} as version {number} of store {one.facts.store}, but no file has that id and the lineage "
+            f"of the head names {by_number[number].id}",
+            f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
             "restore the file from a backup",
         )
 
 
 def _of_odds(one: View) -> Iterator[Finding]:
-    """A lineage below the head that contradicts the commit log: it was asked what the log does not tell any more."""
+    """Yield a finding if a lineage below the head contradicts the commit log, part of which is purged."""
     conflict = one.chain.conflicts
     known = any(bad.flaw is Flaw.MISMATCH for bad in one.facts.changelogs.values())
     if conflict is not None and not known and not one.facts.contradicted:
@@ -257,8 +257,8 @@ def _of_odds(one: View) -> Iterator[Finding]:
             one.facts.store,
             conflict.path,
             conflict.text,
-            "which of the two was committed cannot be told: the versions after it may hold another state than was put out",
-            "audit with --deep, and restore the commit log or the changelog from a backup",
+            "the committed version is ambiguous; the state of later versions may not match the output of the query",
+            "run: statekeeper audit ROOT --deep; then restore the commit log or the changelog from a backup",
         )
 
 
@@ -275,20 +275,20 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 one.facts.store,
                 bad.path,
                 bad.why,
-                "every version loads without it: its version has a snapshot",
-                "restore the file from a backup, so that the version does not hang on its snapshot alone",
+                "every version loads, because this version has a snapshot",
+                "restore the file from a backup; until then this version has no redundant restore path",
             )
 
 
 def _runs(one: View) -> list[list[VersionId]]:
-    """The versions that do not load, in runs without a gap."""
+    """Group the versions that cannot be loaded into runs without a gap."""
     loads = one.chain.bases
     grouped = itertools.groupby(one.chain.versions, key=lambda version: version in loads)
     return [list(group) for is_loaded, group in grouped if not is_loaded]
 
 
 def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], restart: Restart) -> Iterator[Finding]:
-    """Why each of the versions of a run does not load. All of them lack a whole snapshot."""
+    """Yield the causes for a run of versions that cannot be loaded. None of them has an intact snapshot."""
     bad = one.facts.changelogs
     causes = [v for v in retained if v in bad and not (bad[v].flaw is Flaw.MISSING and v in one.facts.snapshots)]
     first = retained[0]
@@ -311,7 +311,7 @@ def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], 
 
 
 def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, Bad]) -> Iterator[list[VersionId]]:
-    """Missing changelogs that follow on each other are one finding; of the others each is one."""
+    """Group causes: consecutive missing changelogs are one finding, each other cause is one finding."""
     group: list[VersionId] = []
     for version in causes:
         joins = group and bad[version].flaw is Flaw.MISSING and bad[group[-1]].flaw is Flaw.MISSING
@@ -326,11 +326,11 @@ def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, Bad]) -> Iterat
 def _problem(one: View, group: Sequence[VersionId]) -> str:
     bad = one.facts.changelogs[group[0]]
     if len(group) > 1:
-        return f"is missing, and so are those up to {names.changelog(group[-1])}: {len(group):,} in a row"
+        return f"and all changelogs up to {names.changelog(group[-1])} are missing ({len(group):,} in a row)"
     others = [v for v in one.chain.files.changelogs if v.version == group[0].version and v != group[0]]
     if bad.flaw is Flaw.MISSING and others:
         there = ", ".join(names.changelog(version) for version in others)
-        return f"is missing; of the same version, under ids that the commit log does not name, there is {there}"
+        return f"is missing; uncommitted changelogs of the same version exist: {there}"
     return bad.why
 
 
@@ -341,7 +341,7 @@ def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Find
             FindingKind.FAMILIES_LOST,
             one.facts.store,
             one.facts.store.snapshot(one.chain.versions[0]),
-            "is missing, and only a snapshot says what the store's column families are called: changelogs do not",
+            "is missing, and changelogs do not contain the names of the store's column families",
             _lost(one, retained, restart),
             _way_out(one, retained, restart),
         )
@@ -350,14 +350,15 @@ def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Find
         FindingKind.NO_BASE,
         one.facts.store,
         one.facts.store.folder,
-        f"before version {one.chain.versions[0].version} there is no snapshot, and {one.chain.end or 'no changelog'}",
+        f"has no snapshot before version {one.chain.versions[0].version}; "
+        f"{one.chain.end or 'older changelogs are missing'}",
         _lost(one, retained, restart),
         _way_out(one, retained, restart),
     )
 
 
 def _presumed(one: View) -> tuple[VersionId, ...]:
-    """The snapshot that the head's lineage starts from, when it is not there."""
+    """Return the snapshot that the head's lineage starts from, if it is missing."""
     first = one.facts.lineage[0] if one.facts.lineage else None
     if first is None or first.version == 1 or first in one.chain.files.snapshots or first not in one.chain.versions:
         return ()
@@ -370,42 +371,40 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         newer = any(v.version > version.version and s.is_whole for v, s in one.chain.snapshots.items())
         if newer and not lost:
             continue
-        severity, meaning = Severity.WARNING, "every version loads without it, by a longer replay"
-        action = "take a snapshot: statekeeper snapshot --all"
+        severity, meaning = Severity.WARNING, "every version loads by a longer replay"
+        action = "run: statekeeper snapshot ROOT --all"
         if lost:
             severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
         elif not one.is_own:
             short = _too_short_for_repair(one)
             severity = Severity.ERROR if short else Severity.WARNING
             meaning = (
-                f"Statekeeper loads every version without it, by a longer replay; Spark 4.0 and 4.1 cannot load version "
-                f"{one.chain.head.version:,}, {short or 'later ones repair it by a longer replay'}"
+                f"Statekeeper loads every version by a longer replay; Spark 4.0 and 4.1 cannot load version "
+                f"{one.chain.head.version:,}; {short or 'later releases load it by a longer replay'}"
             )
-            action = (
-                "stop the query and take a snapshot at the head, where Spark starts: statekeeper snapshot --at-head"
-            )
+            action = "stop the query, then run: statekeeper snapshot ROOT --at-head"
         yield Finding(
             severity,
             FindingKind.SNAPSHOT_MISSING,
             one.facts.store,
             one.facts.store.snapshot(version),
-            "is missing, and the lineage of the head starts from it",
+            "is missing, but the lineage of the head starts from it",
             meaning,
             action,
         )
 
 
 def _too_short_for_repair(one: View) -> str | None:
-    """Why Spark's repair of a load whose snapshot is missing (SPARK-56216) fails: it goes back over changelogs alone, by as
-    many as a conf says, whatever snapshots it passes. None when it does not fail."""
+    """Return the reason why Spark's snapshot repair (SPARK-56216) fails, None if it succeeds. The repair replays a
+    configured number of changelogs and ignores snapshots between them."""
     first = max(1, one.chain.head.version - _REPAIR_REPLAYS)
     there = {v.version for v in one.chain.versions if v not in one.facts.changelogs}
     gone = [number for number in range(first, one.chain.head.version) if number not in there]
     if not gone:
         return None
     return (
-        f"and later ones neither: their repair goes back to the changelog of version {first:,}, and that of version "
-        f"{gone[-1]:,} is not there (autoSnapshotRepair.maxChangeFileReplay is {_REPAIR_REPLAYS:,} unless configured)"
+        f"later releases fail too, because their repair needs the changelogs from version {first:,} on and that of version "
+        f"{gone[-1]:,} is missing (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
     )
 
 
@@ -423,21 +422,20 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
         if lost:
             meaning, action = _lost(one, lost, restart), _way_out(one, lost, restart)
         else:
-            meaning = "every version loads without it, by a longer replay"
+            meaning = "every version loads by a longer replay"
             action = (
-                f"statekeeper repair ROOT --deep --apply --confirm-stopped quarantines {zips}; then take a snapshot: "
-                f"statekeeper snapshot --all"
+                f"to quarantine {zips}, stop the query and run: statekeeper repair ROOT --deep --apply --confirm-stopped; "
+                f"then run: statekeeper snapshot ROOT --all"
             )
         if trapped:
-            # A load opens it without complaint. A read fails then, or worse, and a new load starts from it again.
-            without = "without it " if lost else ""
-            meaning = f"loads of {ranges(trapped)} start from it and do not notice; {without}{meaning}"
+            # A load opens it without an error. Later reads fail or return wrong values, and each new load uses it again.
+            meaning = f"loads of {ranges(trapped)} use it without detecting the damage; without this file, {meaning}"
         yield Finding(
             Severity.ERROR if lost or trapped else Severity.WARNING,
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
             one.facts.store,
             path,
-            f"{bad.why}; it is named by {zips}" if is_table else bad.why,
+            f"{bad.why}; {zips} requires it" if is_table else bad.why,
             meaning,
             action,
         )
@@ -445,20 +443,20 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
 
 def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     after = lost[-1].version + 1
-    later = f", version {after:,} and later load" if after <= one.chain.head.version else ""
-    return f"{ranges(lost)} cannot be loaded any more{later}; {restart.explained}"
+    later = f", version {after:,} and later can" if after <= one.chain.head.version else ""
+    return f"{ranges(lost)} of store {one.facts.store} cannot be restored{later}; {restart.explained}"
 
 
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     if lost[-1] != one.chain.head:
-        return "restore the file from a backup; without it just these versions are lost"
+        return "restore the file from a backup; without it, only these versions become unrecoverable"
     if restart.batch is None:
         return "restore the file from a backup"
-    return f"restore the file from a backup, or go back to batch {restart.batch}"
+    return f"restore the file from a backup, or roll back to batch {restart.batch}"
 
 
 def ranges(versions: Sequence[VersionId]) -> str:
-    """`version 4 (batch 3)`, `versions 4 to 8 (batches 3 to 7)`."""
+    """Format versions: `version 4 (batch 3)`, `versions 4 to 8 (batches 3 to 7)`."""
     pieces = []
     for _, group in itertools.groupby(enumerate(versions), key=lambda pair: pair[1].version - pair[0]):
         numbers = [version.version for _, version in group]
@@ -480,9 +478,9 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
         FindingKind.NEAR_CEILING,
         one.facts.store,
         one.facts.store.changelog(one.chain.head),
-        f"the next lineage takes {used:,} of {one.ceiling_bytes:,} bytes",
-        f"after {left:,} more commits the query stops",
-        "stop the query and take a snapshot at the head: statekeeper snapshot --all"
+        f"is close to the lineage limit: the next changelog needs {used:,} of {one.ceiling_bytes:,} bytes",
+        f"the query fails after {left:,} more commits",
+        "stop the query, then run: statekeeper snapshot ROOT --all"
         if stops
-        else "take a snapshot: statekeeper snapshot --all",
+        else "run: statekeeper snapshot ROOT --all",
     )

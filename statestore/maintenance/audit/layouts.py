@@ -1,5 +1,5 @@
-"""The state schemas of a checkpoint of Spark's: whether each store has one that can be read. Spark's reader needs it, and a
-start compares the query with it."""
+"""Read the state schemas of a native checkpoint. Spark's state reader requires them, and a restart compares the query with
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A store of which the layout is read. `is_described`: whether the operator has metadata."""
+    """A store whose layout is read. `is_described`: whether the operator has metadata."""
 
     operator: int
     info: StoreInfo
@@ -28,8 +28,8 @@ class _Wanted:
 def layouts(
     storage: Storage, described: Mapping[int, OperatorMetadata | Bad], paths: Collection[str]
 ) -> dict[StoreKind, Layout | Bad]:
-    """The layout of each store that the operators have, the same for all partitions. One request a schema file among
-    `paths`, the files that there are. Raises `StorageError`."""
+    """Return the layout of each store, which is the same for all partitions. `paths`: the existing files. One request for
+    each schema file. Raises `StorageError`."""
     found: dict[StoreKind, Layout | Bad] = {}
     for operator, metadata in described.items():
         for info in metadata.stores if isinstance(metadata, OperatorMetadata) else ():
@@ -45,7 +45,7 @@ def _layout(storage: Storage, wanted: _Wanted, paths: Collection[str]) -> Layout
         return attempt(path, partial(_plain, storage, path, wanted)) if path in paths else _missing(path)
     every = [names.family_schemas(wanted.operator, info.name, file) for file in info.schema_files]
     read = [attempt(path, partial(_families, storage, path)) if path in paths else _missing(path) for path in every]
-    # The newest describes all families; older ones are read by Spark's reader of older batches.
+    # The newest schema describes all families; Spark reads the others for older batches.
     return next((one for one in read if isinstance(one, Bad)), read[-1])
 
 
@@ -64,7 +64,7 @@ def _plain(storage: Storage, path: str, wanted: _Wanted) -> Layout:
 
 
 def _lenient(family: Family) -> Family:
-    """Spark checks no null against a schema that allows none: such a row is not damaged."""
+    """Make all fields nullable: Spark does not enforce non-null fields, so a null is not corruption."""
     return replace(family, key=_nullable(family.key), value=_nullable(family.value))
 
 

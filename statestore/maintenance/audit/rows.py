@@ -1,4 +1,4 @@
-"""Whether the rows in the files of a store decode with its schema: a file of another operator does not."""
+"""Verify that the rows in the files of a store decode with its schema; those of another operator do not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class RowCheck:
-    """Decodes rows only to see whether it is possible. `ids`: the numbers of the column families, by the newest snapshot up
-    to a version, since a repartitioning gives them anew; none for a store without families."""
+    """Decodes rows and discards the values. `ids`: the column family names by number, from the newest snapshot up to a
+    version, because a repartitioning renumbers them; empty for a store without families."""
 
     layout: Layout
     ids: Mapping[int, str]
@@ -28,7 +28,7 @@ class RowCheck:
 
     @classmethod
     def of(cls, layout: Layout | Bad | None, chain: Chain, version: VersionId, conf: StateConf) -> RowCheck | None:
-        """None where rows cannot be decoded: the schema is bad or unknown, or nothing says which family is which."""
+        """Return None if rows cannot be decoded: the schema is unusable, or the column family names are unknown."""
         if not isinstance(layout, Layout) or conf.encoding != UNSAFE_ROW:
             return None
         if None in layout.families:
@@ -39,7 +39,7 @@ class RowCheck:
         return cls(layout, {n: name for name, n in metadata.column_families.items()}, conf) if metadata else None
 
     def changes(self, piece: Changes) -> None:
-        """Raises `CorruptFile` for records that do not decode."""
+        """Decode records. Raises `CorruptFile`."""
         kinds = [Kind.PUT] * len(piece) if piece.kinds is None else piece.kinds.tolist()
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -54,7 +54,7 @@ class RowCheck:
         self._each(deleted, lambda family, skip, at: decode_keys([deleted[i] for i in at], family, skip=skip))
 
     def rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Raises `CorruptFile` for rows that do not decode."""
+        """Decode rows. Raises `CorruptFile`."""
 
         def decode(family: Family, skip: int, at: Sequence[int]) -> object:
             return decode_rows_of([keys[i] for i in at], [values[i] for i in at], family, self.conf, skip=skip)
@@ -68,7 +68,7 @@ class RowCheck:
                 for some in _pieces(places):
                     decode(self.layout.families[name], skip, some)
         except CorruptFile as error:
-            raise CorruptFile(f"has rows that are not of the schema in {self.layout.path}: {error.what}") from error
+            raise CorruptFile(f"has rows that do not match the schema in {self.layout.path}: {error.what}") from error
 
     def _by_family(self, keys: Sequence[bytes]) -> Mapping[str | None, Sequence[int]]:
         if not keys:

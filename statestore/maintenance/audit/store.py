@@ -1,4 +1,4 @@
-"""Looking at one store: its chain, the lineage in its head, and, when every byte is asked for, what is in the files."""
+"""Gather the facts of one store: its chain, the lineage of its head, and the content of all files in a deep audit."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
 
 _TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
-"""How RocksDB says of a table that the MANIFEST speaks of another one: SPARK-43404, SPARK-46796, SPARK-51717."""
+"""RocksDB errors for an SST file that does not match the MANIFEST: SPARK-43404, SPARK-46796, SPARK-51717."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
-"""Of one database; eight are open at once. A scan reads each block once, and nothing is gained by keeping it."""
+"""Limits of one database; eight are open at once. A scan reads each block once, so a larger cache has no effect."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the stores of a checkpoint are looked at. `scratch`: see `gather`; `hidden`: the files that a plain listing does
-    not show; `with_families`: the operators whose stores have column families; `reads`: the record of the files that
-    retention has read in full; `layouts`: of the rows of a checkpoint of Spark's."""
+    """Shared inputs for all stores of a checkpoint.
+
+    scratch          see `gather`
+    hidden           files that a plain listing omits
+    with_families    operators whose stores have column families
+    reads            the record of files that were read in full
+    layouts          row layouts of a native checkpoint
+    """
 
     storage: Storage
     scratch: Path | None
@@ -59,27 +64,25 @@ class Way:
     layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
 
 
-def look_at_store(
+def gather_store(
     way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
 ) -> StoreAuditFacts | NotAudited:
-    """The facts about one store. `committed`: its versions in the commit log.
+    """Gather the facts of one store. `committed`: its versions in the commit log.
 
-    Requests: the head of its newest changelog, one for each snapshot on the chain, and one where the commit log and
-    that lineage together do not reach back to a base. Raises `LocalStateError`.
+    Requests: the start of its newest changelog, one for each snapshot on the chain, and one if the commit log and the
+    lineage do not reach a base. Raises `LocalStateError`.
     """
     if not committed:
-        return NotAudited(store, Bad(store.folder, Flaw.MISMATCH, "no commit that can be read names it"))
+        return NotAudited(store, Bad(store.folder, Flaw.MISMATCH, "is not named by any readable commit"))
     try:
-        return _look_at_store(way, store, committed, files)
+        return _gather_store(way, store, committed, files)
     except UnknownFormatVersion as error:
         return NotAudited(store, Bad(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
     except StorageError as error:
-        return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"the storage failed: {error}"))
+        return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"cannot be read from storage: {error}"))
 
 
-def _look_at_store(
-    way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
-) -> StoreAuditFacts:
+def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreAuditFacts:
     storage = way.storage
     head = committed[max(committed)]
     bad = {
@@ -108,7 +111,7 @@ def _look_at_store(
         needs_base=needs_base,
         faults=faults,
     )
-    if lineage is not None and (problem := _disagreement(chain, head, lineage)):
+    if lineage is not None and (problem := _conflict(chain, head, lineage)):
         bad[head] = Bad(store.changelog(head), Flaw.MISMATCH, problem)
     unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain), unnoticed)
@@ -144,9 +147,8 @@ def _refuse_unknown(bad: Bad) -> None:
 
 
 def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: StoreFiles) -> dict[int, VersionId]:
-    """The commit log, continued by the lineage in the head; and corrected by it where the log names what has no files.
-    A load follows the lineage. Where the log's version has files, `_disagreement` finds the changelog to be at
-    conflicts."""
+    """Merge the commit log with the lineage of the head. The lineage wins if the version in the log has no files, as in a
+    load. If that version has files, `_conflict` reports the changelog."""
     believed = {version.version: version for version in lineage}
     for number, version in committed.items():
         told = believed.get(number, version)
@@ -155,24 +157,24 @@ def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: Store
     return believed
 
 
-def _disagreement(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
-    """What the lineage in the changelog of a version of the chain says otherwise than the chain; None when nothing."""
+def _conflict(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
+    """Return how the lineage in a changelog contradicts the chain; None if it does not."""
     numbers = [before.version for before in lineage]
     if numbers != list(range(version.version - len(numbers), version.version)):
-        return "its lineage jumps over a version"
+        return "has a lineage that skips a version"
     if not lineage and version.version > 1:
-        return "its lineage does not name the version before it"
+        return "has a lineage without the previous version"
     ours = {known.version: known for known in chain.versions}
     for named in lineage:
         known = ours.get(named.version, named)
         if known != named:
-            return f"its lineage names {named.id} as version {named.version}, the commit log {known.id}"
+            return f"names {named.id} as version {named.version} in its lineage, but the commit log names {known.id}"
     return None
 
 
 @dataclass
 class _Look:
-    """What is known to be wrong with the files of a chain."""
+    """The known problems of the files of a chain."""
 
     chain: Chain
     changelogs: dict[VersionId, Bad]
@@ -208,12 +210,14 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
                 bad[version] = Bad(table_path, Flaw.MISSING, "is missing")
                 break
             if held.size_bytes != table.size_bytes:
-                sizes = f"has {held.size_bytes:,} bytes, its snapshot says {table.size_bytes:,}"
+                sizes = f"has {held.size_bytes:,} bytes, but its snapshot expects {table.size_bytes:,}"
                 bad[version] = Bad(table_path, Flaw.MISMATCH, sizes)
                 break
         else:
             if facts.fault is not None:
-                bad[version] = Bad(facts.faulty_file or path, Flaw.CORRUPT, f"was read in full: {facts.fault.why}")
+                bad[version] = Bad(
+                    facts.faulty_file or path, Flaw.CORRUPT, f"is corrupt (read in full): {facts.fault.why}"
+                )
             elif facts.damage is not None:
                 bad[version] = Bad(path, Flaw.CORRUPT, facts.damage.text)
     return bad
@@ -225,7 +229,7 @@ def _problem(bad: Bad | None) -> FileProblem | None:
 
 @dataclass
 class _Decoding:
-    """Reads every byte of a chain's files, one file or snapshot at a time."""
+    """Reads every byte of the files of a chain, one changelog or snapshot at a time."""
 
     way: Way
     look: _Look
@@ -280,18 +284,20 @@ class _Decoding:
             return
         lineage, records = found
         if replaced:
-            what = "is not the changelog that its commit confirms: an attempt that lost has replaced it"
+            what = "does not match the digest in its commit: a late task attempt replaced it"
             self.look.changelogs[version] = Bad(path, Flaw.REPLACED, what)
         elif (lineage is None) != (version.id is None):
-            self.look.changelogs[version] = Bad(path, Flaw.MISMATCH, "has a lineage in structure V1, or none in V2")
-        elif lineage is not None and (problem := _disagreement(self.look.chain, version, lineage)):
+            self.look.changelogs[version] = Bad(
+                path, Flaw.MISMATCH, "has a lineage in structure V1, or no lineage in V2"
+            )
+        elif lineage is not None and (problem := _conflict(self.look.chain, version, lineage)):
             self.look.changelogs[version] = Bad(path, Flaw.MISMATCH, problem)
         self.decoded = replace(
             self.decoded, changelogs=self.decoded.changelogs + 1, records=self.decoded.records + records
         )
 
     def _is_replaced(self, version: VersionId, changelog: Path) -> bool:
-        """Whether a changelog is another one than the digests of the commits say; not when they do not say it."""
+        """Return whether a changelog contradicts the digests in the commits; False without digests."""
         versions = self.look.chain.versions
         place = version.version - versions[0].version
         before = versions[place - 1] if place else EMPTY
@@ -300,22 +306,22 @@ class _Decoding:
         return not digests.following(self.look.chain.store, before, changelog).is_same(version)
 
     def _snapshot(self, version: VersionId, folder: Path) -> None:
-        """Restore it as a load would, and go over all keys and values: each block's checksum is compared then."""
+        """Restore a snapshot as a load does, and scan all keys and values, which verifies the checksum of each block."""
         store = self.look.chain.store
         try:
             base = open_base(self.way.storage, store, version, folder, _LIMITS, self.way.conf)
         except SnapshotUnusable as error:
             self.look.snapshots[version] = self._blamed(version, error.__cause__ or error)
             return
-        said = base.metadata.key_count
-        if base.metadata.column_families and said >= 0:
-            said += base.metadata.internal_key_count
+        expected = base.metadata.key_count
+        if base.metadata.column_families and expected >= 0:
+            expected += base.metadata.internal_key_count
         try:
             with base.database as database:
                 keys = database.count_keys()
                 self._decode(version, database)
-            if said not in (-1, keys):
-                what = f"holds {keys:,} keys, its metadata says {said:,}"
+            if expected not in (-1, keys):
+                what = f"contains {keys:,} keys, but its metadata expects {expected:,}"
                 self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.MISMATCH, what)
                 self.look.unnoticed.add(version)
             self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
@@ -335,7 +341,7 @@ class _Decoding:
             self.look.unnoticed.add(version)
 
     def _blamed(self, version: VersionId, error: BaseException) -> Bad:
-        """The file of the snapshot that an error speaks of: a table by its local name, else the zip."""
+        """Return the file that an error names: an SST file by its local name, else the zip."""
         store, facts = self.look.chain.store, self.look.chain.snapshots[version]
         what = error.what if isinstance(error, StatekeeperError) else str(error)
         tables = facts.metadata.tables if facts.metadata else ()
