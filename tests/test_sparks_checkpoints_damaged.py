@@ -156,9 +156,9 @@ def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(wri
 
 def test_where_all_of_the_state_is_gone_the_audit_does_not_call_it_proved(written: Written) -> None:
     root = written("v1-aggregation")
-    assert not any("there is no store" in text for text in audited(root).unproven)
+    assert not any("the checkpoint has no store" in text for text in audited(root).unproven)
     shutil.rmtree(root / "state")
-    assert any("there is no store" in text for text in audited(root).unproven)
+    assert any("the checkpoint has no store" in text for text in audited(root).unproven)
 
 
 def test_the_stores_of_a_join_are_known_by_their_folders_where_no_commit_names_them(written: Written) -> None:

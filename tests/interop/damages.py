@@ -128,8 +128,8 @@ def _has_no_guard(damage: Damage) -> bool:
 
 
 _UNPROVEN: Mapping[str, tuple[Callable[[Damage], bool], str]] = {
-    "files of sources": (_is_source, "in which sources keep their own progress"),
-    "logs and descriptions without a checksum": (_has_no_checksum, "carry no checksum"),
-    "whole files under each other's names": (_is_swapped, "a whole file that was replaced by another whole one"),
-    "changelogs of a codec without checksums": (_has_no_guard, "carry no checksums: where there is no sidecar"),
+    "files of sources": (_is_source, "the progress files of sources"),
+    "logs and descriptions without a checksum": (_has_no_checksum, "the binding have no checksums"),
+    "whole files under each other's names": (_is_swapped, "replaced by another valid file of the same name"),
+    "changelogs of a codec without checksums": (_has_no_guard, "have no checksums: without a checksum file"),
 }
