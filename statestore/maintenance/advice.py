@@ -1,7 +1,7 @@
-"""How a query of Spark's is best set while its snapshots are made outside, and whether its checkpoint shows that it is not.
+"""Recommend the configuration of a native query whose snapshots Statekeeper takes, if its checkpoint shows another one.
 
-The reasons are in docs/how-to/spark-queries.md. The confs are those of a run, not of the checkpoint: Spark takes them
-anew at each start, and what a checkpoint does not show is not told.
+The reasons are in docs/how-to/spark-queries.md. Spark reads these configuration values at each start and does not store
+them in the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _DELTAS = f"{_STATE}minDeltasForSnapshot"
 _FORCED = f"{_STATE}forceSnapshotUploadOnLag"
 _NEVER = 2_147_483_647
 _BEFORE_THE_CEILING = 250
-"""In structure V2 a query that runs on and on needs a snapshot of Spark's own now and then: after some 800 changelogs it
-stops, and does not see those that are made outside before it starts again. Two that fail are borne."""
+"""In structure V2 a running query needs its own snapshots: it fails after about 800 changelogs, and detects snapshots of
+Statekeeper only at a restart. This interval tolerates two failed snapshots."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What the checkpoint shows, and the confs that would do better."""
+    """An observation in the checkpoint, and the recommended configuration."""
 
     seen: str
     confs: dict[str, str]
 
 
 def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
-    """For a checkpoint of Spark's; none for our own. A listing, and one request at most. Raises `StorageError`."""
+    """Return the advice for a native checkpoint; none for a Python job. One listing and at most one request. Raises
+    `StorageError`."""
     if gathered.is_own or not gathered.stores:
         return []
     files = catalog.files(storage, gathered.stores[0].store.folder)
@@ -41,7 +42,7 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     if not of_store.snapshots:
         return []
     if not of_store.changelogs:
-        return [Advice("there are snapshots and no changelogs: each batch uploads one", {_CHANGELOGS: "true"})]
+        return [Advice("the checkpoint has no changelogs: each batch uploads a snapshot", {_CHANGELOGS: "true"})]
     newest = max(of_store.snapshots, key=lambda version: version.version)
     facts = look_at_snapshot(storage, store, newest, of_store)
     if facts.metadata is None or facts.is_ours or (facts.metadata.column_families and newest.version == 1):
@@ -49,7 +50,7 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     deltas = _NEVER if newest.id is None else _BEFORE_THE_CEILING
     return [
         Advice(
-            "Spark makes snapshots itself: whoever makes them outside makes them a second time",
+            "Spark takes snapshots itself, so that Statekeeper would take each snapshot a second time",
             {_DELTAS: f"{deltas}", _FORCED: "false"},
         )
     ]

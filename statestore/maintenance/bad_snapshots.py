@@ -1,10 +1,10 @@
-"""Snapshots that Spark refuses or that are damaged, and sidecars that spoil a snapshot: facts for a repair.
+"""Find corrupt snapshots and checksum files that block a snapshot: facts for a repair. Read-only.
 
-    sidecar without its zip                       Spark refuses every zip that is written under that name later
-    sidecar that does not fit a whole zip         Spark refuses the zip
-    zip, or table of it, that is damaged          a load takes it and fails, or takes an older one each time
+    checksum file without its zip                 Spark rejects a new zip of that name
+    checksum file that does not match its zip     Spark rejects the intact zip
+    corrupt zip or SST file                       a load fails, or falls back to an older snapshot
 
-A damaged snapshot is listed only if the head of its store loads without it. Read-only.
+A corrupt snapshot is included only if the head of its store loads without it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from statestore.storage import Storage, at_once
 
 @dataclass(frozen=True)
 class BadSnapshots:
-    """Paths. `strays`: sidecars without their zip; `refused`: whole zips that their sidecars do not fit; `damaged`: zips of
-    damaged snapshots."""
+    """Paths. `strays`: checksum files without zip; `refused`: intact zips that do not match their checksum file; `damaged`:
+    zips of corrupt snapshots."""
 
     strays: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -48,9 +48,9 @@ class DeepRead:
 def bad_snapshots(
     storage: Storage, heads: Heads, files: Mapping[StorePath, StoreFiles], *, deep: DeepRead | None = None
 ) -> BadSnapshots:
-    """The facts, up to the head of each store. One listing, the record of reads, and for each store the lineage of its
-    head and one request a snapshot; `deep` also reads each snapshot in full that is not on record.
+    """Find bad snapshots up to the head of each store. `deep`: read snapshots in full that are not on record.
 
+    Requests: one listing, the record of reads, for each store the lineage of its head, and one for each snapshot.
     Raises `StorageError`; with `deep` also `LocalStateError`.
     """
     families = catalog.with_families(entry.path for entry in storage.list(names.STATE))
@@ -108,7 +108,7 @@ def _read(
         else:
             reads.update({one.path: one for one in outcome.files})
 
-    # One snapshot of each store at a time, the oldest first: a table that several name is read once.
+    # One snapshot of each store at a time, the oldest first, so that a shared SST file is read once.
     waiting = {chain.store: sorted(v for v, facts in chain.snapshots.items() if facts.is_whole) for chain in chains}
     while any(waiting.values()):
         found: Reads = dict(reads)

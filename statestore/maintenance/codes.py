@@ -1,13 +1,13 @@
-"""Codes for programs: records, JSON and tests show an enum's member by its code."""
+"""Stable codes of enum members, for records, JSON and tests."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 _FORMER_NAMES = {"ROLLED_BACK_FILES": "dead_time_line", "QUARANTINE": "aside", "OLD_QUARANTINE": "old_aside"}
-"""Codes do not change: a member that is renamed keeps the code that it had."""
+"""A renamed member keeps its former code."""
 
 
 def code(member: Enum) -> str:
-    """The stable code of a finding, rule, reason or outcome."""
+    """Return the stable code of a finding, rule, reason or outcome."""
     return _FORMER_NAMES.get(member.name, member.name.lower())

@@ -1,4 +1,4 @@
-"""`statekeeper.toml`: which checkpoints there are, and how each is looked after.
+"""Read `statekeeper.toml`: the checkpoints and their maintenance policies.
 
     [defaults.snapshot]
     changelogs = 50
@@ -18,11 +18,11 @@
     below = "state"
     forget_after = "1d"
 
-What a root does not say comes from `[defaults]`, what that does not say from the policies' own defaults. A relative path
-is taken from the file's folder. An unknown key is an error: a misspelt policy would be no policy.
+A root inherits missing keys from `[defaults]`, and `[defaults]` from the defaults of the policies. A relative path is
+relative to the file's folder. An unknown key is an error, so that a misspelt policy is not ignored.
 
-A parent is a folder of checkpoints that come and go: its folder `orders` is the root `jobs.orders`, here with the
-checkpoint in `s3://bucket/jobs/orders/state`. It says what a root says, for all of them.
+A parent is a folder with a changing set of checkpoints. Its folder `orders` is the root `jobs.orders`, here with the
+checkpoint in `s3://bucket/jobs/orders/state`. Its keys apply to all of them.
 """
 
 from __future__ import annotations
@@ -47,34 +47,34 @@ _DURATION = re.compile(r"(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd])")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Of roots and parents: the names are partition keys and file names elsewhere, and a dot stands between two of them."""
+"""Names of roots and parents, which are also partition keys and file names; a dot separates parent and folder."""
 
 P = TypeVar("P", SnapshotPolicy, RetentionPolicy)
 
 _FORMER_KEYS = {"aside": "quarantine"}
-"""Keys of a policy that were renamed: the former one works for one more release."""
+"""Renamed keys of a policy, by former key, which works for one more release."""
 
 
 class Mode(Enum):
-    """What may be done to a checkpoint."""
+    """The permitted maintenance of a checkpoint."""
 
     OBSERVE = "observe"
-    """Nothing is written below its root."""
+    """Write nothing below its root."""
     SNAPSHOTS = "snapshots"
-    """Snapshots are made, nothing is deleted."""
+    """Take snapshots and delete nothing."""
     FULL = "full"
 
 
 @dataclass(frozen=True)
 class Policies:
-    """How a checkpoint is looked after. `mode` None: `full` for a root of our own jobs, `observe` for one of Spark's."""
+    """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     mode: Mode | None = None
 
     def mode_for(self, *, is_own: bool) -> Mode:
-        """What may be done."""
+        """Return the mode of a checkpoint."""
         return self.mode or (Mode.FULL if is_own else Mode.OBSERVE)
 
 
@@ -89,8 +89,8 @@ class Root:
 
 @dataclass(frozen=True)
 class Parent:
-    """A configured folder of checkpoints. `below`: where in each of its folders the checkpoint is; "" for the folder
-    itself. `forget_seconds`: for so long one that is gone may come back before it is forgotten."""
+    """A configured folder of checkpoints. `below`: the path of the checkpoint in each folder; "" for the folder itself.
+    `forget_seconds`: how long a missing checkpoint is remembered."""
 
     name: str
     spec: StorageSpec
@@ -99,14 +99,14 @@ class Parent:
     forget_seconds: float = 86_400.0
 
     def child(self, folder: str) -> Root:
-        """The root that a folder in it is. Raises `ValueError` for a folder whose name cannot be that of a root."""
+        """Return the root of a folder. Raises `ValueError` for an invalid name."""
         if not _NAME.fullmatch(folder):
-            raise ValueError(f"{folder!r} is no name of a root: letters, digits, '_' and '-'")
+            raise ValueError(f"{folder!r} is not a valid root name: use letters, digits, '_' and '-'")
         url = "/".join(part.rstrip("/") for part in (self.spec.url, folder, self.below) if part)
         return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies)
 
     def child_at(self, url: str) -> Root | None:
-        """The root in it that has this URL; None for another place."""
+        """Return the root with this URL; None if it is not in this parent."""
         folder = url.removeprefix(f"{self.spec.url.rstrip('/')}/").partition("/")[0]
         child = self.child(folder) if _NAME.fullmatch(folder) else None
         return child if child is not None and child.spec.url == url else None
@@ -114,14 +114,14 @@ class Parent:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the file says; without one there are no roots, and the defaults hold."""
+    """The parsed file; without a file, no roots and the default policies."""
 
     roots: Mapping[str, Root] = field(default_factory=dict)
     defaults: Policies = field(default_factory=Policies)
     parents: Mapping[str, Parent] = field(default_factory=dict)
 
     def find(self, name_or_url: str) -> Root:
-        """The root of that name or URL, however that is spelled; one that is not configured gets the defaults."""
+        """Return the root of a name or URL, in any spelling; an unconfigured root gets the defaults."""
         if name_or_url in self.roots:
             return self.roots[name_or_url]
         url = canonical(name_or_url)
@@ -138,22 +138,22 @@ class Configuration:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1h`, `7d`. Raises `ValueError`."""
+    """Convert `90s`, `10m`, `1h` or `7d` to seconds. Raises `ValueError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration: write 90s, 10m, 1h or 7d")
+        raise ValueError(f"{text!r} is not a duration: write 90s, 10m, 1h or 7d")
     return float(match["count"]) * _UNITS[match["unit"]]
 
 
 def load(path: Path) -> Configuration:
-    """The configuration in a file. Raises `BadConfiguration` with the file, the key and what it should be."""
+    """Read a configuration file. Raises `BadConfiguration` with the file, the key and a valid value."""
     try:
         body = tomllib.loads(path.read_text())
     except OSError as error:
-        hint = "name one that can be read: --config, or STATEKEEPER_CONFIG"
+        hint = "set --config or STATEKEEPER_CONFIG to a readable file"
         raise BadConfiguration(error.strerror or str(error), path=str(path), hint=hint) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadConfiguration(str(error), path=str(path), hint="write it as TOML") from error
+        raise BadConfiguration(str(error), path=str(path), hint="correct the TOML syntax") from error
     reader = _Reader(path)
     reader.require_known(body, ("defaults", "roots", "parents"), "")
     defaults = reader.policies(reader.table(body, "defaults", ""), Policies(), "defaults")
@@ -169,11 +169,11 @@ class _Reader:
         self._path = path
 
     def named_tables(self, body: dict[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The tables of roots, or of parents, with their names."""
+        """Yield the tables of roots or parents with their names."""
         tables = self.table(body, kind, "")
         for name in tables:
             if not _NAME.fullmatch(name):
-                raise self._bad(f"{kind}.{name!r}", "is no name", "use letters, digits, '_' and '-'")
+                raise self._bad(f"{kind}.{name!r}", "is not a valid name", "use letters, digits, '_' and '-'")
             yield name, self.table(tables, name, f"{kind}.")
 
     def root(self, name: str, body: dict[str, Any], defaults: Policies) -> Root:
@@ -184,7 +184,7 @@ class _Reader:
         where = f"parents.{name}"
         below = body.get("below", "")
         if not isinstance(below, str) or any(part in ("", ".", "..") for part in below.split("/") if below):
-            raise self._bad(f"{where}.below", f"is {below!r}", 'write a folder below each child, as below = "state"')
+            raise self._bad(f"{where}.below", f"is {below!r}", 'write a relative folder: below = "state"')
         forget = self._duration(body.get("forget_after", "1d"), f"{where}.forget_after")
         policies = self._own_policies(body, defaults, where, "below", "forget_after")
         return Parent(name, self._spec(body, where), policies, below, forget)
@@ -192,14 +192,14 @@ class _Reader:
     def _spec(self, body: dict[str, Any], where: str) -> StorageSpec:
         url = body.get("url")
         if not isinstance(url, str):
-            raise self._bad(f"{where}.url", "is missing or no text", 'write url = "s3://bucket/folder" or a path')
+            raise self._bad(f"{where}.url", "is missing or not a string", 'write url = "s3://bucket/folder" or a path')
         options = self.table(body, "storage", f"{where}.")
         if not _SCHEME.match(url):
             url = str(self._path.parent / url)
         return StorageSpec(canonical(url), tuple((key, str(value)) for key, value in options.items()))
 
     def _own_policies(self, body: dict[str, Any], defaults: Policies, where: str, *others: str) -> Policies:
-        """The policies of a root or a parent, whose table holds its place and `others`, too."""
+        """Return the policies of a root or parent, whose table also has `url`, `storage` and `others`."""
         beside = ("url", "storage", *others)
         return self.policies({key: value for key, value in body.items() if key not in beside}, defaults, where)
 
@@ -219,7 +219,7 @@ class _Reader:
         )
 
     def _policy(self, body: dict[str, Any], default: P, where: str) -> P:
-        """Fields by their names; those that count seconds are written as durations, without `_seconds`."""
+        """Parse a policy. A field `x_seconds` is the key `x` with a duration."""
         known = {one.name.removesuffix("_seconds"): one.name for one in fields(default)}
         for former, key in _FORMER_KEYS.items():
             if key in known and former in body and key not in body:
@@ -243,18 +243,20 @@ class _Reader:
             raise self._bad(key, f"is {value!r}", "write 90s, 10m, 1h or 7d") from None
 
     def table(self, body: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-        """A table below a key; empty when it is not there."""
+        """Return the table at a key; empty if the key is missing."""
         found = body.get(key, {})
         if not isinstance(found, dict):
-            # Its value is not shown: a table of storage options that is written as a text holds credentials.
-            raise self._bad(f"{where}{key}", f"is no table, but {type(found).__name__}", f"write it as [{where}{key}]")
+            # Do not show the value: storage options that are written as a string contain credentials.
+            raise self._bad(
+                f"{where}{key}", f"has type {type(found).__name__}, but must be a table", f"write it as [{where}{key}]"
+            )
         return found
 
     def require_known(self, body: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        """Raises `BadConfiguration` for another key."""
+        """Raise `BadConfiguration` for an unknown key."""
         for key in body:
             if key not in known:
-                raise self._bad(f"{where}{key}", "is not known", f"known are {', '.join(known)}")
+                raise self._bad(f"{where}{key}", "is unknown", f"use one of {', '.join(known)}")
 
     def _bad(self, key: str, what: str, hint: str) -> BadConfiguration:
         return BadConfiguration(f"{key} {what}", path=str(self._path), hint=hint)

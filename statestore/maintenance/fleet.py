@@ -1,8 +1,8 @@
-"""Which checkpoints there are: the configured roots, and what lies in the configured parents. Read-only.
+"""Discover checkpoints: configured roots and the folders of configured parents. Read-only.
 
     discover(configuration)  ->  Fleet
 
-What is asked of storage grows with the number of checkpoints, never with what is in them.
+The number of requests depends on the number of checkpoints and not on their content.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Query:
 
     @property
     def version(self) -> int:
-        """The newest committed version: batch N makes version N+1."""
+        """The newest committed version: batch N creates version N+1."""
         return self.batch + 1
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The checkpoints that were found, by name.
+    """The discovered checkpoints, by name.
 
-    waiting     configured roots and folders of parents that hold no committed batch (yet)
-    problems    by name, what kept a root, a parent or a folder of a parent from being looked at
+    waiting     roots and folders of parents without a committed batch
+    problems    errors by name of a root, a parent or a folder of a parent
     """
 
     queries: Mapping[str, Query]
@@ -46,7 +46,7 @@ class Fleet:
     problems: Mapping[str, str]
 
     def is_unseen(self, name: str) -> bool:
-        """Whether a checkpoint that was not found may be there: it, or its parent, could not be looked at."""
+        """Return whether an undiscovered checkpoint may exist, because it or its parent could not be read."""
         return name in self.problems or name.partition(".")[0] in self.problems
 
 
@@ -56,10 +56,10 @@ def discover(
     *,
     committed: Mapping[str, int] | None = None,
 ) -> Fleet:
-    """Look for the checkpoints. What is wrong with one does not keep the others from being found.
+    """Discover the checkpoints. An error of one does not affect the others.
 
-    One listing of each parent, and one of the commit log of each root and each folder of a parent; where `committed` names
-    a batch of it that was committed, only of later ones.
+    Requests: one listing for each parent, and one of the commit log of each root and folder. `committed`: known committed
+    batches by name; the listing starts after them.
     """
     opened = open_root or (lambda root: open_storage(root.spec))
     problems: dict[str, str] = {}
@@ -91,7 +91,7 @@ def discover(
 
 
 def forget_seconds(configuration: Configuration, name: str) -> float:
-    """How long a checkpoint of a parent that is gone may stay away before it is forgotten; 0 without such a parent."""
+    """Return how long a missing checkpoint of a parent is remembered, in seconds; 0 without such a parent."""
     parent = configuration.parents.get(name.partition(".")[0])
     return parent.forget_seconds if parent is not None else 0.0
 

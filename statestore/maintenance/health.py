@@ -1,4 +1,4 @@
-"""One row for each checkpoint of a fleet: how far it is, what a restart would cost, what it holds, what is wrong."""
+"""Compute the health of a checkpoint: version, restore debt, size and findings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from statestore.storage import Storage
 class Health:
     """The figures of a checkpoint.
 
-    version              the newest committed one; 0 before the first batch
-    stores               how many there are
-    longest_tail         changelogs between base and head, of the store that has most
-    restore_seconds      what a restart would wait for all tails, one after the other, as the newest snapshots measured it
-    files, bytes         of all stores; `reclaimable_`: what the next retention run deletes, logs and records included
-    orphan_files         of all files, those that no committed version can reach, `orphan_bytes`: see `StoreAudit`
-    reclaimed_bytes      what the newest retention run deleted
-    least_commits_left   to the ceiling of the lineage, of the store that is nearest; None where there is none
-    errors, warnings     findings of the audit; `worst` is the first of them
-    requests             what looking cost
+    version              newest committed version; 0 before the first batch
+    stores               number of stores
+    longest_tail         longest tail of a store, in changelogs
+    restore_seconds      restore debt: sequential replay of all tails, at the speed that the newest snapshots measured
+    files, bytes         of all stores; `reclaimable_`: deleted by the next retention run, logs and records included
+    orphan_files         files that no committed version can reach, `orphan_bytes` likewise: see `StoreAudit`
+    reclaimed_bytes      deleted by the newest retention run
+    least_commits_left   lowest number of commits before a lineage ceiling; None without lineages
+    errors, warnings     number of findings; `worst` is the first finding
+    requests             requests that this call made
     """
 
     version: int
@@ -50,13 +50,13 @@ class Health:
 
     @property
     def is_clean(self) -> bool:
-        """Whether its audit had no finding."""
+        """Whether the audit has no finding."""
         return self.worst is None
 
 
 def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
-    """The figures of a checkpoint; what `snapshot.gather`, `audit.gather` and `retention.gather` take. Raises as the first
-    two."""
+    """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`.
+    Raises the errors of the first two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True)
     looked = passes.audit.look(storage, policies, clock=clock)

@@ -1,5 +1,5 @@
-"""Checkpoints that were moved or copied: the metadata of operators with column families names the state schemas by absolute
-URIs, and Spark reads them there. Facts for the audit and for the repair.
+"""Detect moved or copied checkpoints: metadata of operators with column families contains absolute URIs of state schemas,
+which Spark reads. Facts for audit and repair.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statestore.storage.urls import Locality, locality
 
 @dataclass(frozen=True)
 class Moved:
-    """Metadata at `path` names a schema outside of its root. `location`: the root in its words, None where the URI has
-    another form than those of this checkpoint."""
+    """Metadata at `path` refers to a schema outside its root. `location`: the URL of the former root; None if the URI is
+    not that of a schema of this checkpoint."""
 
     path: str
     uri: str
@@ -23,7 +23,7 @@ class Moved:
 
 
 def moved(root: str, path: str, metadata: OperatorMetadata) -> Moved | None:
-    """Whether an operator's metadata names places outside of the root; the first of them."""
+    """Return the first schema URI outside the root; None if there is none."""
     place = names.parse_operator_metadata(path)
     operator = metadata.operator if place is None else place[0]
     for store in metadata.stores:

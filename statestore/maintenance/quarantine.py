@@ -1,10 +1,10 @@
-"""What repairs and switchovers have quarantined: kept as it was, to be put back.
+"""Quarantine of repairs and switchovers: files as they were, so that they can be restored.
 
-    _statekeeper/aside/<run>.json      of a repair, where the query stood: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
-    _statekeeper/aside/<run>/<path>    a file as it was
+    _statekeeper/aside/<run>.json      the query position at a repair: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
+    _statekeeper/aside/<run>/<path>    the file that was at <path>
 
-A snapshot that lies here still names tables in its store's folder. Retention keeps them for as long as it lies here, and
-takes what was quarantined longer ago than its policy says.
+A quarantined snapshot still requires SST files in its store's folder. Retention keeps these files, and deletes quarantined
+files after the period in its policy.
 """
 
 from __future__ import annotations
@@ -23,32 +23,31 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Deletion, Entry, Storage, at_once, read_or_none
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
-"""Snapshots that were quarantined, by store and by the path where they lie now; None for one that cannot be read."""
+"""Quarantined snapshots by store and present path; None for an unreadable snapshot."""
 
 
 @dataclass(frozen=True)
 class QueryPosition:
-    """Where a query stands: its newest batch, and a digest of the commit that says so; -1 and "" before the first."""
+    """The position of a query: its newest batch and the SHA-256 of that commit; -1 and "" before the first commit."""
 
     batch: int
     commit: str
 
     @classmethod
     def of(cls, storage: Storage, heads: Heads | None) -> QueryPosition:
-        """Raises `ObjectMissing`, `StorageError`."""
+        """Read the present position. Raises `ObjectMissing`, `StorageError`."""
         if heads is None:
             return cls(-1, "")
         return cls(heads.batch, hashlib.sha256(storage.read(names.commits(heads.batch))).hexdigest())
 
 
 def begin(storage: Storage, run: str, standing: QueryPosition) -> None:
-    """Remember where the query stands, before anything is quarantined. Raises `StorageError`."""
+    """Record the query position before files are quarantined. Raises `StorageError`."""
     storage.create(names.quarantine_position(run), json.dumps(asdict(standing)).encode())
 
 
 def standing(storage: Storage, run: str) -> QueryPosition | None:
-    """Where the query stood when a run quarantined files; None when it is not known. Raises `CorruptFile`,
-    `StorageError`."""
+    """Return the recorded query position of a run; None without a record. Raises `CorruptFile`, `StorageError`."""
     path = names.quarantine_position(run)
     data = read_or_none(storage, path)
     if data is None:
@@ -57,22 +56,22 @@ def standing(storage: Storage, run: str) -> QueryPosition | None:
         body = parsed_json(data)
         return QueryPosition(int(body["batch"]), str(body["commit"]))
     except BAD_VALUES as error:
-        hint = "copy the files below it to where they were by hand, if the query has not gone on"
-        raise CorruptFile("is not the JSON that it should be", path=path, hint=hint) from error
+        hint = "if the query has not committed since, copy the files in this folder back to their paths"
+        raise CorruptFile("is not a valid query position", path=path, hint=hint) from error
 
 
 def require_deleted(storage: Storage, path: str, body: bytes) -> None:
-    """Delete a file whose bytes were quarantined. Raises `RefusedAsUnsafe` when it holds other bytes now: they stay."""
+    """Delete a file after its quarantine. Raises `RefusedAsUnsafe` if its bytes have changed; then it stays."""
     if storage.delete_unchanged(path, body) is Deletion.CHANGED:
         raise RefusedAsUnsafe(
-            "was written again while it was quarantined: the query is running",
+            "was written again during its quarantine: the query is running",
             path=path,
             hint="stop the query, verify that its application has ended, and run this again",
         )
 
 
 def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePath]) -> Snapshots:
-    """The snapshots of these stores among what was quarantined. One request each. Raises `StorageError`."""
+    """Return the quarantined snapshots of these stores. One request each. Raises `StorageError`."""
     to_read = [(store, path) for store, path in _zips(entries) if store in of]
     found: dict[StorePath, dict[str, SnapshotMetadata | None]] = {store: {} for store, _ in to_read}
 
@@ -81,7 +80,7 @@ def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePa
         try:
             found[store][path] = read_snapshot(storage.read(path), path).metadata
         except ObjectMissing:
-            return  # put back meanwhile: the snapshot is among its store's again
+            return  # restored meanwhile
         except (CorruptFile, UnknownFormatVersion):
             found[store][path] = None
 
@@ -90,12 +89,12 @@ def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePa
 
 
 def stores(entries: Iterable[Entry]) -> frozenset[StorePath]:
-    """The stores of which snapshots are quarantined."""
+    """Return the stores that have quarantined snapshots."""
     return frozenset(store for store, _ in _zips(entries))
 
 
 def _zips(entries: Iterable[Entry]) -> Iterator[tuple[StorePath, str]]:
-    """The snapshots among what was quarantined: whose they are, and where they lie now."""
+    """Yield quarantined snapshots with their store and present path."""
     for entry in entries:
         quarantined = names.parse_quarantined(entry.path)
         place = names.parse_store_path(quarantined[1]) if quarantined else None

@@ -1,12 +1,11 @@
-"""Rescues of checkpoints from which Spark does not start, or would start wrongly: planned, applied, and taken back.
+"""Repair a checkpoint from which Spark does not start, or starts with wrong state.
 
     gather(storage)  ->  RepairFacts  ->  plan(gathered, spark)  ->  RepairPlan  ->  execute(storage, plan, run)
 
-What is changed or taken away is quarantined first (`aside`), under the path that it had; `undo` puts it back. Two
-rescues need nothing of the kind: a query that died at the lineage ceiling, and one whose presumed snapshot is gone, go on
-from a snapshot at their head.
+Each changed or removed file is quarantined first, under its path; `undo` restores it. Two problems need only a snapshot at
+the head: a query at the lineage ceiling, and a query whose presumed snapshot is missing.
 
-All of it is for a query that is stopped: who calls has to make sure of that.
+The query must be stopped. The caller ensures this.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from statestore.storage.urls import Locality, as_spark_writes_it
 
 
 class RepairReason(Enum):
-    """Why a file is in the way."""
+    """The reason for a repair action."""
 
-    HEADER = "the header of its metadata is not the one that this Spark reads"
-    ROLLED_BACK_FILES = "of batches that were taken back: the query would come upon it when it gets there again"
-    UNCOMMITTED = "of a batch that was begun and not committed: in structure V1 a start takes a snapshot by its number"
-    STRAY_SIDECAR = "a sidecar without its snapshot: Spark refuses every snapshot that is written under that name"
-    REFUSED = "it does not fit the snapshot beside it, which is whole and which Spark refuses for that"
-    DAMAGED = "of a damaged snapshot, without which the head of its store loads"
-    NO_NUMBER = "no number before .zip: in structure V1 no version of a store is loaded while it lies there"
-    MOVED = "it names the state schemas at the place from which the checkpoint was moved"
+    HEADER = "this Spark release cannot read the header of its metadata"
+    ROLLED_BACK_FILES = "belongs to a rolled-back batch: the query would load it when it reaches that version again"
+    UNCOMMITTED = "belongs to an uncommitted batch: in structure V1 a restart loads snapshots by number"
+    STRAY_SIDECAR = "is a checksum file without a snapshot: Spark rejects a new snapshot of that name"
+    REFUSED = "does not match its snapshot, which is intact: Spark rejects the snapshot"
+    DAMAGED = "belongs to a corrupt snapshot: the head of the store loads without it"
+    NO_NUMBER = "has no version number before .zip: in structure V1 Spark cannot load the store"
+    MOVED = "refers to state schemas at the former location of the checkpoint"
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Give a snapshot another header."""
+    """Rewrite a snapshot with another header."""
 
     path: str
     header: str
@@ -57,7 +56,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Quarantine:
-    """Take a file out of Spark's way."""
+    """Move a file to quarantine."""
 
     path: str
     why: RepairReason
@@ -65,7 +64,7 @@ class Quarantine:
 
 @dataclass(frozen=True)
 class Relocate:
-    """Have an operator's metadata name its schemas below `location`, the checkpoint's URL in Spark's words."""
+    """Rewrite the schema URIs in operator metadata. `location`: the checkpoint's URL as Spark writes it."""
 
     path: str
     location: str
@@ -77,9 +76,15 @@ RepairAction = Rewrite | Quarantine | Relocate
 
 @dataclass(frozen=True)
 class RepairFacts:
-    """The facts. `headers`: of the snapshots of structure V2 up to the head that can be read, by path; `begun`: the newest
-    batch that the offset log knows, -1 for none. `heads`: None before the first commit. `bad`: snapshots that Spark refuses
-    or that are damaged. `url`: of the root; `metadata`: of operators with column families, by path."""
+    """The facts of a repair.
+
+    heads       None before the first commit
+    headers     headers of the readable V2 snapshots up to the head, by path
+    begun       the newest batch in the offset log; -1 if it is empty
+    bad         snapshots that are corrupt or that Spark rejects
+    url         the URL of the root
+    metadata    metadata of operators with column families, by path
+    """
 
     heads: Heads | None
     standing: QueryPosition
@@ -93,8 +98,8 @@ class RepairFacts:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What is to be done, in order. `asks`: what a person has to say before it can be told what else is. `standing`: where
-    the query stands for which this is planned; None when nothing is to be done."""
+    """The actions, in order. `asks`: the input that the plan lacks, for a person. `standing`: the query position for which
+    the plan is valid; None without actions."""
 
     actions: tuple[RepairAction, ...]
     asks: str | None = None
@@ -102,19 +107,21 @@ class RepairPlan:
 
 
 def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
-    """The facts. Listings of `state/` and of the logs, the newest commit and offsets, one request a snapshot of structure
-    V2 and a metadata file of an operator with column families, and those of `bad_snapshots`; `deep`: see there. Raises
-    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` also for a state store that is not RocksDB, `StorageError`.
+    """Gather the facts. `deep`: see `bad_snapshots`.
+
+    Requests: listings of `state/` and of the logs, the newest commit and offsets, one for each V2 snapshot and each
+    metadata file of an operator with column families, and those of `bad_snapshots`. Raises `NotACheckpoint`, `CorruptFile`,
+    `UnknownFormatVersion` (also for a state store other than RocksDB), `StorageError`.
     """
-    # The files before the log. Losing schedule of the other order: the query, which somebody forgot to stop, commits
-    # while the files are listed, and what it wrote looks like files of batches that were taken back.
+    # Race: if the log is read before files are listed, a query that was not stopped can commit in between. Then its new
+    # files look like files of rolled-back batches.
     listed = storage.list(names.STATE)
     files = catalog.by_store(listed)
     heads = catalog.heads(storage)
     headers: dict[str, str] = {}
 
     def look(path: str) -> None:
-        # What cannot be read is the audit's finding: a new header does not mend it.
+        # The audit reports unreadable snapshots; a new header does not repair them.
         try:
             headers[path] = read_snapshot(storage.read(path), path).metadata.header
         except (CorruptFile, ObjectMissing, UnknownFormatVersion):
@@ -124,7 +131,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
         head = heads.batch + 1
         if storage.stat(names.BINDING) is None:
             with suppress(ObjectMissing, CorruptFile):
-                catalog.state_conf(storage, heads)  # another kind of state store has other files
+                catalog.state_conf(storage, heads)  # raises for another state store provider
         of_v2 = (
             store.snapshot(version)
             for store, of_store in files.items()
@@ -140,7 +147,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
 
 
 def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetadata]:
-    """Of operators with column families, of all batches; what cannot be read is the audit's finding."""
+    """Return the metadata of operators with column families, of all batches. The audit reports unreadable files."""
     found: dict[str, OperatorMetadata] = {}
     for path in paths:
         place = names.parse_operator_metadata(path)
@@ -151,16 +158,16 @@ def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetad
 
 
 def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None) -> RepairPlan:
-    """What is in the way of the Spark that is going to go on; `spark` None when nobody has said which one. `location`: the
-    checkpoint's URL in Spark's words, None to conclude it from the former one. Pure."""
+    """Plan the repair. `spark`: the release that restarts the query; None if unknown. `location`: the checkpoint's URL as
+    Spark writes it; None to derive it from the former URL. Pure."""
     newest = gathered.standing.batch
     if gathered.begun > newest + 1:
-        # Spark begins no batch before the one before it is committed: commits were lost, and what they name may live.
-        there = "no commits" if gathered.heads is None else f"commits only up to batch {newest}"
+        # Spark starts a batch only after the previous commit. So commits are lost, and their files may be needed.
+        logged = "the commit log is empty" if gathered.heads is None else f"the newest commit is batch {newest}"
         return RepairPlan(
             (),
-            f"{names.offsets(gathered.begun)} is there, and {there}: if they were lost, restore them; if the query was "
-            f"taken back, delete the offsets from batch {newest + 1} on, too",
+            f"{names.offsets(gathered.begun)} exists, but {logged}: if commits are lost, restore them from a backup; if "
+            f"the query was rolled back, delete the offsets from batch {newest + 1} on",
         )
     in_the_way = {action.path: action for action in (*_bad(gathered), *_in_the_way(gathered))}
     away = [in_the_way[path] for path in sorted(in_the_way)]
@@ -172,7 +179,7 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
         )
         rewritten = [Rewrite(path, spark.header) for path in wrong]
     elif "v2" in gathered.headers.values():
-        asks = "there are snapshots as Spark 4.0 writes them, which later ones refuse: --for-spark says which goes on"
+        asks = "Spark 4.1 and later reject snapshots of 4.0: set --for-spark to the release that restarts the query"
     relocated, asks_where = _relocated(gathered, location)
     actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated)
     said = "; ".join(text for text in (asks, asks_where) if text) or None
@@ -180,7 +187,7 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
 
 
 def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Relocate], str | None]:
-    """The metadata that names schemas elsewhere, and what a person has to say before it can be told where they are."""
+    """Return the metadata to rewrite, and the missing input if the location cannot be derived."""
     found: list[Relocate] = []
     asks: str | None = None
     for path, metadata in sorted(gathered.metadata.items()):
@@ -189,7 +196,9 @@ def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Reloca
         if location is None and one is not None:
             concluded = as_spark_writes_it(gathered.url, one.location or one.uri)
             if one.locality is Locality.UNKNOWN or concluded is None:
-                asks = f"{path} names schemas in {one.location or one.uri}: --location says how Spark names this checkpoint"
+                asks = (
+                    f"{path} refers to schemas in {one.location or one.uri}: set --location to the URL that Spark uses"
+                )
                 continue
             where = concluded
         if where and any(uri != _schema_uri(where, path, *of) for of, uri in _uris(metadata)):
@@ -210,7 +219,7 @@ def _schema_uri(location: str, path: str, store: str, file: str) -> str:
 
 
 def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
-    """Snapshots that are damaged, with their sidecars, and sidecars that spoil a snapshot."""
+    """Yield corrupt snapshots with their checksum files, and checksum files for which Spark rejects a snapshot."""
     sidecars = {entry.path for files in gathered.files.values() for entry in files.others}
     for path in gathered.bad.damaged:
         yield Quarantine(path, RepairReason.DAMAGED)
@@ -223,10 +232,10 @@ def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
 
 
 def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
-    """Changelogs and snapshots that a start may come upon."""
+    """Yield changelogs and snapshots that a restart may load by mistake."""
     newest = time_line.newest_known(committed=[gathered.standing.batch], begun=[gathered.begun])
     for store, files in gathered.files.items():
-        # Of a query that was taken back to its beginning no commit says which stores it has.
+        # If the query was rolled back to its beginning, no commit names its stores.
         head = names.EMPTY if gathered.heads is None else gathered.heads.heads.get(store)
         if head is None:
             continue
@@ -239,7 +248,7 @@ def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
                 v for v in files.snapshots if head.version < v.version <= newest and (gathered.heads or v.id is None)
             ]
             found += [(store.snapshot(version), RepairReason.UNCOMMITTED) for version in uncommitted]
-        if head.id is None and head.digest is None:  # our own jobs take no notice of it
+        if head.id is None and head.digest is None:  # Python jobs ignore such files
             zips = [entry.path for entry in (*files.snapshots.values(), *files.others)]
             found += [
                 (path, RepairReason.NO_NUMBER)
@@ -253,10 +262,11 @@ def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
 
 
 def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[RepairAction]:
-    """Do what the plan says, and tell after each file what was done.
+    """Execute the plan. Yields each action after it is done.
 
-    *Guarantee*: each file is quarantined before it is touched, so that a crash at any request loses nothing: what is
-    left is in the next plan, and `undo` takes back what was done. Raises `CorruptFile`, `ObjectMissing`, `StorageError`.
+    *Guarantee*: each file is quarantined before it is changed, so that a crash at any request loses nothing. The next plan
+    contains the remaining actions, and `undo` reverses the executed ones. Raises `CorruptFile`, `ObjectMissing`,
+    `RefusedAsUnsafe`, `StorageError`.
     """
     if planned.standing is not None:
         quarantine.begin(storage, run, planned.standing)
@@ -266,7 +276,7 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
         if isinstance(action, Rewrite):
             snapshot = read_snapshot(body, action.path)
             metadata = replace(snapshot.metadata, header=action.header)
-            # A checksum beside it would be that of the old bytes; without one Spark reads the file unchecked.
+            # The checksum file matches only the old bytes; without one, Spark reads the snapshot unverified.
             sidecar = f"{action.path}{names.SIDECAR}"
             if (checksum := read_or_none(storage, sidecar)) is not None:
                 storage.create(names.quarantine(run, sidecar), checksum, like=sidecar)

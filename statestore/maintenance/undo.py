@@ -1,12 +1,12 @@
-"""Taking a repair back: what it has quarantined goes where it was, all of it or nothing.
+"""Undo a repair: restore all quarantined files, or none.
 
-    gather(storage, run)  ->  UndoFacts  ->  plan(gathered)  ->  list of PutBack  ->  execute(storage, run, plan)
+    gather(storage, run)  ->  UndoFacts  ->  plan(gathered)  ->  PutBack actions  ->  execute(storage, run, plan)
 
-Only while the query stands where it stood then. The losing schedule otherwise, in structure V1: a snapshot of batches that
-were taken back is quarantined; the query goes on past their numbers; the snapshot is put back, and a restart takes it for
-its own. And only whole: a snapshot whose tables are gone is no way back.
+Undo requires the query position of the repair. Race otherwise, in structure V1: a repair quarantines a snapshot of a
+rolled-back batch; the query commits that version again; undo restores the old snapshot, and a restart loads it. Undo also
+requires all SST files of a snapshot.
 
-It is for a query that is stopped: who calls has to make sure of that.
+The query must be stopped. The caller ensures this.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from statestore.maintenance import quarantine
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
-_WHICH_RUN = f"a repair tells its run when it ends, and {names.QUARANTINE}/ has a folder of that name"
+_WHICH_RUN = f"use the run id that `statekeeper repair` printed; {names.QUARANTINE}/ has a folder of that name"
 
 
 class There(Enum):
-    """What stands now where a file was that a repair has quarantined."""
+    """The present content at the original path of a quarantined file."""
 
     NOTHING = "nothing"
     SAME = "the same bytes"
-    REWRITTEN = "the same file as the repair has rewritten it"
-    OTHER = "something that was written since"
+    REWRITTEN = "the file as the repair rewrote it"
+    OTHER = "a file that was written later"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A file that was quarantined. `lacks`: a table that it names and that is not there in its size, for a snapshot."""
+    """A quarantined file. `lacks`: for a snapshot, an SST file that is missing or has another size."""
 
     path: str
     there: There
@@ -48,7 +48,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class UndoFacts:
-    """The facts. `stood`: where the query stood at the repair; `stands`: where it does now."""
+    """The facts of an undo. `stood`: the query position at the repair; `stands`: the present one."""
 
     run: str
     url: str
@@ -59,20 +59,19 @@ class UndoFacts:
 
 @dataclass(frozen=True)
 class PutBack:
-    """Put a file where it was; `replaces`: in place of what the repair wrote there."""
+    """Restore a file to its path. `replaces`: whether it replaces a file that the repair wrote."""
 
     path: str
     replaces: bool
 
 
 def gather(storage: Storage, run: str) -> UndoFacts:
-    """The facts. Listings of `state/`, of the commit log and of what was quarantined; for each file of it two requests.
+    """Gather the facts. Requests: listings of `state/`, the commit log and the quarantine; two for each quarantined file.
 
-    Raises `RefusedAsUnsafe` for what is no run's id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
-    `StorageError`.
+    Raises `RefusedAsUnsafe` for an invalid run id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     if not names.is_checkpoint_id(run):
-        raise RefusedAsUnsafe(f"{run!r} is no run's id", path=storage.url, hint=_WHICH_RUN)
+        raise RefusedAsUnsafe(f"{run!r} is not a run id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
     stands = QueryPosition.of(storage, heads)
     files = catalog.files(storage)
@@ -91,49 +90,46 @@ def gather(storage: Storage, run: str) -> UndoFacts:
 
 
 def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
-    """What goes back where. Pure. Raises `RefusedAsUnsafe` when something speaks against any of it, with the file."""
+    """Plan the undo. Pure. Raises `RefusedAsUnsafe` with the file if any file cannot be restored safely."""
     if not gathered.kept and gathered.stood is None:
-        raise RefusedAsUnsafe(f"nothing is quarantined by run {gathered.run}", path=gathered.url, hint=_WHICH_RUN)
+        raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
     if gathered.stood is None:
         raise RefusedAsUnsafe(
-            "where the query stood at the repair is not known",
+            "is missing: the query position at the repair is unknown",
             path=names.quarantine_position(gathered.run),
-            hint="a switchover put it aside, and `statekeeper switch` tells the way back; or it was old, and retention is "
-            "taking it",
+            hint="if a switchover quarantined these files, run: statekeeper switch ROOT; if not, retention deletes them",
         )
     if gathered.stood != gathered.stands:
         then = f"after batch {gathered.stood.batch}" if gathered.stood.batch >= 0 else "before any batch"
         now = f"the newest batch is {gathered.stands.batch}" if gathered.stands.batch >= 0 else "no batch is committed"
         raise RefusedAsUnsafe(
-            f"the repair was made {then}, and now {now}, or its commit is another one: what "
-            "was quarantined is not of this time line",
+            f"the repair ran {then}, but now {now} or its commit was replaced; the quarantined files do not belong to the "
+            "present state",
             path=names.commits(max(gathered.stood.batch, gathered.stands.batch)),
-            hint=f"if commits were restored since, take those from batch {gathered.stood.batch + 1} on away, run this, and "
-            "put them back; if the query has gone on, leave what was quarantined where it is",
+            hint=f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
+            f"those from batch {gathered.stood.batch + 1} on away, run this again, and move them back",
         )
     for one in gathered.kept:
         if one.there is There.OTHER:
             raise RefusedAsUnsafe(
-                "was written again since it was quarantined: what was quarantined stays there",
+                "was written again after the repair; the quarantined file stays in quarantine",
                 path=one.path,
-                hint="the query has gone on; to go back all the same, delete the file and run this again",
+                hint="the query has run since; to restore the quarantined file anyway, delete this file and run this again",
             )
         if one.lacks is not None:
             raise RefusedAsUnsafe(
-                f"cannot be put back whole: its table {one.lacks} is gone",
+                f"cannot be restored, because its SST file {one.lacks} is missing",
                 path=one.path,
-                hint=f"restore the table from a backup, or delete {names.quarantine(gathered.run, one.path)} "
-                "to do without it",
+                hint=f"restore the SST file from a backup, or delete {names.quarantine(gathered.run, one.path)} to skip it",
             )
     return tuple(PutBack(one.path, one.there is There.REWRITTEN) for one in gathered.kept)
 
 
 def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[str]:
-    """Put them back, and tell after each file which it was.
+    """Restore the files. Yields each path after it is restored.
 
-    *Guarantee*: what was quarantined goes only after it stands where it was, so that a crash at any request loses
-    nothing and
-    running it again finishes it. Raises `RefusedAsUnsafe` when something was written there meanwhile, `StorageError`.
+    *Guarantee*: a quarantined file is deleted only after it is restored, so that a crash at any request loses nothing and
+    another run completes the undo. Raises `RefusedAsUnsafe` if a file was written meanwhile, `StorageError`.
     """
     for action in planned:
         kept = names.quarantine(run, action.path)
@@ -168,7 +164,7 @@ def _there(storage: Storage, path: str, before: bytes) -> There:
 
 
 def _is_relocated(before: bytes, now: bytes, path: str) -> bool:
-    """Whether two metadata files of an operator differ in the places of its schemas alone."""
+    """Return whether two metadata files of an operator differ only in schema URIs."""
     try:
         return with_schema_uris(before, path, _anywhere) == with_schema_uris(now, path, _anywhere)
     except (CorruptFile, UnknownFormatVersion):
@@ -180,7 +176,7 @@ def _anywhere(store: str, file: str) -> str:
 
 
 def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
-    """A table that the snapshot names and that is not there; None for other files, and for one that cannot be read."""
+    """Return a missing SST file of the snapshot; None for other files and for an unreadable snapshot."""
     place = names.parse_store_path(path)
     if place is None or place[1].kind is not StoreFileKind.SNAPSHOT:
         return None
@@ -197,7 +193,7 @@ def _create(storage: Storage, path: str, body: bytes, *, like: str) -> None:
         storage.create(path, body, like=like)
     except AlreadyExists as error:
         raise RefusedAsUnsafe(
-            "was written while it was put back: the query runs",
+            "was written during the undo: the query is running",
             path=path,
-            hint="stop the query, see that its application is gone, and run this again",
+            hint="stop the query, verify that its application has ended, and run this again",
         ) from error

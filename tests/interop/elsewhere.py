@@ -109,7 +109,7 @@ def goes_on_after_a_repair_when_it_was_taken_back(query: ElsewhereQuery, folder:
     query.run(4)
     statekeeper("snapshot", query.root, *AT_HEAD, "--scratch", str(folder))
     query.forget(*(f"{log}/{batch}" for log in ("commits", "offsets", "sources/0") for batch in (2, 3)))
-    assert "was taken back" in CliRunner().invoke(main, ["audit", query.urls[-1]]).output
+    assert "was rolled back" in CliRunner().invoke(main, ["audit", query.urls[-1]]).output
     before = _of_versions(query)
     repaired = statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     assert {"state/0/0/4.zip", "state/0/1/4.zip"} <= before - _of_versions(query), "Spark would load them later"

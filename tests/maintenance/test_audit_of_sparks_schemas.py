@@ -171,7 +171,7 @@ def test_a_person_says_how_spark_names_the_place(written: Written) -> None:
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
     [found] = audited(root).findings
     assert (found.what, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
-    assert "--location says how Spark names this checkpoint" in said(root, "repair", exit_code=3)
+    assert "set --location to the URL that Spark uses" in said(root, "repair", exit_code=3)
     said(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
     assert "nothing to repair" in said(root, "repair")

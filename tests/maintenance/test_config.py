@@ -70,7 +70,7 @@ def test_each_folder_of_a_parent_is_a_root_that_says_what_the_parent_says(tmp_pa
     assert orders.policies.mode is Mode.OBSERVE
     assert found.parents["jobs"].forget_seconds == 600
     assert found.find("jobs.a/../b").spec.url == "jobs.a/../b", "what cannot be a folder's name is taken as a URL"
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a valid root name"):
         found.parents["jobs"].child("a b")
 
 
@@ -114,18 +114,18 @@ def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[roots.a]\nurl = 3", "roots.a.url is missing or no text"),
+        ("[roots.a]\nurl = 3", "roots.a.url is missing or not a string"),
         (
             "[roots.a]\nurl = 'x'\nretension = {}",
-            "roots.a.retension is not known -> known are snapshot, retention, mode",
+            "roots.a.retension is unknown -> use one of snapshot, retention, mode",
         ),
         ("[roots.a]\nurl = 'x'\nretention = {versions = 0}", "roots.a.retention.versions is 0 -> write a whole number"),
         ("[defaults.retention]\ngrace = 3600", "defaults.retention.grace is 3600 -> write 90s, 10m, 1h or 7d"),
         ("[defaults]\nmode = 'all'", "defaults.mode is 'all' -> write one of observe, snapshots, full"),
-        ("[parents.a]\nurl = 'x'\nbelow = '../b'", "parents.a.below is '../b' -> write a folder below each child"),
+        ("[parents.a]\nurl = 'x'\nbelow = '../b'", "parents.a.below is '../b' -> write a relative folder: below = "),
         ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write 90s, 10m, 1h or 7d"),
-        ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is no name -> use letters"),
-        ("roots = 1", "roots is no table, but int -> write it as [roots]"),
+        ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is not a valid name -> use letters"),
+        ("roots = 1", "roots has type int, but must be a table -> write it as [roots]"),
         ("[roots", "write it as TOML"),
     ],
 )
@@ -146,5 +146,5 @@ def test_a_file_that_is_not_there_is_named_with_how_to_name_another(tmp_path: Pa
 def test_durations_are_written_with_their_unit() -> None:
     assert [parse_duration(text) for text in ("90s", "10m", "1h", "7d", "1.5h")] == [90, 600, 3600, 604_800, 5400]
     for text in ("", "90", "1 hour", "-1h", "h"):
-        with pytest.raises(ValueError, match="is no duration"):
+        with pytest.raises(ValueError, match="is not a duration"):
             parse_duration(text)

@@ -224,14 +224,14 @@ def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: 
     run = apply(storage, planned(storage))
     path = checkpoint.stores[0].changelog(checkpoint.versions[8][0])
     storage.create(path, b"of the new time line")
-    with pytest.raises(RefusedAsUnsafe, match="was written again since it was quarantined"):
+    with pytest.raises(RefusedAsUnsafe, match="was written again after the repair"):
         roll_back(storage, run)
     assert storage.read(path) == b"of the new time line"
     assert storage.stat(names.quarantine(run, path)) is not None
 
 
 def test_a_run_that_nobody_knows_cannot_be_taken_back(checkpoint: Checkpoint) -> None:
-    with pytest.raises(RefusedAsUnsafe, match="nothing is quarantined by run"):
+    with pytest.raises(RefusedAsUnsafe, match="has no quarantined files"):
         roll_back(checkpoint.storage, RandomIds().fresh())
 
 
@@ -303,7 +303,7 @@ def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tab
     assert any(v.path.endswith(".sst") and v.rule is Rule.QUARANTINE for v in plan.verdicts)
     plan = aggressively_collected(storage, days=31)
     assert any(v.path.endswith(".sst") and v.rule is Rule.UNNAMED for v in plan.verdicts)
-    with pytest.raises(RefusedAsUnsafe, match="nothing is quarantined by run"):
+    with pytest.raises(RefusedAsUnsafe, match="has no quarantined files"):
         roll_back(storage, run)
 
 
@@ -313,7 +313,7 @@ def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(chec
     run = apply(storage, planned(storage))
     before = contents(storage)
     storage.delete([names.quarantine_position(run)])
-    with pytest.raises(RefusedAsUnsafe, match="where the query stood at the repair is not known"):
+    with pytest.raises(RefusedAsUnsafe, match="is missing: the query position at the repair is unknown"):
         roll_back(storage, run)
     assert contents(storage) == before
 
@@ -344,7 +344,9 @@ def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(ch
     run = apply(storage, planned(storage))
     storage.delete([store.table_file(table)])
     before = contents(storage)
-    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: cannot be put back whole: its table .*{table} is gone"):
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{path}: cannot be restored, because its SST file .*{table} is missing"
+    ):
         roll_back(storage, run)
     assert contents(storage) == before
 
@@ -449,7 +451,7 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_b
     before = contents(storage)
     asked = statekeeper(root)
     assert (asked.exit_code, contents(storage)) == (3, before)
-    assert "--for-spark says which goes on" in asked.output
+    assert "set --for-spark to the release that restarts the query" in asked.output
     assert statekeeper(root, "--for-spark", "4.2", "--apply").exit_code == 13
     assert contents(storage) == before
     done = statekeeper(root, "--for-spark", "4.2", "--apply", "--confirm-stopped", "--output", "json")
@@ -502,7 +504,7 @@ def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_quarantined(
     checkpoint.storage.delete(names.commits(batch) for batch in (5, 6, 7))
     plan = planned(checkpoint.storage, Spark.V4_2)
     assert plan.actions == ()
-    assert "offsets/7 is there, and commits only up to batch 4: if they were lost, restore them" in (plan.asks or "")
+    assert "offsets/7 exists, but the newest commit is batch 4: if commits are lost, restore them" in (plan.asks or "")
 
 
 @pytest.mark.parametrize(

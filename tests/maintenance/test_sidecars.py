@@ -156,7 +156,7 @@ def test_a_table_that_hadoops_hidden_checksum_does_not_fit_makes_no_base(
     storage.create(hidden, b"crc\0\0\0\2\0" + bytes(64))
     steps = collect(storage)
     [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
-    assert damaged.detail.startswith(f"{table}: {hidden} does not fit it from byte 0 on, and Spark refuses it")
+    assert damaged.detail.startswith(f"{table}: does not match {hidden} from byte 0 on: Spark rejects the file")
     assert sum(step.files for step in steps) == 0
     assert repaired(storage)[1] == [(sidecar(checkpoint).removesuffix(names.SIDECAR), RepairReason.DAMAGED)]
     take_all(storage, tmp_path)

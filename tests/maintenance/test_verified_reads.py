@@ -163,7 +163,7 @@ def test_a_table_in_the_place_of_another_is_found_when_rocksdb_opens_the_snapsho
     storage.replace(one, body)
     steps = collected(storage)
     [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
-    assert "RocksDB cannot read it" in damaged.detail
+    assert "cannot be read by RocksDB" in damaged.detail
     assert deleted(steps) == 0
 
 

@@ -2,10 +2,10 @@
 
     record(storage)  ->  Reads  ->  reads_before(chain, base, reads)  ->  SnapshotRead  ->  read_all(storage, reads, ...)
 
-A name and a size do not show that an SST is intact. Retention deletes everything that is older than the snapshots that
-the floor is restored from, so each of these is read once: the checksum of every block of every SST is compared, and
-RocksDB opens the files together. `_statekeeper/verified.json` records each read. An SST that several snapshots name is
-read once, and again only when its size, or its etag or time of modification, has changed.
+Name and size do not prove that an SST file is intact. Retention deletes all files older than the base of the retention
+floor, so each base is read once in full: the checksum of every block is verified, and RocksDB opens the files together.
+`_statekeeper/verified.json` records each read. A shared SST file is read once, and again only if its size, etag or
+modification time changes.
 """
 
 from statestore.maintenance.verification.plan import SnapshotRead, reads_before

@@ -1,4 +1,4 @@
-"""Which snapshots have to be read in full, and why. Pure."""
+"""Plan which snapshots to read in full. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from statestore.storage import Entry
 
 
 class ReadReason(Enum):
-    """Why a snapshot is read."""
+    """The reason for a read."""
 
-    NEW = "it was never read in full"
-    CHANGED = "a file of it has changed since it was read"
+    NEW = "never read in full"
+    CHANGED = "a file has changed since it was read"
 
 
 @dataclass(frozen=True)
 class SnapshotRead:
-    """Read a snapshot in full. `files`: the zip, and the tables that are not on record; `known`: the tables that are.
-    `size_bytes` is of `files`."""
+    """Read a snapshot in full. `files`: the zip and the SST files that are not on record; `known`: the SST files on record.
+    `size_bytes` is that of `files`."""
 
     store: StorePath
     version: VersionId
@@ -33,7 +33,7 @@ class SnapshotRead:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the read takes."""
+        """The number of bytes to read."""
         return sum(entry.size_bytes for entry in self.files)
 
     @property
@@ -43,8 +43,8 @@ class SnapshotRead:
 
 
 def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = OURS) -> SnapshotRead | None:
-    """The read that has to succeed before anything older than `base`, a whole snapshot of the chain, is deleted; None when
-    it is on record."""
+    """Return the read that must succeed before files older than `base` are deleted; None if it is on record. `base`: an
+    intact snapshot of the chain."""
     facts = chain.snapshots[base]
     zipped = chain.files.snapshots[base]
     tables = [chain.files.tables[table.dfs_name] for table in facts.metadata.tables] if facts.metadata else []

@@ -1,4 +1,4 @@
-"""Reads snapshots in full, on local disk: every block of every table, and then all of it as RocksDB opens it."""
+"""Read snapshots in full, on local disk: verify every block of every SST file, then open the snapshot with RocksDB."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from statestore.maintenance.verification.record import FileRead, stamp
 from statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
 
 _TAIL_BYTES = 64 * 1024
-"""Holds the footer and the metaindex of every table, and most meta blocks."""
+"""Contains the footer and the metaindex of every SST file, and most meta blocks."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """The result of a read: an entry of the record for each file. `bytes_read` are those of the files in full."""
+    """The result of a read: one entry of the record for each file."""
 
     read: SnapshotRead
     files: tuple[FileRead, ...]
 
     @property
     def damaged(self) -> FileRead | None:
-        """The first damaged file; None when the snapshot is intact."""
+        """The first corrupt file; None if the snapshot is intact."""
         return next((one for one in self.files if one.fault is not None), None)
 
 
@@ -56,11 +56,11 @@ def read_all(
     clock: Clock,
     workers: int = WORKERS,
 ) -> RequestCounts:
-    """Read these snapshots, `workers` at a time, each in a folder of its own below `scratch` (None: the system's folder for
-    temporary files), which needs the space of so many snapshots. Returns what it cost.
+    """Read snapshots, `workers` at a time. `scratch`: a folder with space for `workers` snapshots; None for the system's
+    temporary folder. Returns the requests.
 
-    *Guarantee*: nothing is written below the root. An error that says nothing about the files (storage, local disk) is the
-    outcome of that read; see `pool.in_pool`.
+    *Guarantee*: nothing is written below the root. A storage or local disk error is the outcome of its read; see
+    `pool.in_pool`.
     """
     before = storage.requests.snapshot()
     if scratch is not None:
@@ -96,7 +96,7 @@ class _Reader:
         found: list[FileRead] = []
         at_once(lambda entry: found.append(self._table(entry, by_path[entry.path])), unread)
         found.sort(key=lambda one: one.path)
-        # Spark reads the zips of structure V1 with Hadoop's checksums, those of V2 without.
+        # Spark verifies Hadoop's checksums for V1 zips only.
         refused = self._refused_by_hadoop(zipped.path, body) if self._read.version.id is None else None
         if refused is not None:
             found.append(self._faulty(zipped, refused, is_noticed=True))
@@ -108,11 +108,11 @@ class _Reader:
         return ReadBack(self._read, (opened, *(one for one in found if one.path != opened.path)))
 
     def _table(self, entry: Entry, table: TableFile) -> FileRead:
-        """Fetch a table and compare the checksums of all its blocks."""
+        """Download an SST file and verify the checksums of all blocks."""
         target = self._folder / table.dfs_name
         size_bytes = self._storage.download(entry.path, target)
         if size_bytes != table.size_bytes:
-            what = f"has {size_bytes:,} bytes, its snapshot says {table.size_bytes:,}"
+            what = f"has {size_bytes:,} bytes, but its snapshot expects {table.size_bytes:,}"
             return self._faulty(entry, what, is_noticed=True)
         content = readable(target)
         try:
@@ -127,16 +127,16 @@ class _Reader:
         return self._intact(entry, xxhash.xxh3_128_hexdigest(content))
 
     def _refused_by_hadoop(self, path: str, content: Readable) -> str | None:
-        """Why Spark cannot read a file on a local disk for Hadoop's hidden checksum beside it; None when it can."""
+        """Return why Spark rejects a local file by its hidden Hadoop checksum; None if it accepts the file."""
         if self._read.conf == OURS or not self._storage.url.startswith("file:"):
             return None
         beside = names.hidden_checksum(path)
         hidden = read_or_none(self._storage, beside)
         misfit = None if hidden is None else first_misfit(hidden, pieces(content))
-        return None if misfit is None else f"{beside} does not fit it from byte {misfit:,} on, and Spark refuses it"
+        return None if misfit is None else f"does not match {beside} from byte {misfit:,} on: Spark rejects the file"
 
     def _known_table(self, entry: Entry, table: TableFile) -> None:
-        """A table that is on record: what RocksDB reads of it to open it, in a file of its size."""
+        """Download only the part of an SST file on record that RocksDB reads to open it, into a file of its size."""
         target = self._folder / table.dfs_name
         begin = max(0, entry.size_bytes - _TAIL_BYTES)
         if begin and not self._unknown_encoding:
@@ -155,9 +155,9 @@ class _Reader:
         self._storage.download(entry.path, target)
 
     def _open(self, zipped: Entry, body: bytes, metadata: SnapshotMetadata) -> FileRead:
-        """Open all of it as a load does; RocksDB finds out whether the tables are those that the MANIFEST means."""
+        """Open the snapshot as a load does. RocksDB verifies that the SST files match the MANIFEST."""
         if self._unknown_encoding:
-            # Only a scan compares the checksums of a table that is encoded in a way that is not known.
+            # Only a scan verifies the checksums of an SST file with an unknown encoding.
             for entry in self._read.known:
                 name = entry.path.rpartition("/")[2]
                 (self._folder / name).unlink(missing_ok=True)
@@ -178,12 +178,12 @@ class _Reader:
         return self._intact(zipped, xxhash.xxh3_128_hexdigest(body))
 
     def _blamed(self, zipped: Entry, metadata: SnapshotMetadata, error: BaseException, *, is_noticed: bool) -> FileRead:
-        """The file that RocksDB's error is about: a table by its local name, else the zip."""
+        """Return the file that a RocksDB error names: an SST file by its local name, else the zip."""
         what = error.what if isinstance(error, StatekeeperError) else str(error)
         what = what.replace(f"{self._folder}/", "")
         by_path = {entry.path: entry for entry in (*self._read.files, *self._read.known)}
         path = blamed_file(what, self._read.store, self._read.version, metadata.tables)
-        return self._faulty(by_path.get(path, zipped), f"RocksDB cannot read it: {what}", is_noticed=is_noticed)
+        return self._faulty(by_path.get(path, zipped), f"cannot be read by RocksDB: {what}", is_noticed=is_noticed)
 
     def _intact(self, entry: Entry, digest: str) -> FileRead:
         return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, digest)

@@ -1,10 +1,10 @@
-"""The record of the files of snapshots that were read in full.
+"""Record of the snapshot files that were read in full.
 
     _statekeeper/verified.json  {"state/0/3/SSTs/000012-6ad1....sst": [size, "<etag or time>", read at, "<digest>", null]}
 
-For a zip an entry says that RocksDB opened the snapshot with all of its tables. The last field is null for an intact file,
-else the damage and whether a load notices it. An entry holds as long as the listing shows the file with that size and that
-etag (on a file system: that time of modification). The record is a hint: without it the files are read again.
+The entry of a zip means that RocksDB opened the snapshot with all SST files. The last field is null for an intact file,
+else the damage and whether a load detects it. An entry is valid while the listing shows the same size and etag (on a file
+system: modification time). Without the record, the files are read again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Reads = Mapping[str, FileRead]
 
 
 def stamp(entry: Entry) -> str:
-    """What tells the bytes of a file from other bytes of the same size: its etag, else when it was modified."""
+    """Return the identity of a file's bytes: its etag, else its modification time."""
     return entry.etag or ("" if entry.modified_at_seconds is None else f"{entry.modified_at_seconds:.9f}")
 
 
 def record(storage: Storage) -> Reads:
-    """The record; empty when there is none that can be used. One request. Raises `StorageError`."""
+    """Read the record; empty if it is missing or unusable. One request. Raises `StorageError`."""
     data = read_or_none(storage, names.VERIFIED)
     if data is None:
         return {}
@@ -63,8 +63,8 @@ def write(storage: Storage, reads: Reads) -> None:
 
 
 def remaining(reads: Reads, entries: Iterable[Entry], folders: Iterable[str], *, only: bool) -> Reads:
-    """The record without entries of files that are gone or replaced. `entries`: the files of the stores in `folders`;
-    `only`: there are no other stores. Pure."""
+    """Return the record without missing or replaced files. `entries`: the files of the stores in `folders`; `only`: no
+    other stores exist. Pure."""
     there = {entry.path: entry for entry in entries}
     looked_at = set(folders)
 
@@ -78,7 +78,7 @@ def remaining(reads: Reads, entries: Iterable[Entry], folders: Iterable[str], *,
 
 
 def faults(reads: Reads, entries: Mapping[str, Entry]) -> Mapping[str, ReadFault]:
-    """The damaged files among these, by path. Pure."""
+    """Return the corrupt files among these, by path. Pure."""
     return {path: one.fault for path, one in reads.items() if one.fault is not None and one.is_of(entries.get(path))}
 
 
