@@ -46,6 +46,6 @@ def table(title: str, *columns: str) -> Table:
     """A table with texts aligned left and numbers aligned right."""
     made = Table(title=title, title_justify="left", caption_justify="left")
     for number, column in enumerate(columns):
-        is_name = number == 0
-        made.add_column(column, justify="left" if is_name or column in _TEXTS else "right", no_wrap=is_name)
+        is_first = number == 0
+        made.add_column(column, justify="left" if is_first or column in _TEXTS else "right", no_wrap=column == "store")
     return made

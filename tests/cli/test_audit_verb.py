@@ -64,7 +64,7 @@ def test_findings_are_shown_worst_first_with_what_they_mean_and_what_to_do(root:
     assert lines[:5] == [
         "ERROR: a changelog is missing",
         f"  {gone} is missing",
-        f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[1]} cannot be restored; "
+        f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[0]} cannot be restored; "
         "the newest batch that every store can restore is 1 (version 2)",
         "    -> restore the file from a backup, or roll back to batch 1",
         "",

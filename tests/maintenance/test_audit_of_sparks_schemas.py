@@ -152,7 +152,7 @@ def test_a_moved_checkpoint_is_reported_repaired_and_taken_back(written: Written
     assert {(one.what, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
     assert audited(root).breaks == (), "nothing is lost: retention deletes as before"
     assert "statekeeper repair ROOT --apply --confirm-stopped" in found[0].action
-    assert "from which the" in said(root, "repair", exit_code=3)
+    assert "former location" in said(root, "repair", exit_code=3)
     assert {path: path.read_bytes() for path in before} == before
     run = re.findall(r"--undo ([0-9a-f-]{36})", said(root, "repair", "--apply", "--confirm-stopped"))[0]
     assert audited(root, tmp_path / "scratch").findings == ()

@@ -126,7 +126,7 @@ def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed(
         ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write 90s, 10m, 1h or 7d"),
         ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is not a valid name -> use letters"),
         ("roots = 1", "roots has type int, but must be a table -> write it as [roots]"),
-        ("[roots", "write it as TOML"),
+        ("[roots", "correct the TOML syntax"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: st
 
 def test_a_file_that_is_not_there_is_named_with_how_to_name_another(tmp_path: Path) -> None:
     with pytest.raises(
-        BadConfiguration, match=r"nowhere\.toml: No such file or directory -> name one that can be read"
+        BadConfiguration, match=r"nowhere\.toml: No such file or directory -> set --config or STATEKEEPER_CONFIG"
     ):
         load(tmp_path / "nowhere.toml")
 

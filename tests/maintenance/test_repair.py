@@ -358,11 +358,11 @@ def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Check
     run = apply(storage, planned(storage))
     before = contents(storage)
     storage.create(names.commits(4), commits[4])
-    with pytest.raises(RefusedAsUnsafe, match=r"made after batch 3, and now the newest batch is 4"):
+    with pytest.raises(RefusedAsUnsafe, match=r"ran after batch 3, but now the newest batch is 4"):
         roll_back(storage, run)
     storage.delete([names.commits(4)])
     storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))
-    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3, or its commit is another one"):
+    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3 or its commit was replaced"):
         roll_back(storage, run)
     storage.replace(names.commits(3), commits[3])
     assert contents(storage) == before
