@@ -33,7 +33,7 @@ from statestore.cli.common import (
 )
 from statestore.errors import RootHeld, StatekeeperError
 from statestore.maintenance import passes, records
-from statestore.maintenance.audit.judge_store import ranges
+from statestore.maintenance.audit.view import ranges
 from statestore.maintenance.codes import code
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention

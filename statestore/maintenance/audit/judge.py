@@ -7,7 +7,8 @@ from statestore.maintenance.audit import judge_spark
 from statestore.maintenance.audit.facts import AuditFacts, Bad, Flaw, NotAudited, StoreAuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
 from statestore.maintenance.audit.judge_root import of_logs, of_root
-from statestore.maintenance.audit.judge_store import View, of_store, store_audit, view
+from statestore.maintenance.audit.judge_store import of_store, store_audit
+from statestore.maintenance.audit.view import View, view
 
 _NAMED_FILES = 5
 

@@ -16,7 +16,7 @@ from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import AuditFacts, Bad, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity
-from statestore.maintenance.audit.judge_store import View, ranges
+from statestore.maintenance.audit.view import View, ranges
 
 _MOVE = "move the file out of the checkpoint"
 _REPAIR = "statekeeper repair ROOT --apply --confirm-stopped"
