@@ -259,7 +259,7 @@ CASES: dict[str, Hostile] = {
     "a type of 900 levels": Hostile("v1-aggregation", _deep_schema, {"dump": (12, "100 levels")}),
     "a type of 900 levels, own": Hostile("own-v2", _deep_schema, {"dump": (12, "100 levels")}),
     "a prefix of two billion columns": Hostile("v1-aggregation", _prefix_of_billions, {"dump": (1, "prefix columns")}),
-    "a journal that leads out": Hostile("own-v2", _journal_that_leads_out, {"gc, the plan": (1, "journal")}),
+    "a journal that leads out": Hostile("own-v2", _journal_that_leads_out, {"gc, the plan": (1, "switchover")}),
 }
 
 

@@ -42,7 +42,7 @@ _SHARES = {
     Point.JVM: 2,
 }
 _USUAL_SHARE = 3
-SHORT = (Point.FIRST_CHANGELOG, Point.SINK_WRITTEN, Point.COMMITTED, Point.LOCAL_COPY, Point.JVM)
+SHORT = (Point.SINK_WRITTEN, Point.COMMITTED, Point.JVM)
 """The points of the short test: where a loss or a doubling would be seen at once, and where the driver lives on."""
 
 _BY_RESTART = {

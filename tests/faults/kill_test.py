@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on in a folder where a campaign was interrupted")
     parser.add_argument("--maintained", action="store_true", help="with maintenance beside the job, killed as well")
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
-    parser.add_argument("--small", action="store_true", help="five kills over about ten batches")
+    parser.add_argument("--small", action="store_true", help="three kills over a few batches")
     chosen = parser.parse_args()
     assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)

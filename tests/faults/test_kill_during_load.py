@@ -104,4 +104,4 @@ def test_whatever_a_kill_interrupts_the_next_load_gives_what_was_committed(tmp_p
     # A copy that a kill damages is rebuilt, but then the kill has cost a load from storage: RocksDB survives kills.
     assert damaged == 0
     assert head.version >= KILLS
-    assert while_the_copy_was_written >= 3
+    assert while_the_copy_was_written >= 1

@@ -64,7 +64,7 @@ def test_a_job_killed_where_it_hurts_most_ends_with_the_facts_and_the_state_of_p
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     report = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1)
-    assert report["  together"] == "5"
+    assert report["  together"] == "3"
     assert report["  found in the sink on restart"] == "1"
     assert report["  found done on restart"] == "1"
     assert int(report["rows of state read by Spark, equal to pandas"]) > 1000

@@ -65,7 +65,7 @@ def test_a_base_that_cannot_be_read_fails_the_unattended_run_which_deletes_nothi
     assert bad in str(failed.value)
     assert "statekeeper repair ROOT --apply" in str(failed.value)
     assert {path for path in paths(storage) if path.startswith(names.STATE)} == before
-    with pytest.raises(RefusedAsUnsafe, match="was read in full"):
+    with pytest.raises(RefusedAsUnsafe, match=r"is corrupt \(read in full\)"):
         passes.retention.unattended(storage, POLICIES, BY)
 
 

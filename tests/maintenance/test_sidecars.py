@@ -121,7 +121,7 @@ def test_a_snapshot_that_its_sidecar_does_not_fit_is_no_base_of_retention(
     plan = retention.plan(retention.gather(storage, NEWEST, clock=CLOCK, everything=True), NEWEST)
     assert [store.base and store.base.version for store in plan.stores] == [5, 10]
     [finding] = plan.findings
-    assert finding.startswith(f"{sidecar(checkpoint)}: says 7 bytes")
+    assert finding.startswith(f"{sidecar(checkpoint)}: has size 7 bytes")
     [found] = findings(storage)
     assert (found.what, found.severity, found.file) == (
         FindingKind.SIDECAR_AT_ODDS,

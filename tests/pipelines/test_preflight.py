@@ -110,7 +110,7 @@ def test_a_wrong_declaration_is_refused_by_start(delta_session, tmp_path, what):
 def test_rows_that_cannot_be_batches_of_a_stream_are_refused_by_start(delta_session, tmp_path):
     table = delta_session.range(3).selectExpr("id AS key", "id AS at")
     for stream, error, said in [
-        (table, UnsupportedEnvironment, "no stream -> read them with spark.readStream"),
+        (table, UnsupportedEnvironment, "is not a stream -> read them with spark.readStream"),
         (rate(delta_session, "1 AS __statekeeper_marker"), SchemaMismatch, "adds itself"),
     ]:
         with pytest.raises(error, match=said):
@@ -187,7 +187,7 @@ def test_a_root_that_does_not_belong_to_the_query_is_refused_by_start(delta_sess
         check(structure=Structure.V1)
     for batch in (0, 1):
         checkpoint.create(names.commits(batch), b"v1\n{}")
-    with pytest.raises(RootLost, match="the query has committed batch 1, the root only batch 0"):
+    with pytest.raises(RootLost, match="the query has committed batch 1, but the root has only batch 0"):
         check()
 
 

@@ -324,7 +324,7 @@ def test_of_two_drivers_of_a_sink_that_cannot_be_asked_one_is_refused(job: Job, 
 def test_a_checkpoint_that_was_deleted_leaves_a_foreign_root(job: Job, session: SparkSession) -> None:
     job.feed(2).run(session)
     shutil.rmtree(job.checkpoint)
-    with pytest.raises(ForeignRoot, match="was the query's checkpoint deleted"):
+    with pytest.raises(ForeignRoot, match="if the query's checkpoint was deleted"):
         job.feed(1).run(session)
     assert len(job.output()) == len(job.expected(2))
 

@@ -86,7 +86,7 @@ def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt
     job.feed(1).run(delta_session)
     job.structure = Structure.V2
     before = sorted(path for path in job.root.rglob("*") if path.is_file())
-    with pytest.raises(OtherStructure, match=r"structure V1, the job asks for V2 -> statekeeper switch .* --to v2"):
+    with pytest.raises(OtherStructure, match=r"structure V1, but the job requires V2.*statekeeper switch .* --to v2"):
         job.feed(1).run(delta_session)
     assert sorted(path for path in job.root.rglob("*") if path.is_file()) == before
 

@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from assets import checks
+from resources.fleet import OpenedQuery
 from statestore import catalog
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
@@ -123,7 +124,7 @@ class Query:
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
         taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
         assert taken.failed == ()
-        results = [checks.tail_is_short(taken, policy.snapshot)]
+        results = [checks.tail_is_short(taken, OpenedQuery("a query", self.storage, policy, "statekeeper.toml"))]
         looked = passes.audit.look(self.storage, policy, clock=by.clock)
         results += checks.lineage_checks(looked.audit)
         done = passes.retention.unattended(self.storage, policy, by)
