@@ -124,9 +124,10 @@ class Query:
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
         taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
         assert taken.failed == ()
-        results = [checks.tail_is_short(taken, OpenedQuery("a query", self.storage, policy, "statekeeper.toml"))]
+        query = OpenedQuery("a query", self.storage, policy, "statekeeper.toml")
+        results = [checks.tail_is_short(taken, query)]
         looked = passes.audit.look(self.storage, policy, clock=by.clock)
-        results += checks.lineage_checks(looked.audit)
+        results += checks.lineage_checks(looked.audit, query)
         done = passes.retention.unattended(self.storage, policy, by)
         assert looked.forecast is not None
         gone = sum(step.files for step in done.done), sum(step.size_bytes for step in done.done)
@@ -134,7 +135,7 @@ class Query:
             "audit and gc agree"
         )
         assert done.planned.findings == ()
-        results.append(checks.retention_floor_is_kept(done, self._after(policy)))
+        results.append(checks.retention_floor_is_kept(done, self._after(policy), query))
         return [f"{one.check_name}: {one.description}" for one in results if not one.passed]
 
 
