@@ -127,9 +127,9 @@ def _runs(xs: Iterable[int], y: int, *, wide: int = 0) -> str:
 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
-    # A picture wider than its cell is scaled down. A box of fixed width would be cut off.
-    size = f"viewBox='0 0 {width:.0f} {height:.0f}' width='100%'"
-    style = f"font-family='sans-serif' font-size='12' style='background:white;max-width:{width:.0f}px'"
+    # Dagster scales an image down to its cell. Without a size of its own the image would have no width there.
+    size = f"viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' height='{height:.0f}'"
+    style = "font-family='sans-serif' font-size='12' style='background:white'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {size} {style}>"
     return f"{head}{''.join(parts)}</svg>"
 
