@@ -1,12 +1,12 @@
-"""What every store of bytes can do, and the values it speaks in. No I/O here; the stores are `local`, `s3` and `remote`.
+"""The interface of storage backends, and its value types. The backends are `local`, `s3` and `remote`. No I/O.
 
-A root looks the same in each:
+A root has the same layout in each backend:
 
     <root>/
-    ├── state/0/3/17_6ad1….changelog    created once under a name that is never reused with other bytes
+    ├── state/0/3/17_6ad1….changelog    created once; the name is never reused for other bytes
     ├── commits/16  offsets/16          likewise
-    └── _statekeeper/                   control files of this library; Spark never looks here
-        └── tmp/                        unfinished files of the local disk; left out of a listing of anything above
+    └── _statekeeper/                   control files of Statekeeper; Spark does not read them
+        └── tmp/                        unfinished files on local disk; listings of parent folders omit them
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from statestore.errors import CorruptFile, ObjectMissing, UnsafePath
 
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000
-"""Names in one delete request: the most that S3 takes."""
+"""Names in one delete request; the maximum of S3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An object as a listing shows it. The time is the store's, in seconds since the epoch. `etag`: what a bucket calls
-    these bytes; None on a file system."""
+    """A listed object. The time is the backend's, in seconds since the epoch. `etag` identifies the bytes in a bucket;
+    None on a file system."""
 
     path: str
     size_bytes: int
@@ -37,34 +37,35 @@ class Entry:
 
 
 MOST_READ_BYTES = 64 * 1024 * 1024
-"""Of an object that is read as a whole: logs, descriptions, records, zips. Others are downloaded, or read by ranges."""
+"""Maximum size of an object that is read as a whole: logs, metadata, records, zips. Larger objects are downloaded or
+read by range."""
 
 MOST_OMITTED = 10_000
 
 Entries = list[Entry]
 Names = list[str]
-"""Named here because inside a class with a method `list` the built-in cannot be written."""
+"""A class with a method `list` cannot refer to the built-in type in its annotations."""
 
 
 class Created(Enum):
-    """How a create-if-absent ended well."""
+    """The outcome of a successful create-if-absent."""
 
     NEW = "new"
     SAME = "same"
-    """The object stood there already with the very same bytes: an earlier try of ours, or a twin of the task."""
+    """The object already existed with the same bytes, from an earlier try or from a duplicate attempt of the task."""
 
 
 class Deletion(Enum):
-    """How a delete of certain bytes ended."""
+    """The outcome of a conditional delete."""
 
     DELETED = "deleted"
     CHANGED = "other bytes stand there, and stay"
     MISSING = "nothing stands there"
-    """Another process was first, or an earlier try of ours whose reply was lost."""
+    """Another process deleted it, or an earlier try whose reply was lost."""
 
 
 class Kind(StrEnum):
-    """What a request does."""
+    """The kind of a request."""
 
     READ = "read"
     CREATE = "create"
@@ -76,7 +77,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """Requests by kind, and bytes that crossed the wire (of failed tries too: they are paid for)."""
+    """Requests by kind and transferred bytes, including failed tries, which cost money too."""
 
     read: int = 0
     create: int = 0
@@ -89,12 +90,12 @@ class RequestCounts:
 
     @property
     def total(self) -> int:
-        """Requests of any kind."""
+        """The number of requests of all kinds."""
         return self.read + self.create + self.replace + self.list + self.stat + self.delete
 
 
 class Requests:
-    """Counts what a store does. Safe to use from several threads."""
+    """Counts the requests of a backend. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,7 +115,7 @@ class Requests:
             return RequestCounts(**self._counts)
 
     def since(self, earlier: RequestCounts) -> RequestCounts:
-        """What was added after `earlier`."""
+        """The requests after `earlier`."""
         now = self.snapshot()
         return RequestCounts(
             **{field.name: getattr(now, field.name) - getattr(earlier, field.name) for field in fields(RequestCounts)}
@@ -122,10 +123,10 @@ class Requests:
 
 
 class Storage(Protocol):
-    """A root in a store. Paths are relative to it, with '/'; '..', '.', absolute paths and empty parts: ValueError.
+    """A root in a storage backend. Paths are relative, with '/'; absolute paths, '.', '..' and empty parts: ValueError.
 
-    Every method raises StorageError or one of its subclasses (AccessDenied, BucketMissing, ...), after bounded retries.
-    One instance may be used by several threads. It belongs to the process that opened it: what travels is StorageSpec.
+    Every method raises StorageError or a subclass (AccessDenied, BucketMissing, ...) after bounded retries. An instance is
+    thread-safe and belongs to the process that opened it; pass a StorageSpec to another process.
     """
 
     @property
@@ -136,85 +137,84 @@ class Storage(Protocol):
 
     @property
     def omissions(self) -> Omissions:
-        """What the listings so far have left out."""
+        """The names that listings have omitted so far."""
 
     def read(self, path: str) -> bytes:
-        """The whole object, of up to MOST_READ_BYTES. Raises ObjectMissing, CorruptFile for a larger one."""
+        """Read a whole object of up to MOST_READ_BYTES. Raises ObjectMissing; CorruptFile for a larger object."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Up to `length` bytes from byte `start`; fewer, or none, where the object ends. Raises ObjectMissing."""
+        """Read up to `length` bytes from byte `start`, fewer at the end of the object. Raises ObjectMissing."""
 
     def download(self, path: str, target: Path) -> int:
-        """Write the object to a local file, piece by piece; its size in bytes. Raises ObjectMissing.
+        """Download the object to a local file in pieces; returns its size in bytes. Raises ObjectMissing.
 
-        *Guarantee*: no half of it is left at `target` when it fails.
+        *Guarantee*: a failure leaves no partial file at `target`.
         """
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
-        """Create the object if there is none of that name. A Path is uploaded piece by piece, not held in memory.
+        """Create the object if it does not exist. A Path is uploaded in pieces and not held in memory.
 
-        On a file system it gets owner, group and mode of the files beside it, or those of the file `like`.
+        On a file system the file gets the owner, group and mode of the adjacent files, or of the file `like`.
 
-        *Guarantee*: all or nothing is visible under the name, and of several writers exactly one wins. Raises
-        AlreadyExists when other bytes stand there. Any other error leaves open whether the object landed: create it
-        again with the same bytes to know.
+        *Guarantee*: the object becomes visible as a whole, and exactly one of several writers succeeds. Raises
+        AlreadyExists if the object exists with other bytes. After any other error the object may exist: to find out,
+        create it again with the same bytes.
         """
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
-        """Write the object whether or not it exists. A Path is uploaded as with `create`.
+        """Create or overwrite the object. A Path is uploaded as in `create`.
 
-        On a file system an existing file keeps owner, group and mode; a new one gets them as with `create`.
+        On a file system an existing file keeps its owner, group and mode. A new file gets them as in `create`.
 
-        *Danger*: the last writer wins and nobody learns of it. For own control files, and for changelogs of structure V1,
-        where digests tell which bytes were confirmed.
-        *Guarantee*: a reader sees the old bytes or the new ones.
+        *Danger*: the last writer wins silently. Use it only for control files, and for changelogs of structure V1, where
+        digests identify the confirmed bytes.
+        *Guarantee*: a reader sees the old bytes or the new bytes.
         """
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
-        """Everything below the folder `prefix` ("" is the root) at any depth, sorted by path.
+        """List all objects below the folder `prefix` ("" is the root) at any depth, sorted by path.
 
-        A missing folder is an empty list. What is no regular file, or has a name that is no path, is left out and noted in
-        `omissions`. Names with a part that starts with '.' are left out (Hadoop's sidecars and
-        unfinished files) unless `hidden` asks for them, and so is TEMP_FOLDER unless `prefix` names it: that is how
-        leftovers of crashes are found.
+        A missing folder gives an empty list. The listing omits entries that are not regular files and names that are not
+        paths, and records them in `omissions`. It omits names with a part that starts with '.' (Hadoop's sidecars and
+        unfinished files) unless `hidden` is set, and TEMP_FOLDER unless `prefix` is in it.
         """
 
     def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
-        """The objects directly in a folder whose names begin with `beginning` and sort after `name`, sorted by path.
+        """List the objects directly in a folder whose names begin with `beginning` and sort after `name`, sorted by path.
 
-        On S3 the listing starts and ends there. Other stores list the folder whole, in one request.
+        S3 lists only this range. Other backends list the whole folder in one request.
         """
 
     def folders(self, prefix: str) -> Names:
-        """The names of the folders directly below the folder `prefix` ("" is the root), sorted; hidden ones left out.
+        """List the names of the folders directly below the folder `prefix` ("" is the root), sorted, without hidden ones.
 
-        A missing folder has none. One listing, whatever lies in them.
+        A missing folder gives an empty list. Takes one listing, whatever the folders contain.
         """
 
     def stat(self, path: str) -> Entry | None:
-        """Size and time of one object; None when it is missing."""
+        """The size and time of an object; None if it is missing."""
 
     def require_ownership(self) -> None:
-        """Raises `ForeignOwner` when this process cannot give its files owner and group of the checkpoint's files. Verbs
-        call it before they write; a store without owners has nothing to ask."""
+        """Raise `ForeignOwner` if this process cannot give its files the owner and group of the checkpoint's files. Verbs
+        call it before they write. A backend without owners does nothing."""
 
     def delete_unchanged(self, path: str, data: bytes) -> Deletion:
-        """Delete the object only while it holds these bytes: a holder that stalled must not delete what its successor wrote
-        under the same name.
+        """Delete the object only if it holds these bytes, so that a stalled holder cannot delete its successor's object.
 
-        *Guarantee*: in one step on local disk, and on S3 where the store honours `If-Match` (see `s3_conditions`).
-        Elsewhere the bytes are compared first: a write in the moment between is deleted.
+        *Guarantee*: atomic on local disk, and on S3 if the store supports `If-Match` (see `s3_conditions`). Other backends
+        compare the bytes first, and a write between the two requests is deleted.
         """
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, up to DELETE_BATCH in a request. What is not there is fine.
+        """Delete objects, up to DELETE_BATCH per request. Missing objects are not an error.
 
-        *Danger*: an error leaves some of them deleted and some not. Run it again.
+        *Danger*: after an error some objects are deleted and others are not. Call it again.
         """
 
 
 def compare_and_delete(storage: Storage, path: str, data: bytes) -> Deletion:
-    """`Storage.delete_unchanged` for a store that cannot do it in one step: a write between the two requests is lost."""
+    """Implement `Storage.delete_unchanged` in two requests, for a backend without conditional deletes. A write between the
+    two requests is lost."""
     found = read_or_none(storage, path)
     if found is None:
         return Deletion.MISSING
@@ -226,15 +226,14 @@ def compare_and_delete(storage: Storage, path: str, data: bytes) -> Deletion:
 
 @dataclass(frozen=True)
 class Omitted:
-    """Something below the root that no listing shows. `shown`: its path, for people; it may be none that can be used."""
+    """An entry that listings omit. `shown`: its path for display, which may not be usable as a path."""
 
     shown: str
     why: str
 
 
 class Omissions:
-    """What listings met and left out: links, FIFOs, sockets, devices, and names that no path can hold. Safe to use from
-    several threads."""
+    """Entries that listings omitted: links, FIFOs, sockets, devices, and names that are not valid paths. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,25 +241,25 @@ class Omissions:
 
     def note(self, path: str, why: str) -> None:
         with self._lock:
-            # A folder of nothing else is not to fill the memory; what is left out is kept all the same.
+            # A folder full of such entries must not fill the memory. Omitted entries are never deleted, noted or not.
             if len(self._found) < MOST_OMITTED:
                 self._found[printable(path)] = why
 
     def below(self, folder: str) -> tuple[Omitted, ...]:
-        """Those in a folder ("" is the root), as far as listings have met them, sorted; of many, some."""
+        """The omitted entries in a folder ("" is the root), sorted; at most MOST_OMITTED in total."""
         with self._lock:
             found = sorted(self._found.items())
         return tuple(Omitted(shown, why) for shown, why in found if not folder or is_below(shown, folder))
 
 
 def printable(path: str) -> str:
-    """The path with what is not text, or would change a terminal, written as escapes."""
+    """The path with undecodable bytes and control characters as escapes."""
     text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class OpenedStore:
-    """What all stores share: their url, their counters, and that they stay in the process that opened them."""
+    """The base class of backends: URL, request counters, and a guard against pickling."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -268,15 +267,15 @@ class OpenedStore:
         self.omissions = Omissions()
 
     def require_ownership(self) -> None:
-        """An object store has no owners of objects that a reader would trip over."""
+        """Do nothing: readers of an object store do not check owners."""
 
     def __reduce__(self) -> Never:
-        # A connection, its event loop and its locks do not survive pickling or a fork; Spark's workers do both.
+        # Connections, event loops and locks do not survive pickling or a fork. Spark's workers do both.
         raise TypeError("a Storage is never pickled: send its StorageSpec and open it in the worker")
 
 
 def checked(path: str) -> str:
-    """The path itself; UnsafePath, a ValueError, when it is not relative, plain and inside of the root."""
+    """Return the path. Raises UnsafePath, a ValueError, unless it is relative, plain and inside the root."""
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise UnsafePath(
@@ -286,42 +285,42 @@ def checked(path: str) -> str:
 
 
 def checked_folder(prefix: str) -> str:
-    """As `checked`, with "" for the root itself."""
+    """As `checked`; "" is the root."""
     return prefix and checked(prefix)
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a part of the path starts with '.'."""
+    """Return whether a part of the path starts with '.'."""
     return any(part.startswith(".") for part in path.split("/"))
 
 
 def is_listed(path: str, prefix: str, *, hidden: bool = False) -> bool:
-    """Whether a listing of the folder `prefix` shows `path`; see `Storage.list`."""
+    """Return whether a listing of the folder `prefix` contains `path`; see `Storage.list`."""
     if is_hidden(path) and not hidden:
         return False
     return is_below(prefix, TEMP_FOLDER) or not is_below(path, TEMP_FOLDER)
 
 
 def marks_folder(path: str, size_bytes: int) -> bool:
-    """Whether an object of that name stands for a folder: empty, and named as consoles and Hadoop name it (`state/`), or
-    Amazon's EMR (`state_$folder$`)."""
+    """Return whether an object is a folder marker: empty, with a name as consoles and Hadoop write it (`state/`), or as
+    Amazon EMR does (`state_$folder$`)."""
     return path.endswith("/") or (size_bytes == 0 and path.endswith("_$folder$"))
 
 
 def only_after(entries: Iterable[Entry], folder: str, name: str, beginning: str) -> Entries:
-    """Of the entries of a folder those that `Storage.list_after` shows."""
+    """Filter the entries of a folder as `Storage.list_after` does."""
     after, first = f"{folder}/{name}", f"{folder}/{beginning}"
     inside = len(folder) + 1
     return [e for e in entries if e.path.startswith(first) and e.path > after and "/" not in e.path[inside:]]
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether `path` is the folder or in it."""
+    """Return whether `path` is the folder or inside it."""
     return path == folder or path.startswith(f"{folder}/")
 
 
 def too_large(size_bytes: int, shown: str) -> CorruptFile:
-    """The error for an object of more than MOST_READ_BYTES."""
+    """Return the error for an object of more than MOST_READ_BYTES."""
     return CorruptFile(
         f"has {size_bytes:,} bytes; a file of its kind has {MOST_READ_BYTES:,} at most",
         path=shown,
@@ -330,7 +329,7 @@ def too_large(size_bytes: int, shown: str) -> CorruptFile:
 
 
 def read_or_none(storage: Storage, path: str) -> bytes | None:
-    """The whole object, None when it is not there."""
+    """Read a whole object; None if it is missing."""
     try:
         return storage.read(path)
     except ObjectMissing:
