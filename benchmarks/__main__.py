@@ -14,7 +14,7 @@ QUESTIONS: Mapping[str, str] = {
     "restart": "How long is a restart?",
     "maintenance_cost": "What does maintenance cost?",
     "commit_cost": "What does a commit cost as the state grows?",
-    "operator_rows": "How many rows a second does a stateful operator process?",
+    "operator_rows": "How many rows per second does a stateful operator process?",
     "snapshot_cost": "How long do a snapshot and a load take?",
     "maintenance_requests": "How many requests do audit and retention send?",
     "growth": "Does maintenance need more memory as a query grows?",
@@ -29,7 +29,8 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 _HEAD = """# Benchmarks
 
 `python -m benchmarks --write` writes this page. Each benchmark runs Statekeeper and its peer on the same input in one run,
-in turns. Compare ratios: milliseconds and rows per second depend on the machine and its load. Brackets hold the quartiles.
+in alternating rounds. Compare ratios: milliseconds and rows per second depend on the machine and its load. Quartiles are in
+brackets.
 """
 _HEADING = re.compile(r"^## (?:.*)\{ #(\w+) \}\n", re.MULTILINE)
 
@@ -39,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = ", ".join(f"{name} ({question})" for name, question in QUESTIONS.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {names}")
-    parser.add_argument("--rounds", type=int, default=5, help="number of turns of each side (default: 5)")
-    parser.add_argument("--large", action="store_true", help="the largest sizes too; takes many minutes")
-    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}, with the sections that were run")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: 5)")
+    parser.add_argument("--large", action="store_true", help="also run the largest sizes; takes many minutes")
+    parser.add_argument("--write", action="store_true", help=f"write the new sections to {DOCUMENT.name}")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(QUESTIONS)
     if unknown:

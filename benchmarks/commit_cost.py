@@ -1,6 +1,6 @@
-"""What a commit costs as the state grows: catch-up, put and commit of 5,000 changes; Spark's own store beside ours.
+"""Cost of a commit as the state grows: load, put and commit of 5,000 changes, compared with Spark's own store.
 
-The work of a commit must follow its changes and not the size of the state.
+The cost of a commit must depend on its changes, not on the size of the state.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _STORE = StorePath(0, 0)
 
 @dataclass
 class Samples:
-    """What the batches of one store took, in milliseconds, a list for each round.
+    """Durations of the batches of one store in milliseconds, one list per round.
 
-    `commit`: all that is not reading the state of the changed keys. `phases`: the parts, over all rounds.
-    `housekeeping_milliseconds`: what the batches left for the background, all together.
+    `commit`: without the read of the changed keys' state. `phases`: the durations of each phase, over all rounds.
+    `background_milliseconds`: total background work of the batches.
     """
 
     commit: list[list[float]] = field(default_factory=list)
     with_reads: list[list[float]] = field(default_factory=list)
-    housekeeping_milliseconds: float = 0.0
+    background_milliseconds: float = 0.0
     phases: dict[str, list[float]] = field(default_factory=dict)
     upload_ratios: list[float] = field(default_factory=list)
 
     def add_round(self, batches: Sequence[dict[str, float]]) -> None:
-        """The phases of some batches."""
+        """Add the phases of the batches of a round."""
         self.commit.append([sum(took for phase, took in batch.items() if phase != "get") for batch in batches])
         self.with_reads.append([sum(batch.values()) for batch in batches])
         for batch in batches:
@@ -61,24 +61,24 @@ class Samples:
 
 
 class Changes:
-    """Random changes to a state of so many keys."""
+    """Random changes to a state of `keys` keys."""
 
     def __init__(self, keys: int) -> None:
         self._keys = keys
         self._random = np.random.default_rng(keys)
 
     def next(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-        """Keys that all have a state, in their own order, and new values."""
+        """Return keys that have a state, in their order in storage, and new values."""
         numbers = np.sort(self._random.choice(self._keys, CHANGES, replace=False))
         return state_keys(numbers), self.values(CHANGES)
 
     def values(self, count: int) -> pa.LargeBinaryArray:
-        """So many random values."""
+        """Return random values."""
         return state_values(self._random, count)
 
 
 class Ours:
-    """A store of so many keys that gets one batch after the other, as a Spark task gives them."""
+    """A Statekeeper store of `keys` keys that processes batches as in a Spark task."""
 
     name = "Statekeeper"
 
@@ -90,7 +90,7 @@ class Ours:
         self._address = StoreAddress(_STORE, folder / "local")
         self._changes = Changes(keys)
         self.head = EMPTY
-        self._keeping_house: threading.Thread | None = None
+        self._background: threading.Thread | None = None
         with self._load() as store:
             for first in range(0, keys, _PIECE_KEYS):
                 numbers = np.arange(first, min(first + _PIECE_KEYS, keys))
@@ -98,16 +98,16 @@ class Ours:
             self.head = store.commit()
 
     def run(self, batches: int) -> list[dict[str, float]]:
-        """So many batches; what they leave for the background is done when this returns."""
+        """Run batches, and wait for their background work."""
         took = [self._batch() for _ in range(batches)]
-        if self._keeping_house is not None:
-            self._keeping_house.join()
+        if self._background is not None:
+            self._background.join()
         return took
 
-    def _keep_house(self, base: VersionId) -> None:
+    def _advance_local_copy(self, base: VersionId) -> None:
         started = perf_counter()
         advance_local_copy(self._address, base, storage=self._storage, clock=SystemClock(), ids=RandomIds())
-        self.samples.housekeeping_milliseconds += (perf_counter() - started) * 1000
+        self.samples.background_milliseconds += (perf_counter() - started) * 1000
 
     def _load(self) -> StateStore:
         return StateStore.load(self._address, self.head, storage=self._storage, clock=SystemClock(), ids=RandomIds())
@@ -127,15 +127,15 @@ class Ours:
                 self.head = store.commit()
         metrics = store.commit_metrics
         self.samples.upload_ratios.append(metrics.uploaded_bytes / metrics.changed_bytes)
-        if store.needs_compaction and (self._keeping_house is None or not self._keeping_house.is_alive()):
-            # As a task does: after the batch, beside whatever comes next.
-            self._keeping_house = threading.Thread(target=self._keep_house, args=[store.base])
-            self._keeping_house.start()
+        if store.needs_compaction and (self._background is None or not self._background.is_alive()):
+            # As in a task: after the batch, concurrently with the next batches.
+            self._background = threading.Thread(target=self._advance_local_copy, args=[store.base])
+            self._background.start()
         return phases
 
 
 class Sparks:
-    """The same store in the hands of Spark's own class, from the same first changelog on."""
+    """Spark's `RocksDB` class with a copy of the same store, including its first changelog."""
 
     name = "Spark"
 
@@ -149,7 +149,7 @@ class Sparks:
         self._head: VersionId = ours.head
 
     def run(self, batches: int) -> list[dict[str, float]]:
-        """So many batches. Its puts go through a gateway one by one: that is not Spark's doing and does not count."""
+        """Run batches. The puts are not timed: each one is a call through py4j."""
         return [self._batch() for _ in range(batches)]
 
     def _batch(self) -> dict[str, float]:
@@ -180,7 +180,7 @@ class _timed:  # noqa: N801 - reads as a word of the `with` statement
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark. `options.large` adds the largest state; `options.rounds` is the number of turns of each side."""
+    """Run the benchmark. `options.large` adds the largest state; `options.rounds` is the number of rounds."""
     sizes = (*SIZES, LARGE_SIZE) if options.large else SIZES
     session = spark_session("benchmark", master="local[2]")
     try:
@@ -220,7 +220,7 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
                 f"{np.median(samples.phases[phase]):.1f}" if phase in samples.phases else "-"
                 for phase in ("load", "put", "commit", "get")
             ]
-            later = samples.housekeeping_milliseconds / len(every)
+            later = samples.background_milliseconds / len(every)
             rows.append(
                 [
                     f"{contender.name}, {contender.keys:,}",
@@ -233,34 +233,48 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
                 ]
             )
             if contenders is ours and contender.keys > smallest:
-                targets.append(verdict(f"p50 at {contender.keys:,} keys to that at {smallest:,}", growth, at_most=1.3))
+                targets.append(
+                    verdict(f"p50 at {contender.keys:,} keys to p50 at {smallest:,} keys", growth, at_most=1.3)
+                )
     uploads = Spread.of([value for contender in ours for value in contender.samples.upload_ratios])
-    targets.append(verdict("bytes uploaded to bytes of the encoded changes", uploads, at_most=1.1))
+    targets.append(verdict("uploaded bytes to bytes of the encoded changes", uploads, at_most=1.1))
     for mine in ours[1:]:
         with_reads = ratio(mine.samples.with_reads, ours[0].samples.with_reads).shown(2, "x")
-        targets.append(f"the same including reads of the state, at {mine.keys:,} keys: {with_reads}, no target")
+        targets.append(
+            f"median with reads of the state at {mine.keys:,} keys to {smallest:,} keys: {with_reads}, no target"
+        )
     beside = zip(ours, sparks, strict=True)
     targets += [
-        f"Spark's commit to ours at {mine.keys:,} keys: {ratio(its.samples.commit, mine.samples.commit).shown(1, 'x')}"
+        f"Spark to Statekeeper at {mine.keys:,} keys: {ratio(its.samples.commit, mine.samples.commit).shown(1, 'x')}"
         for mine, its in beside
     ]
     return Table(
         f"Commit of {CHANGES:,} changes by size of the state",
-        ["store, keys", "batches", "p50 ms", "p99 ms", "p50 to the smallest", "load", "put", "commit", "get", "later"],
+        [
+            "store, keys",
+            "batches",
+            "p50 ms",
+            "p99 ms",
+            "p50, ratio to the smallest",
+            "load",
+            "put",
+            "commit",
+            "get",
+            "background",
+        ],
         rows,
         targets,
         [
-            "p50, p99 and their ratios are of load + put + commit: load of the newest version with its catch-up by the "
-            f"changelogs before it, then put and commit of {CHANGES:,} random keys that all have a state. Medians of the "
-            "phases in milliseconds.",
-            "get reads the state of the changed keys before put. It is not part of a commit and not in p50. It grows with "
-            "the state, because the rows are in more blocks than a cache holds.",
-            "later: average background work of a batch. The local copy is advanced every few batches; eight SST files are "
-            "merged, which rewrites the whole state.",
-            f"Rounds of {BATCHES_A_ROUND} batches alternate over the sizes, first Statekeeper, then Spark. Batches of a "
-            "round follow each other without a pause. A background thread advances local copies, as in a Spark worker.",
-            "Spark: its `RocksDB` class of structure V2 with changelogs, called through py4j, from the same first "
-            "changelog on. Its puts are not timed, because each goes through the gateway.",
-            "Root and local copies are on the local disk. Each commit of Statekeeper is flushed to it.",
+            "p50, p99 and their ratios measure load + put + commit: load the newest version by replaying the newest "
+            f"changelogs, then put and commit {CHANGES:,} random keys that have a state. The phases are medians in ms.",
+            "get reads the state of the changed keys before put. It is not part of p50 and p99. It takes longer with a "
+            "larger state, because the rows are in more blocks than the cache holds.",
+            "background: average background work per batch, in ms. Every few batches the local copy is advanced. Eight "
+            "SST files are merged, which rewrites the whole state.",
+            f"A round is {BATCHES_A_ROUND} batches of each size without a pause, first with Statekeeper, then with Spark. "
+            "A background thread advances the local copies, as in a Spark worker.",
+            "Spark: its `RocksDB` class in structure V2 with changelogs, called through py4j, with the same first "
+            "changelog. Its puts are not timed, because each one is a py4j call.",
+            "Root and local copies are on the local disk. Statekeeper flushes each commit to the disk.",
         ],
     )

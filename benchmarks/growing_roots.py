@@ -1,4 +1,4 @@
-"""Checkpoints after any number of batches, made without running them: files of the retained versions, and the logs."""
+"""Checkpoints after any number of batches, written without running Spark: files of the retained versions, and logs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
 
 VERSIONS = 9
-"""Of which each store has files: a snapshot, and changelogs since."""
+"""Versions of each store with files: a snapshot and newer changelogs."""
 
 _LINKS = 20_000
-"""File systems limit the names of one file."""
+"""File systems limit the number of hard links to a file."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A checkpoint of Spark's. `logged`: how many batches its logs hold, the newest ones."""
+    """Size of a native checkpoint. `logged`: number of newest batches in its logs."""
 
     partitions: int
     batches: int
@@ -30,7 +30,7 @@ class Shape:
 
 
 def make(folder: Path, shape: Shape) -> None:
-    """Write it. Old log files are names of a few: what is in them differs by nothing that is looked at."""
+    """Write the checkpoint. Old log entries are hard links to a few files: maintenance does not compare their contents."""
     ids = RandomIds()
     stores = [StorePath(0, partition) for partition in range(shape.partitions)]
     info = operators.StoreInfo(names.DEFAULT_STORE, 1, shape.partitions)

@@ -1,4 +1,4 @@
-"""Growth of memory and requests with a query's partitions and batches."""
+"""Memory and requests by partitions and batches of a query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks import growth_of_maintenance
 from benchmarks.measure import Table
 
 SIDES = (growth_of_maintenance.tables,)
-"""Each gives its own tables."""
+"""Functions that return tables."""
 
 
 def run(options: argparse.Namespace) -> list[Table]:

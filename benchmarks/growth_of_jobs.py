@@ -1,4 +1,4 @@
-"""Memory, bytes and requests of a running job by partitions and batches, without Spark's jobs."""
+"""Memory, bytes and requests of a running job by partitions and batches, without running Spark jobs."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def _kept() -> Table:
         rows.append([f"{partitions:,}, {batches:,}", f"{kept:,}", f"{partitions * batches:,}", str(_tries(batches))])
     return Table(
         "Reports that a driver keeps, by partitions and batches",
-        ["partitions, batches", "reports kept", "reports received", "tries of emergency snapshots that fail"],
+        ["partitions, batches", "reports kept", "reports received", "failed attempts of emergency snapshots"],
         rows,
         [f"reports kept after the last batch: {most:,}, target 0: {'reached' if not most else 'missed'}"],
         [
-            "The accumulator of a running job, given the reports of all batches as PySpark's server gives them.",
-            f"Tries: the tail grows by one a batch from {EMERGENCY_CHANGELOGS} changelogs on, to the ceiling of some "
-            f"{_CEILING}, and each try fails.",
+            "The accumulator of a job receives the reports of all batches in the same way as from PySpark's server.",
+            f"Attempts: each batch adds one changelog, from {EMERGENCY_CHANGELOGS} to the ceiling of about {_CEILING}. "
+            "Each attempt fails.",
         ],
     )
 
 
 class _Context:
-    """Makes accumulators as a SparkContext does."""
+    """Creates accumulators like a SparkContext."""
 
     _ids = itertools.count()
 
@@ -87,7 +87,7 @@ def _reports_kept(partitions: int, batches: int) -> int:
 
 
 def _tries(batches: int) -> int:
-    """How often a checkpoint that cannot be read is looked at until the lineage is at its ceiling."""
+    """Count the attempts to read an unreadable checkpoint until the lineage reaches its ceiling."""
     with _folder() as folder:
         storage = open_storage(str(folder))
         storage.create(names.commits(0), b"no commit")
@@ -124,7 +124,7 @@ def _sent() -> Table:
         )
     growth = objects[-1] / objects[0]
     return Table(
-        "Unpickling of a task's stores, by partitions",
+        "Unpickling the stores of a task, by partitions",
         ["partitions", "steps", "bytes received", "us", "us, versions of all stores as objects", "ratio"],
         rows,
         [
@@ -132,15 +132,15 @@ def _sent() -> Table:
             f"{MOST_GROWTH}x: {'reached' if growth <= MOST_GROWTH else 'missed'}",
         ],
         [
-            "One store for each partition, with three snapshots. The medians of 30 rounds.",
-            f"The bytes grow with the partitions and are copied: {microseconds[-1] - microseconds[0]:,.0f} us more at "
-            f"{PARTITIONS[-1]:,} partitions. The bytes do not depend on the batches.",
+            "Each partition has one store with three snapshots. Medians of 30 rounds.",
+            f"The copied bytes grow with the partitions: {PARTITIONS[-1]:,} partitions take "
+            f"{microseconds[-1] - microseconds[0]:,.0f} us more. They do not depend on the batches.",
         ],
     )
 
 
 def _sent_bytes(value: object) -> bytes:
-    """As Spark sends a function's values to its workers."""
+    """Pickle a value in the same way as Spark does for its workers."""
     found: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     return found
 
@@ -179,28 +179,28 @@ def _asked() -> Table:
         "Requests of a driver, by partitions and batches",
         [
             "partitions, batches",
-            "objects listed by a look for snapshots",
+            "objects listed to find snapshots",
             "objects below state/",
-            "requests for the sink a batch",
-            "bytes read of the sink a batch",
-            "bytes of the sink's whole log",
+            "requests to the sink per batch",
+            "bytes read from the sink per batch",
+            "bytes of the whole sink log",
         ],
         rows,
         [
-            f"the most batches to the fewest, the same partitions: {growth:.2f}x, target at most {MOST_GROWTH}x: "
+            f"largest ratio of the most batches to the fewest: {growth:.2f}x, target at most {MOST_GROWTH}x: "
             f"{'reached' if growth <= MOST_GROWTH else 'missed'}",
         ],
         [
-            "A look when maintenance did nothing since the last one. After a run of maintenance it lists the records, four "
-            "for each run of the last 30 days, and reads the new ones.",
-            "The sink is a Delta table with a file for each batch and a checkpoint in its log. It is asked before each "
-            "batch and after the write, whose commit has a file for each partition.",
+            "Listing without a maintenance run since the last one. After a run, the job lists the records (four per run of "
+            "the last 30 days) and reads the new ones.",
+            "The sink is a Delta table with one file per batch and a checkpoint in its log. The job queries it before each "
+            "batch and after the write. The commit of the write has one file per partition.",
         ],
     )
 
 
 def _snapshot_look(partitions: int, batches: int) -> tuple[int, int]:
-    """The objects that a look lists, and those that there are below `state/`."""
+    """Return the number of listed objects, and of objects below `state/`."""
     with _folder() as folder:
         storage = open_storage(str(folder))
         versions = min(batches, 2 * _BATCHES_BETWEEN_SNAPSHOTS)
@@ -217,7 +217,7 @@ def _snapshot_look(partitions: int, batches: int) -> tuple[int, int]:
 
 
 class _CountsEntries:
-    """Counts the objects that listings show."""
+    """Counts the objects in listings."""
 
     def __init__(self, storage: Any) -> None:
         self.entries = 0
@@ -241,7 +241,7 @@ class _CountsReads(DeltaLog):
 
 
 def _sink_look(partitions: int, batches: int) -> tuple[int, int, int]:
-    """Requests and bytes for the sink of one batch, and the bytes that opening the table reads."""
+    """Return requests and bytes read from the sink for one batch, and the bytes read to open the table."""
     with _folder() as folder:
         write_deltalake(folder / "facts", pa.table({"n": [1]}))
         log = folder / "facts" / "_delta_log"

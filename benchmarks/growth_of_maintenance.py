@@ -1,4 +1,4 @@
-"""Peak memory and requests of audit and retention, by partitions and batches, each in a process of its own."""
+"""Peak memory and requests of audit and retention, by partitions and batches. Each measurement has its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 def collect(root: str) -> list[int]:
-    """What `statekeeper gc` plans: requests, and files to delete."""
+    """Plan like `statekeeper gc`. Return the number of requests and of files to delete."""
     storage, policy = open_storage(root), RetentionPolicy(versions=_RETAINED, grace_seconds=0)
     planned = retention.plan(retention.gather(storage, policy, clock=SystemClock()), policy)
     assert not planned.findings
@@ -34,14 +34,14 @@ def collect(root: str) -> list[int]:
 
 
 def look(root: str) -> list[int]:
-    """What `statekeeper audit` does: requests, and findings."""
+    """Audit like `statekeeper audit`. Return the number of requests and of findings."""
     storage = open_storage(root)
     found = audit.judge(audit.gather(storage))
     return [storage.requests.snapshot().total, len(found.findings)]
 
 
 def tables(options: argparse.Namespace) -> list[Table]:
-    """The rows of maintenance."""
+    """Measure maintenance, and return its table."""
     del options
     shapes = [Shape(wide, long, min(long, _LOGGED)) for wide in PARTITIONS for long in BATCHES]
     found: list[tuple[Shape, Peak, Peak]] = []
@@ -59,15 +59,15 @@ def tables(options: argparse.Namespace) -> list[Table]:
             columns,
             [_row(*one) for one in found],
             [
-                f"100,000 batches to 10, the same partitions, the larger of gc and audit: {growth:.2f}x, target at most "
-                f"{MOST_GROWTH}x: {'reached' if growth <= MOST_GROWTH else 'missed'}",
+                f"largest ratio of 100,000 batches to 10, gc or audit: {growth:.2f}x, target at most {MOST_GROWTH}x: "
+                f"{'reached' if growth <= MOST_GROWTH else 'missed'}",
             ],
             [
-                "Peak of a whole process, of which the interpreter and the library take "
-                f"{found[0][1].imported_mib:.0f} MiB. gc: the plan; audit: gather and judge.",
-                f"Native checkpoints in structure V2, {growing_roots.VERSIONS} versions with files, {_RETAINED} of "
-                f"them retained. The first rows are of a maintained checkpoint, with {_LOGGED} batches in its logs; the "
-                f"last {len(unmaintained)} of one whose logs were never purged.",
+                "Peak of the whole process; the interpreter and the library alone take "
+                f"{found[0][1].imported_mib:.0f} MiB. gc: the plan. audit: gather and judge.",
+                f"Native checkpoints in structure V2 with files of {growing_roots.VERSIONS} versions, {_RETAINED} of "
+                f"them retained. The first rows: maintained checkpoints with {_LOGGED} batches in their logs. The last "
+                f"{len(unmaintained)} rows: the logs were never purged.",
             ],
         )
     ]
@@ -79,6 +79,6 @@ def _row(shape: Shape, gc: Peak, audited: Peak) -> Sequence[str]:
 
 
 def _growth(kept: Sequence[tuple[Shape, Peak, Peak]], which: int) -> float:
-    """The largest factor from the fewest batches to the most, over all partitions."""
+    """Return the largest ratio of the most batches to the fewest, over all partitions."""
     peaks = {(one[0].partitions, one[0].batches): one[which].peak_mib for one in kept}  # type: ignore[union-attr]
     return max(peaks[wide, BATCHES[-1]] / peaks[wide, BATCHES[0]] for wide in PARTITIONS)

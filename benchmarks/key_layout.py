@@ -1,7 +1,7 @@
-"""The key group in front of a state key: as an int column, or as two big-endian bytes in a binary column.
+"""Layouts of the key group in a state key: an int column, or a binary column of two big-endian bytes.
 
-The int is what `state_rows` writes. Four little-endian bytes in a slot of their own keep each group together, but put
-group 256 before group 1. Two big-endian bytes keep the order of all groups; a binary value lies behind its slot.
+`state_rows` writes the int. Its four little-endian bytes keep each group together, but order group 256 before group 1.
+Two big-endian bytes order all groups; a binary value is stored after its slot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statestore.lineage import LocalCopy
 KEYS = 300_000
 GROUPS = 1_024
 MOVED_GROUPS = range(300, 620)
-"""The groups of one partition that is cut out when the state is rescaled."""
+"""The groups of one partition after a rescale."""
 
 _VERSION = b"\0"
 _BINARY_ROW = struct.Struct("<qq2s6x")
@@ -42,7 +42,7 @@ Encode = Callable[[np.ndarray, pa.Table], pa.LargeBinaryArray]
 
 
 def encode_big_endian(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
-    """Keys as `encode_keys` makes them, but for the prefix row, whose only column is binary."""
+    """Encode keys like `encode_keys`, but with a binary column in the prefix row."""
     prefix = _big_endian_prefix(0) + _VERSION
     head = np.tile(np.frombuffer(prefix, np.uint8), (len(groups), 1))
     at = len(prefix) - len(_VERSION) - 8
@@ -61,7 +61,7 @@ def _big_endian_group(key: bytes) -> int:
 
 @dataclass
 class Layout:
-    """One way to write a key, and what it cost."""
+    """A key layout and its measurements."""
 
     name: str
     encode: Encode
@@ -76,7 +76,7 @@ class Layout:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark: `options.rounds` rounds with the layouts in turns."""
+    """Run the benchmark: `options.rounds` rounds, alternating between the layouts."""
     layouts = [
         Layout("int", encode_keys, group_prefix, key_group),
         Layout("two big-endian bytes", encode_big_endian, _big_endian_prefix, _big_endian_group),
@@ -118,7 +118,7 @@ def _filled(layout: Layout, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArr
 
 
 def _moved(layout: Layout, database: Database) -> int:
-    """Read the groups that move, each by its prefix; how many keys they have."""
+    """Read each moved group by its prefix. Return the number of keys."""
     return sum(len(keys) for group in MOVED_GROUPS for keys, _ in database.scan(layout.prefix(group)))
 
 
@@ -151,9 +151,9 @@ def _table(layouts: list[Layout]) -> Table:
             f"{other.name} to int, scan: {ratio(other.scan_milliseconds, first.scan_milliseconds).shown(2, 'x')}",
         ],
         [
-            "Keys of one bigint column, in random order, values of a bigint and a double. Changelog and SST are "
+            "The key is one bigint column, in random order. The value is a bigint and a double. Changelog and SST are "
             "compressed with LZ4.",
-            f"Scan: groups {MOVED_GROUPS.start} to {MOVED_GROUPS.stop - 1}, each by its prefix. Byte ranges: how many "
-            "ranges of keys, side by side in a table, hold just these groups.",
+            f"Scan: groups {MOVED_GROUPS.start} to {MOVED_GROUPS.stop - 1}, each by its prefix. Byte ranges: the number of "
+            "contiguous key ranges that contain exactly these groups.",
         ],
     )

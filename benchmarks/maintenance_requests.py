@@ -29,8 +29,7 @@ _AUDIT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Pass:
-    """One run over the root. `stores`: how many were looked at; `read`: how many files of new bases were read in full, and
-    their bytes."""
+    """One pass over the root. `stores`: number of examined stores. `read`: number and bytes of base files read in full."""
 
     name: str
     stores: int
@@ -46,9 +45,9 @@ class _Pass:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark. One root, each pass once: requests are counted, not sampled."""
+    """Run the benchmark. Each pass runs once: the number of requests is deterministic."""
     del options
-    # In memory where there is such a disk: the root is there for its names, and to fill it takes minutes elsewhere.
+    # Use a memory disk if there is one: on other disks, writing the root takes minutes.
     with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
         root = StateRoot(Path(folder) / "root", STORES)
         _grow(root, VERSIONS // 2)
@@ -66,17 +65,17 @@ def run(options: argparse.Namespace) -> list[Table]:
     return [
         Table(
             f"{STORES:,} stores of {VERSIONS} versions and one snapshot each",
-            ["pass", "stores looked at", "requests", "files read in full", "files deleted", "s"],
+            ["pass", "stores examined", "requests", "files read in full", "files deleted", "s"],
             [audited.row(), *(one.row() for one in passes)],
             [
-                f"audit: {audited.requests / STORES:.2f} requests a store, target at most {_AUDIT_REQUESTS_A_STORE} and "
-                f"one a snapshot: {'reached' if in_bounds else 'missed'}",
+                f"audit: {audited.requests / STORES:.2f} requests per store, target at most {_AUDIT_REQUESTS_A_STORE} "
+                f"and one per snapshot: {'reached' if in_bounds else 'missed'}",
                 f"audit: {audited.seconds:.1f} s, target below {_AUDIT_SECONDS:.0f} s: "
                 f"{'reached' if is_quick else 'missed'}",
-                f"retention: {passes[1].requests / CHANGED:.1f} requests a changed store, of which "
-                f"{passes[2].requests / CHANGED:.1f} also without a change",
-                f"reads before deletion: {passes[0].read[0] / STORES:.1f} files a store in the first pass, "
-                f"{passes[1].read[0] / CHANGED:.1f} a changed store then, {passes[2].read[0]} when nothing changed",
+                f"retention: {passes[1].requests / CHANGED:.1f} requests per changed store, including "
+                f"{passes[2].requests / CHANGED:.1f} that are also sent without a change",
+                f"reads before deletion: {passes[0].read[0] / STORES:.1f} files per store in the first pass, then "
+                f"{passes[1].read[0] / CHANGED:.1f} per changed store, {passes[2].read[0]} without a change",
             ],
             [
                 f"Spark's own maintenance lists each of the {STORES:,} stores once a minute.",
@@ -89,7 +88,7 @@ def run(options: argparse.Namespace) -> list[Table]:
 def _grow(root: StateRoot, batches: int) -> None:
     random = np.random.default_rng(7)
     for _ in range(batches):
-        # The same in all stores: what is counted here does not depend on it.
+        # All stores get the same changes: the number of requests does not depend on them.
         pieces = list(changes(random, random.integers(0, 10_000, _KEYS)))
         root.commit([pieces] * len(root.stores))
 
@@ -115,7 +114,7 @@ def _audit(root: StateRoot) -> _Pass:
 
 
 def _collect(root: StateRoot, name: str) -> _Pass:
-    """What `statekeeper gc --apply` does."""
+    """Run retention like `statekeeper gc --apply`."""
     clock, policy = SystemClock(), RetentionPolicy(versions=RETAINED, grace_seconds=0)
     started, before = perf_counter(), root.storage.requests.snapshot()
     gathered = retention.gather(root.storage, policy, clock=clock)

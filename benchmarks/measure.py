@@ -1,6 +1,6 @@
 """Shared parts of the benchmarks: samples, ratios with their spread, the machine, and tables.
 
-The speed of a shared machine changes from minute to minute: only samples of the same round are divided by each other.
+The speed of a shared machine changes from minute to minute, so ratios compare only samples of the same round.
 """
 
 from __future__ import annotations

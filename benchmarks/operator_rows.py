@@ -1,7 +1,7 @@
-"""Rows a second of the stateful operator beside Spark's own operators: count and sum per key, in steady state.
+"""Rows per second of the stateful operator and of Spark's own operators: count and sum per key, in steady state.
 
-Every contender runs its own streaming query in one session and gets the same files, in turns: while one works the
-others wait. What a batch takes is what Spark itself says of it (`triggerExecution`), for all of them.
+Each contender runs its own streaming query in one session and reads the same files. The contenders take turns: one runs
+while the others wait. The duration of a batch is Spark's `triggerExecution`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTITIONS = 2
 OURS = "Statekeeper"
 NATIVE = "native aggregation (JVM)"
 BEST = "transformWithState"
-"""The quickest of them; the others take minutes for a large batch."""
+"""The fastest of `PYTHON_PEERS`; the others take minutes for a large batch."""
 FLOOR = "the same jobs without state"
 PYTHON_PEERS: Mapping[str, spark_peers.Peer] = {
     "transformWithState": spark_peers.transform_with_state,
@@ -40,7 +40,7 @@ PYTHON_PEERS: Mapping[str, spark_peers.Peer] = {
 }
 _COMMON = {
     "spark.sql.shuffle.partitions": str(PARTITIONS),
-    # Queries that wait must not take the time of the one that works.
+    # Waiting queries must not slow down the running one.
     "spark.sql.streaming.pollingDelay": "1s",
     PROVIDER: ROCKSDB_PROVIDER,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -55,7 +55,7 @@ Start = Callable[[SparkSession, DataFrame, Path], StreamingQuery]
 
 @dataclass(frozen=True)
 class Course:
-    """How one comparison is run."""
+    """Settings of one comparison."""
 
     keys: int
     rounds: int
@@ -77,37 +77,37 @@ class Contender:
 
     @property
     def is_quick(self) -> bool:
-        """Whether its newest batch was so short that a turn's first one, after a long wait, says little."""
+        """Whether the newest batch was short, so that the wait before a turn distorts its first batch."""
         return self.newest_milliseconds < _QUICK_MILLISECONDS
 
     def feed(self, file: Path) -> None:
-        """Give it one more file."""
+        """Add a file to the input."""
         hidden = self.inbox / f".{self.fed}"
         os.link(file, hidden)
         hidden.rename(self.inbox / f"{self.fed:05}.parquet")
         self.fed += 1
 
     def milliseconds(self, batch: int) -> float:
-        """How long the batch took; waits for it."""
+        """Wait for a batch, and return its duration in milliseconds."""
         until = monotonic() + _TIMEOUT_SECONDS
         while monotonic() < until:
             for progress in reversed(self.query.recentProgress):
                 if progress["batchId"] == batch and "addBatch" in progress["durationMs"]:
                     return float(progress["durationMs"]["triggerExecution"])
             if not self.query.isActive:
-                raise RuntimeError(f"{self.name} has ended") from self.query.exception()
+                raise RuntimeError(f"{self.name} stopped") from self.query.exception()
             sleep(_POLL_SECONDS)
         raise TimeoutError(f"{self.name}: batch {batch}")
 
     def run(self, file: Path) -> float:
-        """One batch."""
+        """Run one batch, and return its duration in milliseconds."""
         self.feed(file)
         self.newest_milliseconds = self.milliseconds(self.fed - 1)
         return self.newest_milliseconds
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark. `options.large` also runs the best of Spark's Python operators with 100,000 keys a batch."""
+    """Run the benchmark. `options.large` also runs the best of Spark's Python operators with 100,000 keys per batch."""
     python_peers = {name: _of_spark(peer) for name, peer in PYTHON_PEERS.items()}
     session = spark_session("benchmark", master="local[2]", conf=_COMMON)
     try:
@@ -146,7 +146,7 @@ def _of_spark(peer: spark_peers.Peer) -> Start:
 
 
 def _compared(session: SparkSession, peers: Mapping[str, Start], course: Course) -> list[Contender]:
-    """Run ours, its floor and the peers in turns, in this order."""
+    """Run Statekeeper, the jobs without state and the peers in turns, in this order."""
     with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
         folder = Path(name)
         file = _files(folder / "input", course.keys)
@@ -179,7 +179,7 @@ def _started(session: SparkSession, name: str, start: Start, folder: Path) -> It
 
 
 def _files(folder: Path, keys: int) -> Iterator[Path]:
-    """Files with one row for each key, in random order; the same few again and again."""
+    """Yield files with one row per key, in random order; four files repeat."""
     folder.mkdir()
     random = np.random.default_rng(keys)
     files = []
@@ -203,28 +203,28 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
         )
     best = min(peers, key=lambda peer: statistics.median(flat(peer.rounds)))
     return Table(
-        f"Count and sum per key, {course.keys:,} rows over {course.keys:,} keys a batch",
-        ["operator", "batches", "ms a batch", "rows/s", "times ours"],
+        f"Count and sum per key, {course.keys:,} rows of {course.keys:,} keys per batch",
+        ["operator", "batches", "ms per batch", "rows/s", "time, ratio to Statekeeper"],
         rows,
         [
             verdict(
-                f"rows/s to {best.name}" + (", the best of them" if len(peers) > 1 else ""),
+                f"rows/s to {best.name}" + (", the fastest peer" if len(peers) > 1 else ""),
                 ratio(best.rounds, ours.rounds),
                 at_least=targets[best.name],
             ),
-            f"{best.name} to the same jobs without state, the upper limit: "
+            f"{best.name} to the same jobs without state, the upper limit of the ratio: "
             f"{ratio(best.rounds, floor.rounds).shown(2, 'x')}",
             verdict("Statekeeper to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.75),
         ],
         [
-            f"One session, local[2], {PARTITIONS} partitions for all; a batch is a Parquet file with each key "
-            "once. The output goes to Spark's `noop` sink in update mode; Statekeeper writes to it in `foreachBatch`.",
-            f"{course.warm_up} batches to warm up, then {course.rounds} rounds in turns, in each {course.unmeasured} "
-            f"batches that do not count (of operators whose batch takes less than {_QUICK_MILLISECONDS / 1000:.0f} s: the "
-            f"others' minutes have put their workers to sleep) and {course.measured} that do.",
+            f"One session, local[2], {PARTITIONS} partitions each. A batch is a Parquet file that contains each key once. "
+            "The output goes to Spark's `noop` sink in update mode; Statekeeper writes to it in `foreachBatch`.",
+            f"{course.warm_up} warm-up batches, then {course.rounds} alternating rounds with {course.measured} measured "
+            f"batches each. If a batch takes less than {_QUICK_MILLISECONDS / 1000:.0f} s, each round starts with "
+            f"{course.unmeasured} unmeasured batch, because the wait before it slows it down.",
             "The same jobs without state: `foreachBatch` with `repartitionById`, `mapInArrow` of a function that returns "
             "its input, an eager `localCheckpoint` and a write to `noop`.",
-            "Spark's operators: RocksDB provider, changelog checkpointing on, all else at Spark's defaults. Ours: the "
-            "session of `pipelines.session`; state on the local disk.",
+            "Spark's operators: RocksDB provider with changelog checkpointing, otherwise Spark's defaults. Statekeeper: "
+            "the session of `pipelines.session`. State is on the local disk.",
         ],
     )

@@ -1,6 +1,6 @@
-"""One call of an update function in pandas: our dtypes beside pandas' own, which lose values, and ArrowDtype for all.
+"""One call of an update function in pandas: Statekeeper's dtypes, pandas' default dtypes (lossy) and only ArrowDtype.
 
-A call has the most rows that an operator gives at once. It is measured with its conversions, there and back.
+A call has the maximum number of rows that an operator passes. The time includes the conversions in both directions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pipelines.results import as_table
 
 ROWS = 65_536
 KEYS = 20_000
-OURS = "nullable dtypes, ArrowDtype for the rest"
+OURS = "nullable dtypes, otherwise ArrowDtype (Statekeeper)"
 DTYPES: Mapping[str, Callable[[pa.Table], Any]] = {
     OURS: to_pandas,
-    "ArrowDtype for all": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
-    "pandas' own (lossy)": lambda table: table.to_pandas(),
+    "ArrowDtype only": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas' defaults (lossy)": lambda table: table.to_pandas(),
 }
 
 Update = Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]
 
 
 def highest(rows: pd.DataFrame, state: pd.DataFrame) -> pd.DataFrame:
-    """The operator of the README."""
+    """Compute the update of the README's operator."""
     merged = rows.merge(state, on="key", how="left").fillna({"readings": 0, "highest": float("-inf")})
     merged["readings"] += merged.groupby("key", dropna=False).cumcount() + 1
     merged["highest"] = merged[["highest", "value"]].max(axis=1).groupby(merged["key"], dropna=False).cummax()
@@ -39,12 +39,12 @@ def highest(rows: pd.DataFrame, state: pd.DataFrame) -> pd.DataFrame:
 
 
 def last_of_group(column: str) -> Update:
-    """The slow way to the newest row of a key."""
+    """Return an update that selects the newest row of a key with `groupby`: slow."""
     return lambda rows, state: rows.groupby("key", as_index=False, dropna=False)[[column]].last()
 
 
 def last_by_duplicates(column: str) -> Update:
-    """The fast way to it."""
+    """Return an update that selects the newest row of a key with `drop_duplicates`: fast."""
     return lambda rows, state: rows[["key", column]].drop_duplicates("key", keep="last")
 
 
@@ -60,14 +60,14 @@ def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark."""
     rows, state = _given()
     lines = []
-    for what, update in UPDATES.items():
+    for function, update in UPDATES.items():
         rounds = {name: _rounds(to_frame, update, rows, state, options.rounds) for name, to_frame in DTYPES.items()}
         lines += [
-            [what, name, Spread.of(flat(taken)).shown(0), ratio(taken, rounds[OURS]).shown(2)]
+            [function, name, Spread.of(flat(taken)).shown(0), ratio(taken, rounds[OURS]).shown(2)]
             for name, taken in rounds.items()
         ]
     title = f"A call of {ROWS:,} rows of {KEYS:,} keys"
-    return [Table(title, ["function", "dtypes", "ms a call", "times ours"], lines)]
+    return [Table(title, ["function", "dtypes", "ms per call", "ratio to Statekeeper's"], lines)]
 
 
 def _given() -> tuple[pa.Table, pa.Table]:

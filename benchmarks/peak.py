@@ -1,4 +1,4 @@
-"""The peak memory of a piece of work: each runs in a process of its own, which ends with it."""
+"""Peak memory of a function call in its own process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(json.dumps([done.ru_maxrss, imported.ru_maxrss, cpu, time.perf_counter() -
 
 @dataclass(frozen=True)
 class Peak:
-    """What a piece of work took. `peak_mib`: of its whole process; `imported_mib`: before it began."""
+    """Resources of one call. `peak_mib`: of the whole process. `imported_mib`: after the imports, before the call."""
 
     peak_mib: float
     imported_mib: float
@@ -34,7 +34,7 @@ class Peak:
 
 
 def peak_of(module: str, function: str, *arguments: str) -> Peak:
-    """Call a function of a module with these texts in a fresh process; what it returns has to be JSON."""
+    """Call a function of a module in a new process. Its result must be serializable as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", _RUN, module, function, *arguments],
         cwd=_REPOSITORY,

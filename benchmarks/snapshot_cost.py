@@ -1,6 +1,6 @@
-"""What loads and snapshots cost: replay, a snapshot from outside, many small stores, and memory, beside Spark's own store.
+"""Cost of loads and snapshots, compared with Spark's own store: replay, one snapshot, many small stores, and memory.
 
-Our snapshots are made by the command, from the start of its process to its end; Spark's in a JVM that is warm.
+For Statekeeper, a snapshot is one run of the command, including its process start. Spark runs in a warm JVM.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ main()
 
 @dataclass(frozen=True)
 class CommandRun:
-    """One run of `statekeeper snapshot --all`, its process included."""
+    """One run of `statekeeper snapshot --all`, including the process start."""
 
     seconds: float
     peak_mib: float
@@ -67,22 +67,22 @@ class CommandRun:
 
 @dataclass
 class Samples:
-    """Seconds by contender, a list for each round."""
+    """Seconds by contender, one list per round."""
 
     seconds: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, contender: str, work: Callable[[], object]) -> None:
-        """Let it work once."""
+        """Run the work once, and add its duration."""
         started = perf_counter()
         work()
         self.add_seconds(contender, perf_counter() - started)
 
     def add_seconds(self, contender: str, seconds: float) -> None:
-        """What it took."""
+        """Add a duration."""
         self.seconds.setdefault(contender, []).append([seconds])
 
     def rows(self, work: str) -> list[list[str]]:
-        """Of a table."""
+        """Return the rows of a table."""
         ours = self.seconds[OURS]
         return [
             [f"{work}: {name}", f"{len(took)}", Spread.of(flat(took)).shown(2), ratio(took, ours).shown(1, "x")]
@@ -90,21 +90,21 @@ class Samples:
         ]
 
     def verdicts(self, work: str, at_least: float, among: Sequence[str]) -> list[str]:
-        """How many times ours Spark's take."""
+        """Return the ratios of Spark's durations to Statekeeper's, with their target."""
         return [
-            verdict(f"{work}, {name} to ours", ratio(self.seconds[name], self.seconds[OURS]), at_least=at_least)
+            verdict(f"{work}, {name} to Statekeeper", ratio(self.seconds[name], self.seconds[OURS]), at_least=at_least)
             for name in among
         ]
 
 
 OURS = "Statekeeper"
 TRACKED = "Spark"
-UNTRACKED = "Spark, keys not counted"
+UNTRACKED = "Spark without key count"
 SPARKS = {TRACKED: True, UNTRACKED: False}
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark. `options.rounds` is the number of turns of each side, after one for warm-up."""
+    """Run the benchmark. `options.rounds` is the number of rounds, after one warm-up round."""
     session = spark_session("benchmark", master="local[2]")
     session.sparkContext.setLogLevel("ERROR")
     try:
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> list[Table]:
 
 
 class BesideSpark:
-    """Rows 1 to 3: a store of a million keys, and what is done with it."""
+    """Replay, snapshot and load of a store with a million keys."""
 
     def __init__(self, session: SparkSession, folder: Path) -> None:
         self._session = session
@@ -143,12 +143,12 @@ class BesideSpark:
         self.forget()
 
     def forget(self) -> None:
-        """Begin to measure."""
+        """Discard all measurements."""
         self._replay, self._snapshots, self._loads = Samples(), Samples(), Samples()
         self._uploads: list[float] = []
 
     def round(self) -> None:
-        """Each has its turn at each work."""
+        """Run each work once with each contender."""
         self._replay.add(OURS, lambda: self._load(self._replayed))
         self._loads.add(OURS, lambda: self._load(self._tailed, of_snapshot=True))
         with _put_back(self._tailed):
@@ -188,7 +188,7 @@ class BesideSpark:
         assert (self._tailed.folder / self._tailed.stores[0].snapshot(made)).exists()
 
     def _as_one_table(self) -> int:
-        """Bytes of the newest row of every changed key, as a table."""
+        """Return the bytes of an SST file with the newest row of each changed key."""
         store = self._tailed.stores[0]
         window = Window(sys.maxsize)
         for version in self._tailed.lineages[0][1:]:
@@ -205,7 +205,7 @@ class BesideSpark:
         return self._folder / f"local-{self._used}"
 
     def tables(self) -> list[Table]:
-        """What was found."""
+        """Return the tables."""
         replay, snapshot, load = (
             f"replay of a changelog of {KEYS:,} records",
             f"snapshot of {KEYS:,} keys + {TAIL_CHANGELOGS} x {TAIL_RECORDS:,} records",
@@ -213,35 +213,37 @@ class BesideSpark:
         )
         return [
             Table(
-                "Loads and snapshots beside Spark's own store",
-                ["work", "runs", "s", "times ours"],
+                "Loads and snapshots, compared with Spark's own store",
+                ["work", "runs", "s", "ratio to Statekeeper"],
                 [*self._replay.rows(replay), *self._snapshots.rows(snapshot), *self._loads.rows(load)],
                 [
                     *self._replay.verdicts(replay, 5, [TRACKED]),
-                    f"{replay}, {UNTRACKED} to ours: "
+                    f"{replay}, {UNTRACKED} to Statekeeper: "
                     f"{ratio(self._replay.seconds[UNTRACKED], self._replay.seconds[OURS]).shown(2, 'x')}, no target",
                     *self._snapshots.verdicts(snapshot, 5, list(SPARKS)),
                     *self._loads.verdicts(load, 2, [TRACKED]),
                     verdict(
-                        "bytes uploaded to those of the changed rows as a table", Spread.of(self._uploads), at_most=1.2
+                        "uploaded bytes to bytes of the changed rows in an SST file",
+                        Spread.of(self._uploads),
+                        at_most=1.2,
                     ),
                 ],
                 [
-                    "Rows of a bigint key, a bigint and a double, as our jobs write them: 68 bytes a record. Root and "
-                    "scratch on the local disk.",
+                    "A row is a bigint key, a bigint and a double, as in the jobs of `pipelines`: 68 bytes per record. "
+                    "Root and scratch folder are on the local disk.",
                     "Replay and load: from storage to a readable store, on a host without a local copy. Statekeeper runs "
-                    "in this process; Spark runs `RocksDB.load` in its JVM, called through py4j.",
-                    "Snapshot, ours: `statekeeper snapshot --all`, from the start of its process to its end, all it "
-                    "uploads flushed to the disk. Spark's: `load`, `commit` and `doMaintenance` in a JVM that is warm.",
-                    f"{self._changed_keys:,} different keys are in the tail. Spark counts its keys by default "
-                    "(`trackTotalNumberOfRows`), which costs a read per change. Statekeeper's counts are exact, too.",
+                    "in the benchmark's process; Spark runs `RocksDB.load` in its JVM, called through py4j.",
+                    "Snapshot, Statekeeper: `statekeeper snapshot --all`, including the start of its process and the flush "
+                    "of all uploads to disk. Spark: `load`, `commit` and `doMaintenance` in a warm JVM.",
+                    f"The tail has {self._changed_keys:,} different keys. By default Spark counts its keys "
+                    "(`trackTotalNumberOfRows`), which costs one read per change. Statekeeper counts them exactly, too.",
                 ],
             )
         ]
 
 
 def _alone(folder: Path, rounds: int) -> Table:
-    """Rows 9 and 11: what has no peer."""
+    """Measure runs without a peer: many small stores, and the memory of one large store."""
     random = np.random.default_rng(2)
     small = StateRoot(folder / "small", SMALL_STORES)
     for _ in range(SMALL_CHANGELOGS):
@@ -283,14 +285,14 @@ def _alone(folder: Path, rounds: int) -> Table:
                 for bound, of_bound in runs.items()
             ),
         ],
-        ["From the start of the process to its end, with its defaults: as many workers as the machine has cores."],
+        ["The time includes the start of the process. Default settings: one worker per core."],
     )
 
 
 def _snapshot(root: StateRoot, scratch: Path, *options: str) -> CommandRun:
     command = [sys.executable, "-c", _COMMAND, "snapshot", str(root.folder), "--all", "--output", "json"]
     command += ["--scratch", str(scratch), *options]
-    # As an installed program runs: its modules are compiled once, not by each process.
+    # An installed program compiles its modules once, not in each process.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -301,7 +303,7 @@ def _snapshot(root: StateRoot, scratch: Path, *options: str) -> CommandRun:
 
 @contextlib.contextmanager
 def _put_back(root: StateRoot) -> Iterator[None]:
-    """Delete afterwards what was added to the root."""
+    """Delete all files that the block adds to the root."""
     before = set(root.folder.rglob("*"))
     yield
     for path in root.folder.rglob("*"):

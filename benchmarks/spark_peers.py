@@ -1,6 +1,6 @@
-"""Count and sum per key, written once for our operator and once for each of Spark's own.
+"""Count and sum per key, for the operator of `pipelines` and for each of Spark's own operators.
 
-What belongs here: the computations and how their queries are started. Spark's are written as its documentation shows.
+Contains the computations and the start of their queries. Spark's follow its documentation.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ OUTPUT = "key bigint, count bigint, sum bigint"
 STATE = "count bigint, sum bigint"
 
 Peer = Callable[[DataFrame], DataFrame]
-"""From the rows to the counts, in update mode."""
+"""Computes the counts from the rows, in update mode."""
 
 
 def count_and_sum(rows: pa.Table, state: pa.Table) -> Update:
-    """Our operator's update function."""
+    """Update count and sum of each key."""
     batch = rows.group_by("key", use_threads=False).aggregate([([], "count_all"), ("value", "sum")])
     partial = pa.concat_tables([batch.rename_columns(state.column_names), state])
     total = partial.group_by("key", use_threads=False).aggregate([("count", "sum"), ("sum", "sum")])
@@ -48,7 +48,7 @@ OPERATOR = StatefulOperator(
 
 
 def start_ours(rows: DataFrame, folder: Path, partitions: int, observer: Observer | None = None) -> StreamingQuery:
-    """The query over our operator; its output is materialised and thrown away."""
+    """Start a query with the operator of `pipelines`. Its output is materialized and discarded."""
     query = start(
         OPERATOR,
         rows,
@@ -64,11 +64,11 @@ def start_ours(rows: DataFrame, folder: Path, partitions: int, observer: Observe
 
 
 def start_floor(rows: DataFrame, folder: Path, partitions: int) -> StreamingQuery:
-    """What our operator cannot fall below: the same two Spark jobs over the same rows, with neither state nor work."""
+    """Start the lower bound of the operator: the same two Spark jobs on the same rows, without state and computation."""
 
     def batch(given: DataFrame, _: int) -> None:
         routed = given.repartitionById(partitions, F.expr(f"CAST(pmod(hash(key), {partitions}) AS INT)"))
-        kept = routed.mapInArrow(_as_they_are, given.schema).localCheckpoint(eager=True)
+        kept = routed.mapInArrow(_unchanged, given.schema).localCheckpoint(eager=True)
         kept.write.format("noop").mode("overwrite").save()
 
     checkpoint = str(folder / "checkpoint")
@@ -76,12 +76,12 @@ def start_floor(rows: DataFrame, folder: Path, partitions: int) -> StreamingQuer
     return writer.trigger(processingTime="0 seconds").start()
 
 
-def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
 def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
-    """The query over one of Spark's operators; its output is thrown away."""
+    """Start a query with one of Spark's operators. Its output is discarded."""
     return (
         peer(rows)
         .writeStream.format("noop")
@@ -93,12 +93,12 @@ def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
 
 
 def native_aggregation(rows: DataFrame) -> DataFrame:
-    """Spark's own aggregation, in the JVM."""
+    """Aggregate with Spark's own operator in the JVM."""
     return rows.groupBy("key").agg(F.count("*").alias("count"), F.sum("value").alias("sum"))
 
 
 def apply_in_pandas_with_state(rows: DataFrame) -> DataFrame:
-    """`applyInPandasWithState`."""
+    """Aggregate with `applyInPandasWithState`."""
 
     def update(key: tuple[int], frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas as pd
@@ -114,7 +114,7 @@ def apply_in_pandas_with_state(rows: DataFrame) -> DataFrame:
 
 
 class CountRows(StatefulProcessor):
-    """For `transformWithState`: rows in, rows out."""
+    """Processor of rows, for `transformWithState`."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("counts", STATE)
@@ -129,7 +129,7 @@ class CountRows(StatefulProcessor):
 
 
 class CountFrames(CountRows):
-    """For `transformWithStateInPandas`: frames in, frames out."""
+    """Processor of pandas frames, for `transformWithStateInPandas`."""
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
         import pandas as pd
@@ -143,15 +143,15 @@ class CountFrames(CountRows):
 
 
 def transform_with_state(rows: DataFrame) -> DataFrame:
-    """`transformWithState` of Python, row by row."""
+    """Aggregate with `transformWithState` of Python, row by row."""
     return rows.groupBy("key").transformWithState(CountRows(), OUTPUT, "Update", "None")
 
 
 def transform_with_state_in_pandas(rows: DataFrame) -> DataFrame:
-    """`transformWithStateInPandas`."""
+    """Aggregate with `transformWithStateInPandas`."""
     return rows.groupBy("key").transformWithStateInPandas(CountFrames(), OUTPUT, "Update", "None")
 
 
 def stream(session: SparkSession, folder: Path) -> DataFrame:
-    """The rows of the files in `folder`, one file a batch."""
+    """Read the files in `folder` as a stream, one file per batch."""
     return session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).parquet(str(folder))

@@ -17,10 +17,10 @@ _STATE = "org.apache.spark.sql.execution.streaming.state"
 
 
 class SparkRocksDB:
-    """One store of structure V2, without column families, at the folder that holds its files.
+    """One store in structure V2, without column families. `folder` contains its files.
 
-    The session is one of `pipelines.session`: with changelogs, all else at Spark's defaults; `tracked` is the one of
-    whether it counts its keys at each change.
+    The session comes from `pipelines.session`: changelogs are on, other settings are Spark's defaults. `tracked`: whether
+    the store counts its keys at each change.
     """
 
     def __init__(self, session: SparkSession, folder: Path, local_folder: Path, *, tracked: bool = True) -> None:
@@ -45,7 +45,7 @@ class SparkRocksDB:
         )
 
     def load(self, version: VersionId) -> None:
-        """Open a version for writing; the one that is open already is not loaded again."""
+        """Open a version for writing. If it is already open, it is not loaded again."""
         self._rocksdb.load(version.version, self._option.apply(version.id), False, False)
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -59,9 +59,9 @@ class SparkRocksDB:
         return VersionId(int(result._1()), str(result._2().stateStoreCkptId().get()))
 
     def maintain(self) -> None:
-        """Upload the snapshot that the last commit took, when enough changelogs had gathered."""
+        """Upload the snapshot of the last commit, if the commit took one."""
         self._rocksdb.doMaintenance()
 
     def close(self) -> None:
-        """Close it and remove its local files."""
+        """Close the store, and remove its local files."""
         self._rocksdb.close()

@@ -1,4 +1,4 @@
-"""State roots for benchmarks of maintenance, filled without Spark."""
+"""State roots for benchmarks of maintenance, written without Spark."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Changes = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 
 
 def state_keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
-    """State keys in their own order, as a task finds them after Spark's sort."""
+    """Return state keys in the order in which a task gets them after Spark's sort."""
     groups = (numbers * 2_654_435_761 % 2**32 >> 7).astype(np.int32) % GROUPS
     order = np.argsort(groups, kind="stable")
     return encode_keys(groups[order], pa.table({"key": numbers[order]}))
 
 
 def state_values(random: np.random.Generator, count: int) -> pa.LargeBinaryArray:
-    """Random states of a count and a mean."""
+    """Return random states of a count and a mean."""
     return encode_values(pa.table({"count": random.integers(0, 1_000_000, count), "mean": random.random(count)}))
 
 
 def changes(random: np.random.Generator, numbers: np.ndarray) -> Iterable[Changes]:
-    """New states for these keys, some at a time."""
+    """Yield new states for these keys, in pieces."""
     for first in range(0, len(numbers), _PIECE_KEYS):
         some = numbers[first : first + _PIECE_KEYS]
         yield state_keys(some), state_values(random, len(some))
 
 
 class StateRoot:
-    """One operator with so many stores, in a new folder."""
+    """One operator with `stores` stores, in a new folder."""
 
     def __init__(self, folder: Path, stores: int) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class StateRoot:
         return [lineage[-1] for lineage in self.lineages]
 
     def commit(self, of_stores: Sequence[Iterable[Changes]]) -> None:
-        """One batch: a changelog for each store."""
+        """Commit one batch: a changelog for each store, then the commit log entry."""
         for store, lineage, pieces in zip(self.stores, self.lineages, of_stores, strict=True):
             version = VersionId(self._batches + 1, self._ids.fresh())
             sink = io.BytesIO()
@@ -78,5 +78,5 @@ class StateRoot:
         self._batches += 1
 
     def snapshots_are_known(self) -> None:
-        """There is a snapshot at every head: the next changelogs name nothing before it."""
+        """Start the lineages at the snapshots that every head has."""
         self.lineages = [lineage[-1:] for lineage in self.lineages]

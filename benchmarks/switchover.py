@@ -1,4 +1,4 @@
-"""Switchover of 200 stores between the structures V1 and V2: seconds and bytes, beside a copy of the bytes."""
+"""Switchover of 200 stores between the structures V1 and V2: seconds and bytes, compared with a plain copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCHEMA = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type
 
 @dataclass(frozen=True)
 class _Move:
-    """One switchover. `expected_bytes`: of the bases and tails; `copy_seconds`: what a plain copy of them took."""
+    """One switchover. `expected_bytes`: size of the bases and tails. `copy_seconds`: duration of a plain copy of them."""
 
     seconds: float
     expected_bytes: int
@@ -40,8 +40,8 @@ class _Move:
 
 
 def run(options: argparse.Namespace) -> list[Table]:
-    """Run the benchmark: each round goes to V1, which builds every snapshot, and back, which uses each unchanged."""
-    moves: dict[str, list[_Move]] = {"to V1, each snapshot built": [], "to V2, each used as it is": []}
+    """Run the benchmark: each round switches to V1, which builds every snapshot, and back to V2, which reuses each."""
+    moves: dict[str, list[_Move]] = {"to V1, snapshots built": [], "to V2, snapshots reused": []}
     with tempfile.TemporaryDirectory() as folder:
         root = StateRoot(Path(folder) / "root", STORES)
         _describe(root)
@@ -57,19 +57,26 @@ def run(options: argparse.Namespace) -> list[Table]:
     return [
         Table(
             f"{STORES} stores of {KEYS:,} keys, {TAIL} changelogs of {CHANGED} since the newest snapshot",
-            ["switchover", "s", "bytes read to base and tail", "MiB written", "requests", "times a copy"],
+            [
+                "switchover",
+                "s",
+                "bytes read, ratio to base and tail",
+                "MiB written",
+                "requests",
+                "time, ratio to a copy",
+            ],
             [_row(name, of_name) for name, of_name in moves.items()],
             [
-                f"bytes read to those of base and tail, {name}: "
+                f"bytes read to bytes of base and tail, {name}: "
                 f"{Spread.of([m.read_bytes / m.expected_bytes for m in of_name]).shown(2, 'x')}"
                 for name, of_name in moves.items()
             ],
             [
-                "All steps except the five seconds for which a checkpoint must be idle: audits before and after, making "
-                "the snapshots, reading them back, comparing digests of all keys and values, the commit.",
-                "A copy: the same bases and tails are read and written under other names, with the same number of workers.",
-                "If a snapshot is used unchanged, only its zip is written.",
-                "Root and scratch folder on the local disk.",
+                "All steps except the five seconds in which a checkpoint must be idle: audits before and after, building "
+                "the snapshots, reading them back, comparing digests of all keys and values, and the commit.",
+                "A copy reads the same bases and tails and writes them under other names, with the same number of workers.",
+                "If a snapshot is reused, only its zip is written.",
+                "Root and scratch folder are on the local disk.",
             ],
         )
     ]
@@ -107,7 +114,7 @@ def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
 
 
 def _copied(storage: Storage, planned: SwitchPlan, folder: Path) -> float:
-    """How long it takes to read and write what the switchover starts from, and nothing else."""
+    """Copy the bases and tails of the switchover, and return the seconds."""
     paths = []
     for step in planned.stores:
         paths += [step.store.changelog(version) for version in step.load.replay]
@@ -124,7 +131,7 @@ def _copied(storage: Storage, planned: SwitchPlan, folder: Path) -> float:
 
 
 def _describe(root: StateRoot) -> None:
-    """What an audit wants to find."""
+    """Write the metadata that an audit requires."""
     storage = root.storage
     storage.delete([names.QUERY_METADATA])
     bound = binding.Binding("the root", "a query", len(root.stores), 64, (_SCHEMA,))
@@ -148,7 +155,7 @@ def _take_snapshots(root: StateRoot, folder: Path) -> None:
 
 
 def _adopt_heads(root: StateRoot) -> None:
-    """The next changelogs are written over the ids that the switchover gave."""
+    """Continue the lineages from the ids of the switchover."""
     gathered = snapshot.gather(root.storage)
     heads = {fact.store: fact.head for fact in gathered.stores}
     root.lineages = [[heads[store]] for store in root.stores]
