@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+MOST_LINES = 450
 
 
 def _imported(path: Path) -> list[str]:
@@ -31,3 +33,18 @@ def test_no_test_module_is_imported() -> None:
         or (name.startswith("tests.") and name.rpartition(".")[2].startswith("test_"))
     }
     assert found == set()
+
+
+def test_no_file_has_more_than_450_lines() -> None:
+    """Split a longer file by subject."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [path for name in listed.stdout.splitlines() if (path := REPOSITORY / name).exists()]
+    assert len(files) > 400
+    lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in files}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}

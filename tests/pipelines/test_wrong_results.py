@@ -1,6 +1,6 @@
 """Whatever an update function returns: it is what was declared, or it is refused by name and nothing is committed.
 
-The tasks run here without Spark, in this process; what reaches the user through Spark is in `test_operator`.
+The tasks run here without Spark, in this process; test_operator.py shows the errors that reach the user through Spark.
 """
 
 from __future__ import annotations

@@ -1,0 +1,268 @@
+"""The plan of a repair, its guards, and the verb."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.clock import SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.checksum import checksum
+from statestore.format.names import VersionId
+from statestore.format.snapshot import encode_snapshot, read_snapshot
+from statestore.maintenance import audit, quiet, repair
+from statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
+from statestore.storage import Storage, open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.maintainers import MAINTAINER
+from tests.support.repairs import apply, as_spark_4_0, contents, planned, rewind, roll_back
+from tests.support.structures import without_ids
+
+
+def sidecar_of(body: bytes) -> bytes:
+    said = checksum([body])
+    return json.dumps({"algorithm": "CRC32C", "value": said.value, "mainFileSize": said.size_bytes}).encode()
+
+
+def test_a_checkpoint_that_nothing_is_wrong_with_has_nothing_to_repair(checkpoint: Checkpoint) -> None:
+    for spark in (None, Spark.V4_1, Spark.V4_2, Spark.V4_3):
+        assert planned(checkpoint.storage, spark) == RepairPlan(())
+
+
+def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    before = contents(storage)
+    plan = planned(storage)
+    expected = {
+        path
+        for partition, store in enumerate(checkpoint.stores)
+        for number in (5, 6, 7, 8)
+        for path in (
+            store.changelog(checkpoint.versions[number][partition]),
+            store.snapshot(checkpoint.versions[number][partition]),
+        )
+        if path in before
+    }
+    assert {action.path for action in plan.actions} == expected
+    assert len(expected) == 2 * (4 + 1)
+    run = apply(storage, plan)
+    assert contents(storage) == {path: body for path, body in before.items() if path not in expected}
+    assert planned(storage) == RepairPlan(())
+    del checkpoint.versions[5:], checkpoint.states[5:]
+    checkpoint.assert_right(tmp_path / "host")
+    assert set(roll_back(storage, run)) == expected
+    assert contents(storage) == before
+    assert not storage.list(names.QUARANTINE)
+
+
+def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load_would_take_it(
+    storage: Storage,
+) -> None:
+    checkpoint = Checkpoint(storage, Path("unused"), partitions=1)
+    [store] = checkpoint.stores
+    for number in range(1, 4):
+        storage.create(names.commits(number - 1), b'v1\n{"nextBatchWatermarkMs":0}')
+    storage.create(names.offsets(3), b"of the batch that makes version 4")
+    for number in (3, 4, 5):
+        storage.create(store.changelog(VersionId(number)), b"changes")
+        storage.create(store.snapshot(VersionId(number)), b"a zip")
+    plan = planned(storage)
+    assert plan.actions == (
+        Quarantine(store.snapshot(VersionId(4)), RepairReason.UNCOMMITTED),
+        Quarantine(store.changelog(VersionId(5)), RepairReason.ROLLED_BACK_FILES),
+        Quarantine(store.snapshot(VersionId(5)), RepairReason.ROLLED_BACK_FILES),
+    )
+
+
+def test_in_structure_v1_a_zip_without_a_number_goes_as_no_version_is_loaded_beside_it(
+    eight_versions: Checkpoint, tmp_path: Path
+) -> None:
+    made = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    storage, [store, _] = made.storage, made.stores
+    with_id = store.snapshot(made.versions[8][0])
+    body = storage.read(with_id)
+    foreign = f"{store.folder}/copy of 8.zip"
+    storage.create(foreign, b"of a person who made a copy")
+    assert planned(storage).actions == (), "structure V2 takes no notice of it"
+    without_ids(made)
+    storage.create(with_id, body)
+    before = contents(storage)
+    plan = planned(storage)
+    assert [action.path for action in plan.actions] == sorted([with_id, foreign])
+    assert {f.file for f in audit.judge(audit.gather(storage)).findings if "repair ROOT" in f.action} == {
+        with_id,
+        foreign,
+    }
+    run = apply(storage, plan)
+    assert audit.judge(audit.gather(storage)).findings == ()
+    assert set(roll_back(storage, run)) == {with_id, foreign}
+    assert contents(storage) == before
+
+
+def test_what_a_batch_that_was_begun_has_written_is_in_nobodys_way(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    offsets = storage.read(names.offsets(4))
+    rewind(storage, 3)
+    of_five = {store.changelog(checkpoint.versions[5][n]) for n, store in enumerate(checkpoint.stores)}
+    assert of_five <= {action.path for action in planned(storage).actions}
+    storage.create(names.offsets(4), offsets)
+    assert not of_five & {action.path for action in planned(storage).actions}
+
+
+def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    storage = checkpoint.storage
+    zips = as_spark_4_0(storage)
+    storage.create(f"{zips[0]}.crc", sidecar_of(storage.read(zips[0])))
+    before = contents(storage)
+    asked = planned(storage)
+    assert asked.actions == ()
+    assert asked.asks is not None
+    assert planned(storage, Spark.V4_0) == RepairPlan(())
+    plan = planned(storage, Spark.V4_2)
+    assert [action.path for action in plan.actions] == sorted(zips)
+    run = apply(storage, plan)
+    for path in zips:
+        old, new = (read_snapshot(body, path) for body in (before[path], storage.read(path)))
+        assert (old.metadata.header, new.metadata.header) == ("v2", "v1")
+        assert (new.files, replace(new.metadata, header="v2")) == (old.files, old.metadata)
+    assert storage.stat(f"{zips[0]}.crc") is None
+    checkpoint.assert_right(tmp_path / "host")
+    roll_back(storage, run)
+    assert contents(storage) == before
+
+
+def test_a_snapshot_of_sparks_stays_recognised_as_its_own_when_its_header_is_mended(checkpoint: Checkpoint) -> None:
+    """What Spark has written it may name again: retention must not take such a snapshot for one of ours."""
+    storage = checkpoint.storage
+    ours, *sparks = as_spark_4_0(storage)
+    for path in sparks:
+        storage.replace(path, encode_snapshot(replace(read_snapshot(storage.read(path), path), is_ours=False)))
+    apply(storage, planned(storage, Spark.V4_2))
+    assert [path for path in (ours, *sparks) if read_snapshot(storage.read(path), path).is_ours] == [ours]
+
+
+def statekeeper(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["repair", *arguments], obj=MAINTAINER)
+
+
+def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_back(
+    eight_versions: Checkpoint, tmp_path: Path
+) -> None:
+    root = str(tmp_path / "root")
+    storage = eight_versions.copied_to(open_storage(root), tmp_path).storage
+    rewind(storage, 5)
+    as_spark_4_0(storage)
+    before = contents(storage)
+    asked = statekeeper(root)
+    assert (asked.exit_code, contents(storage)) == (3, before)
+    assert "set --for-spark to the release that restarts the query" in asked.output
+    assert statekeeper(root, "--for-spark", "4.2", "--apply").exit_code == 13
+    assert contents(storage) == before
+    done = statekeeper(root, "--for-spark", "4.2", "--apply", "--confirm-stopped", "--output", "json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["done"] == len(told["actions"]) > 0
+    assert {action["reason"] for action in told["actions"]} == {"header", "dead_time_line"}
+    assert statekeeper(root, "--for-spark", "4.2").output == "nothing to repair\n"
+    assert statekeeper(root, "--undo", "../../state", "--confirm-stopped").exit_code == 13
+    assert statekeeper(root, "--undo", told["run"], "--confirm-stopped").exit_code == 0
+    assert contents(storage) == before
+
+
+def test_where_a_mode_is_configured_that_forbids_it_nothing_is_repaired(
+    eight_versions: Checkpoint, tmp_path: Path
+) -> None:
+    storage = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path).storage
+    rewind(storage, 5)
+    before = {entry.path for entry in storage.list("")}
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text('[roots.orders]\nurl = "root"\nmode = "observe"\n')
+    arguments = ["--config", str(configuration), "repair", "orders", "--apply", "--confirm-stopped"]
+    refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, {entry.path for entry in storage.list("")}) == (13, before)
+
+
+def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_batches_that_were_taken_back(
+    checkpoint: Checkpoint,
+) -> None:
+    storage = checkpoint.storage
+    commits = {batch: storage.read(names.commits(batch)) for batch in (5, 6, 7)}
+    storage.delete(names.commits(batch) for batch in commits)
+
+    class Slow:
+        """Lists `state/` for so long that batches are committed meanwhile."""
+
+        def list(self, prefix: str, **how: bool) -> object:
+            found = storage.list(prefix, **how)
+            for batch, body in commits.items():
+                storage.create(names.commits(batch), body)
+            return found
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(storage, name)
+
+    assert repair.plan(repair.gather(Slow()), None) == RepairPlan(())
+
+
+def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_quarantined(checkpoint: Checkpoint) -> None:
+    checkpoint.storage.delete(names.commits(batch) for batch in (5, 6, 7))
+    plan = planned(checkpoint.storage, Spark.V4_2)
+    assert plan.actions == ()
+    assert "offsets/7 exists, but the newest commit is batch 4: if commits are lost, restore them" in (plan.asks or "")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "offsets/8",
+        "commits/7",
+        "state/0/1/9.changelog",
+        "state/0/1/.9.changelog.1f.tmp",
+        "state/0/0/SSTs/000009-1f.sst",
+    ],
+)
+def test_a_query_that_begins_or_commits_a_batch_or_writes_its_state_is_not_repaired(
+    checkpoint: Checkpoint, path: str
+) -> None:
+    storage = checkpoint.storage
+
+    class Works(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            storage.replace(path, b"of the next batch")
+
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{path}: changed within 5 s: the query or another maintainer is running"
+    ):
+        quiet.require_stopped(storage, confirmed=True, clock=Works())
+
+
+def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    old = checkpoint.stores[0].changelog(checkpoint.versions[1][0])
+
+    class Works(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            storage.delete([old])
+
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{old}: changed within 5 s: the query or another maintainer is running"
+    ):
+        quiet.require_stopped(storage, confirmed=True, clock=Works())
+
+
+def test_a_query_of_which_nothing_changes_is_taken_for_stopped_when_a_person_says_so(checkpoint: Checkpoint) -> None:
+    quiet.require_stopped(checkpoint.storage, confirmed=True, clock=SleeplessClock(0.0))
+    with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):
+        quiet.require_stopped(checkpoint.storage, confirmed=False, clock=SleeplessClock(0.0))

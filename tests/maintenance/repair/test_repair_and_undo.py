@@ -1,0 +1,237 @@
+"""The undo of a repair, quarantined files under retention, and a crash at each request of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe, StorageError
+from statestore.format import names
+from statestore.format.snapshot import read_snapshot
+from statestore.maintenance import audit, lease, retention, runs
+from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.repair import Spark
+from statestore.maintenance.retention import Rule
+from statestore.storage import Kind, Storage, open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.repairs import (
+    aggressively_collected,
+    apply,
+    as_spark_4_0,
+    contents,
+    planned,
+    put_back,
+    rewind,
+    roll_back,
+)
+
+
+def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    path = checkpoint.stores[0].changelog(checkpoint.versions[8][0])
+    storage.create(path, b"of the new time line")
+    with pytest.raises(RefusedAsUnsafe, match="was written again after the repair"):
+        roll_back(storage, run)
+    assert storage.read(path) == b"of the new time line"
+    assert storage.stat(names.quarantine(run, path)) is not None
+
+
+def test_a_run_that_nobody_knows_cannot_be_taken_back(checkpoint: Checkpoint) -> None:
+    with pytest.raises(RefusedAsUnsafe, match="has no quarantined files"):
+        roll_back(checkpoint.storage, RandomIds().fresh())
+
+
+def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_after_it(
+    checkpoint: Checkpoint,
+) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    before = contents(storage)
+    run = apply(storage, planned(storage))
+    tables = {path for path in before if path.endswith(".sst")}
+    lonely = [store.table_file(f"000999-{RandomIds().fresh()}.sst") for store in checkpoint.stores]
+    for path in lonely:
+        storage.create(path, b"of an upload that died")
+    plan = aggressively_collected(storage)
+    assert {v.path for v in plan.verdicts if v.rule is Rule.UNNAMED} == set(lonely), "it takes what nobody names"
+    kept = {v.path for v in plan.verdicts if v.rule is Rule.QUARANTINE}
+    assert kept & tables, "these are named by what was quarantined alone"
+    assert kept - tables == {entry.path for entry in storage.list(names.QUARANTINE)}
+    told = audit.judge(audit.gather(storage), AuditPolicy(retained_versions=1))
+    assert {store.orphan_files for store in told.stores} == {0}, "nor does the audit call it an orphan"
+    roll_back(storage, run)
+    now = contents(storage)
+    now.pop(names.VERIFIED)
+    assert now == {path: body for path, body in before.items() if path in now}
+    gone = {path for path in before.keys() - now.keys() if path.startswith(f"{names.STATE}/")}
+    assert all(names.parse_store_path(path)[1].version.version < 4 for path in gone), "what is below the base"
+
+
+def test_what_was_put_aside_after_retention_was_planned_keeps_its_tables(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    before = contents(storage)
+    zips = {store.snapshot(v[n]) for n, store in enumerate(checkpoint.stores) for v in checkpoint.versions[8:]}
+    # As if what is planned had not seen the zips: they are taken away by hand, and are there again when it is executed.
+    storage.delete(zips)
+    policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
+    gathered = retention.gather(storage, policy, clock=SystemClock(), everything=True)
+    plan = retention.plan(gathered, policy, stopped=True)
+    assert any(verdict.rule is Rule.UNNAMED for verdict in plan.verdicts)
+    for path in zips:
+        storage.create(path, before[path])
+    run = apply(storage, planned(storage))
+    list(runs.delete(storage, gathered, plan, holder="a test", clock=SystemClock(), ids=RandomIds()))
+    assert zips <= set(roll_back(storage, run))
+
+
+def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tables(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    aside_then = {entry.path for entry in storage.list(names.QUARANTINE)}
+    assert not {v.path for v in aggressively_collected(storage, days=29).deletions} & aside_then
+    plan = aggressively_collected(storage, days=31)
+    assert {v.path for v in plan.verdicts if v.rule is Rule.OLD_QUARANTINE} == aside_then
+    assert next(v.path for v in plan.deletions if v.rule is Rule.OLD_QUARANTINE) == names.quarantine_position(run)
+    assert storage.list(names.QUARANTINE) == []
+    assert any(v.path.endswith(".sst") and v.rule is Rule.QUARANTINE for v in plan.verdicts)
+    plan = aggressively_collected(storage, days=31)
+    assert any(v.path.endswith(".sst") and v.rule is Rule.UNNAMED for v in plan.verdicts)
+    with pytest.raises(RefusedAsUnsafe, match="has no quarantined files"):
+        roll_back(storage, run)
+
+
+def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    before = contents(storage)
+    storage.delete([names.quarantine_position(run)])
+    with pytest.raises(RefusedAsUnsafe, match="is missing: the query position at the repair is unknown"):
+        roll_back(storage, run)
+    assert contents(storage) == before
+
+
+def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goes(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    store = checkpoint.stores[0]
+    path = store.snapshot(checkpoint.versions[8][0])
+    storage.replace(path, b"no zip")
+    run = apply(storage, planned(storage))
+    plan = aggressively_collected(storage)
+    assert not [v for v in plan.deletions if v.path.startswith(f"{store.folder}/SSTs/")]
+    assert (
+        f"the tables of {names.quarantine(run, path)} are unknown; no table of the store is deleted"
+        in plan.findings[-1]
+    )
+    roll_back(storage, run)
+    assert storage.read(path) == b"no zip"
+
+
+def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    rewind(storage, 3)
+    store = checkpoint.stores[1]
+    path = store.snapshot(checkpoint.versions[8][1])
+    table = read_snapshot(storage.read(path), path).metadata.tables[0].dfs_name
+    run = apply(storage, planned(storage))
+    storage.delete([store.table_file(table)])
+    before = contents(storage)
+    with pytest.raises(
+        RefusedAsUnsafe, match=rf"{path}: cannot be restored, because its SST file .*{table} is missing"
+    ):
+        roll_back(storage, run)
+    assert contents(storage) == before
+
+
+def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    commits = {batch: storage.read(names.commits(batch)) for batch in (3, 4)}
+    rewind(storage, 3)
+    run = apply(storage, planned(storage))
+    before = contents(storage)
+    storage.create(names.commits(4), commits[4])
+    with pytest.raises(RefusedAsUnsafe, match=r"ran after batch 3, but now the newest batch is 4"):
+        roll_back(storage, run)
+    storage.delete([names.commits(4)])
+    storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))
+    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3 or its commit was replaced"):
+        roll_back(storage, run)
+    storage.replace(names.commits(3), commits[3])
+    assert contents(storage) == before
+    assert roll_back(storage, run)
+
+
+def test_whatever_request_of_taking_a_repair_back_fails_running_it_again_finishes_it(
+    eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    roots = copies(eight_versions, tmp_path)
+    undisturbed = next(roots)
+    before = contents(undisturbed)
+    run = apply(undisturbed, planned(undisturbed, Spark.V4_2))
+    rehearsal = FaultyStorage(undisturbed)
+    put_back(rehearsal, run)
+    cases = crash_matrix([request for request in rehearsal.trace if request.kind not in (Kind.READ, Kind.LIST)])
+    for request, fault in cases:
+        storage = next(roots)
+        run = apply(storage, planned(storage, Spark.V4_2))
+        faulty = FaultyStorage(storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            put_back(faulty, run)
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+        if storage.list(names.QUARANTINE):
+            put_back(storage, run)
+        assert contents(storage) == before, (request, fault)
+        assert not storage.list(names.QUARANTINE)
+    record_property("crash_matrix_cases", len(cases))
+    assert len(cases) >= 20
+
+
+def copies(checkpoint: Checkpoint, folder: Path) -> Iterator[Storage]:
+    """Checkpoints that are rewound and whose snapshots have the other header."""
+    number = 0
+    while True:
+        twin = checkpoint.copied_to(open_storage(str(folder / f"case-{number}")), folder)
+        rewind(twin.storage, 5)
+        as_spark_4_0(twin.storage)
+        yield twin.storage
+        number += 1
+
+
+def test_whatever_request_of_a_repair_fails_running_it_again_ends_well_and_all_of_it_can_be_taken_back(
+    eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
+    roots = copies(eight_versions, tmp_path)
+    undisturbed = next(roots)
+    before = contents(undisturbed)
+    rehearsal = FaultyStorage(undisturbed)
+    apply(rehearsal, planned(rehearsal, Spark.V4_2))
+    expected = contents(undisturbed)
+    assert expected != before
+    cases = crash_matrix(rehearsal.trace)
+    for request, fault in cases:
+        storage = next(roots)
+        faulty = FaultyStorage(storage, {request.number: fault})
+        with suppress(SimulatedCrash, StorageError):
+            apply(faulty, planned(faulty, Spark.V4_2))
+        assert len(faulty.trace) > request.number, f"{request} was not reached"
+        # The dead run's lease is waited for.
+        clock = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
+        apply(storage, planned(storage, Spark.V4_2), clock=clock)
+        assert contents(storage) == expected, (request, fault)
+        for run in sorted({names.parse_quarantined(e.path)[0] for e in storage.list(names.QUARANTINE)}):
+            put_back(storage, run)
+        assert contents(storage) == before, (request, fault)
+        assert not storage.list(names.QUARANTINE)
+    record_property("crash_matrix_cases", len(cases))
+    assert len(cases) >= 40

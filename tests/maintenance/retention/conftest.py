@@ -1,0 +1,40 @@
+"""Checkpoints to clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.format import names
+from statestore.storage import Storage, open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.retention import take_snapshots
+
+
+@pytest.fixture
+def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(storage, tmp_path / "job")
+
+
+@pytest.fixture(scope="session")
+def twenty_versions(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """With a snapshot of each fifth."""
+    folder = tmp_path_factory.mktemp("twenty")
+    made = Checkpoint(open_storage(str(folder / "root")), folder / "job")
+    for _ in range(4):
+        made.grow(5)
+        take_snapshots(made.storage, folder)
+    return made
+
+
+@pytest.fixture
+def maintained(twenty_versions: Checkpoint, storage: Storage, tmp_path: Path) -> Checkpoint:
+    return twenty_versions.copied_to(storage, tmp_path / "job")
+
+
+@pytest.fixture
+def native(maintained: Checkpoint) -> Checkpoint:
+    """The same files, with nothing of ours: to who looks it is Spark's, at work."""
+    maintained.storage.delete([names.BINDING])
+    return maintained

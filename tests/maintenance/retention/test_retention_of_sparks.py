@@ -1,0 +1,147 @@
+"""Retention of checkpoints that Spark writes: its logs, tables and checksum files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import names
+from statestore.maintenance import retention
+from statestore.maintenance.retention import RetentionPolicy, Rule
+from statestore.storage import Storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.retention import AT_ONCE, collect, paths, planned, rules
+from tests.support.snapshots import with_a_table_of_its_own
+
+
+def batches(storage: Storage, folder: str) -> list[int]:
+    return sorted(int(path.rpartition("/")[2]) for path in paths(storage, folder))
+
+
+def test_logs_of_a_checkpoint_of_sparks_are_deleted_below_the_floor_but_for_what_a_start_reads(
+    native: Checkpoint, tmp_path: Path
+) -> None:
+    plan = planned(native.storage, AT_ONCE)
+    assert not plan.is_own
+    assert (plan.floor, plan.findings) == (16, ())
+    found = rules(plan)
+    assert (
+        {found[names.commits(n)] for n in range(15)} == {found[names.offsets(n)] for n in range(14)} == {Rule.OLD_LOG}
+    )
+    assert found[names.offsets(14)] is Rule.STARTS, "to start after batch 15, Spark reads the offsets of the one before"
+    assert {found[path(n)] for n in range(15, 20) for path in (names.commits, names.offsets)} == {Rule.LOG}
+    assert collect(native.storage, plan)
+    assert batches(native.storage, names.COMMITS) == list(range(15, 20))
+    assert batches(native.storage, names.OFFSETS) == list(range(14, 20))
+    base = native.stores[0].changelog(native.versions[15][0])
+    assert base in paths(native.storage), "Spark may fall back on the changelog of its snapshot's own version"
+    assert native.stores[0].changelog(native.versions[14][0]) not in paths(native.storage)
+    for batch in range(15, 20):
+        native.assert_right(tmp_path / f"host {batch}", batch)
+    again = planned(native.storage, AT_ONCE)
+    assert (again.floor, again.findings, again.deletions) == (16, (), []), "a second run has nothing to do"
+    more = planned(native.storage, replace(AT_ONCE, versions=12))
+    assert (more.floor, more.findings, more.deletions) == (16, (), []), "what is gone is not asked for"
+
+
+def test_of_a_checkpoint_of_sparks_only_its_logs_of_batches_are_purged(native: Checkpoint) -> None:
+    """What sources and sinks log, compacted or not, is theirs; and a name that nobody gives is nobody's to delete."""
+    theirs = {
+        "sources/0/0",
+        "sources/0/9.compact",
+        "sources/0/10",
+        "_spark_metadata/3",
+        "commits/3.compact",
+        "offsets/007",
+        "offsets/3.bak",
+        "offsets/before/3",
+        "offsets/.3.tmp",
+    }
+    for path in theirs:
+        native.storage.create(path, b"v1")
+    plan = planned(native.storage, AT_ONCE)
+    assert {path: rule for path, rule in rules(plan).items() if path in theirs} == dict.fromkeys(
+        ("commits/3.compact", "offsets/007", "offsets/3.bak", "offsets/before/3"), Rule.UNKNOWN
+    )
+    collect(native.storage, plan)
+    assert theirs <= {entry.path for entry in native.storage.list("", hidden=True)}
+
+
+def test_a_checksum_of_hadoops_goes_with_its_log_and_one_that_was_left_goes_later(native: Checkpoint) -> None:
+    left, kept = names.hidden_checksum(names.commits(3)), names.hidden_checksum(names.commits(17))
+    for path in (left, kept, names.hidden_checksum(names.offsets(2))):
+        native.storage.create(path, b"crc")
+    native.storage.delete([names.commits(3)])
+    native.storage.create(left, b"crc")
+    for _ in range(2):  # on a bucket, where nothing takes a checksum with its file, the next run finds it
+        collect(native.storage, planned(native.storage, AT_ONCE))
+    hidden = {entry.path for folder in ("commits", "offsets") for entry in native.storage.list(folder, hidden=True)}
+    assert {path for path in hidden if "/." in path} == {kept}
+
+
+def test_young_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+    plan = planned(native.storage, RetentionPolicy(versions=5, grace_seconds=3600))
+    assert not [verdict for verdict in plan.logs if verdict.rule.deletes]
+
+
+def test_without_a_floor_the_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+    storage = native.storage
+    storage.delete([path for path in paths(storage) if path.endswith(".zip")])
+    storage.delete([native.stores[0].changelog(native.versions[number][0]) for number in range(1, 21)])
+    plan = planned(storage, AT_ONCE)
+    assert plan.floor is None
+    assert {v.rule for v in plan.logs if v.path.startswith((names.COMMITS, names.OFFSETS))} == {Rule.LOG}
+
+
+def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native: Checkpoint) -> None:
+    storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
+    # Retained by Spark's own count are a hundred versions: so many are not here, and all names count.
+    old = native.stores[0].snapshot(native.versions[5][0])
+    table = with_a_table_of_its_own(storage, old, by_spark=False)
+    gathered = retention.gather(storage, policy, clock=SystemClock())
+    at_work, stopped = (rules(retention.plan(gathered, policy, stopped=said)) for said in (False, True))
+    assert (at_work[old], at_work[table]) == (Rule.SUPERSEDED, Rule.REUSABLE)
+    assert (stopped[old], stopped[table]) == (Rule.SUPERSEDED, Rule.UNNAMED)
+
+
+def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_them_since(
+    native: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("statestore.maintenance.retention.plan"), "RETAINED_VERSIONS", 1)
+    storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
+    of_ours, newest, older = (
+        with_a_table_of_its_own(storage, native.stores[0].snapshot(native.versions[number][0]), by_spark=by_spark)
+        for number, by_spark in ((15, False), (10, True), (5, True))
+    )
+    found = rules(planned(storage, policy))
+    assert (found[of_ours], found[newest], found[older]) == (Rule.REUSABLE, Rule.REUSABLE, Rule.UNNAMED)
+
+
+def test_a_table_that_no_snapshot_names_may_be_one_that_spark_is_about_to_name(native: Checkpoint) -> None:
+    orphan = f"{native.stores[0].folder}/{names.TABLES}000077-{RandomIds().fresh()}.sst"
+    native.storage.create(orphan, b"a table")
+    gathered = retention.gather(native.storage, AT_ONCE, clock=SystemClock())
+    at_work, stopped = (retention.plan(gathered, AT_ONCE, stopped=said) for said in (False, True))
+    assert (rules(at_work)[orphan], rules(stopped)[orphan]) == (Rule.UPLOADED, Rule.UNNAMED)
+
+
+def test_checksums_go_behind_their_files_and_what_spark_fails_over_is_told(native: Checkpoint) -> None:
+    storage, store = native.storage, native.stores[0]
+    gone, kept = store.changelog(native.versions[3][0]), store.snapshot(native.versions[20][0])
+    for path in (gone, kept):
+        storage.create(f"{path}.crc", b"{}")
+    storage.create(f"{store.folder}/foo.zip", b"whatever")
+    plan = planned(storage)
+    assert (rules(plan)[f"{gone}.crc"], rules(plan)[f"{kept}.crc"]) == (Rule.SUPERSEDED, Rule.RESTORES)
+    order = [verdict.path for verdict in plan.deletions]
+    assert order.index(f"{gone}.crc") == order.index(gone) + 1
+    assert rules(plan)[f"{store.folder}/foo.zip"] is Rule.UNKNOWN
+    refused, finding = plan.findings
+    assert finding.startswith(f"{store.folder}/foo.zip: Spark reads the name as a version and fails")
+    assert refused.startswith(
+        f"{kept}.crc: lacks what a sidecar holds; Spark rejects the snapshot, and it cannot be a base"
+    )

@@ -1,0 +1,101 @@
+"""Loads of a store whose changelogs are missing or damaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore.errors import UnknownFormatVersion, VersionNotLoadable
+from statestore.format.changelog import Header
+from statestore.format.names import cached_changelog
+from statestore.storage import Storage
+from tests.support.changelogs import written
+from tests.support.hosts import STORE, History, Host
+from tests.support.stores import GONE, ONLY_V2, flip, overwrite
+
+
+def test_a_cached_changelog_that_is_damaged_is_fetched_again(host: Host) -> None:
+    history = History()
+    history.grow(host, 3)
+    assert host.advance_local_copy(history.versions[1])
+    for version, damaged in zip(history.versions[2:], (b"garbage", b""), strict=True):
+        (host.folder / "changelogs" / cached_changelog(version)).write_bytes(damaged)
+    with host.load(history.head) as store:
+        assert dict(store.scan()) == history.states[-1]
+        assert store.load_report.fetched_files == 2
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "flipped"])
+def test_a_missing_or_damaged_changelog_names_file_store_version_and_what_still_loads(
+    host: Host, other: Host, storage: Storage, damage: str, cold: bool
+) -> None:
+    history = History()
+    history.grow(host, 6)
+    if not cold:
+        other.read(history.versions[1])
+    for number in (5, 3):
+        path = STORE.changelog(history.versions[number])
+        if damage == "missing":
+            storage.delete([path])
+        elif damage == "flipped":
+            flip(storage, path, 60)
+        else:
+            overwrite(storage, path, storage.read(path)[: 0 if damage == "empty" else -30])
+    with pytest.raises(VersionNotLoadable) as raised:
+        other.load(history.head)
+    assert raised.value.path == STORE.changelog(history.versions[3])
+    assert f"version 6 (batch 5) of {STORE} cannot be loaded" in str(raised.value)
+    assert "newest version that can be loaded is version 2 (batch 1)" in str(raised.value)
+    assert other.read(history.versions[2]) == history.states[2]
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage"])
+def test_a_head_that_is_missing_or_damaged_is_named_and_the_version_before_still_loads(
+    host: Host, other: Host, storage: Storage, damage: str
+) -> None:
+    history = History()
+    history.grow(host, 3)
+    path = STORE.changelog(history.head)
+    storage.delete([path])
+    if damage == "garbage":
+        storage.create(path, b"garbage")
+    with pytest.raises(VersionNotLoadable) as raised:
+        other.load(history.head)
+    assert raised.value.path == path
+    assert "version 3 (batch 2)" in str(raised.value)
+    assert "version 2 (batch 1)" in str(raised.value)
+    assert other.read(history.versions[2]) == history.states[2]
+
+
+def test_a_first_changelog_that_is_gone_leaves_the_empty_version(host: Host, other: Host, storage: Storage) -> None:
+    history = History()
+    history.grow(host, 2)
+    storage.delete([STORE.changelog(history.versions[1])])
+    with pytest.raises(VersionNotLoadable, match="can be loaded is version 0"):
+        other.load(history.head)
+
+
+@ONLY_V2
+def test_a_version_that_never_was_is_named(host: Host) -> None:
+    with pytest.raises(VersionNotLoadable, match=GONE.id):
+        host.load(GONE)
+
+
+def test_a_file_that_is_restored_is_believed_again(host: Host, other: Host, storage: Storage) -> None:
+    history = History()
+    history.grow(host, 3)
+    path = STORE.changelog(history.versions[2])
+    good = storage.read(path)
+    flip(storage, path, 100)
+    with pytest.raises(VersionNotLoadable):
+        other.load(history.head)
+    overwrite(storage, path, good)
+    assert other.read(history.head) == history.states[-1]
+
+
+@ONLY_V2
+def test_a_changelog_without_lineage_under_an_id_is_refused_by_name(host: Host, storage: Storage) -> None:
+
+    storage.create(STORE.changelog(GONE), written([(b"a", b"b")], Header(None)))
+    with pytest.raises(UnknownFormatVersion, match="header has no lineage"):
+        host.load(GONE)
