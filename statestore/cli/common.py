@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -72,17 +73,26 @@ def errors_as_json(ctx: click.Context, *, wanted: bool) -> None:
 
 
 class Verbs(click.Group):
-    """Ends the command with the message and exit code of an error of the library, never with a traceback."""
+    """Ends the command with the message and exit code of an error, never with a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A usage error can precede --output, so that its callback is not called.
+        errors_as_json(ctx, wanted=_is_json_requested(args))
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            _end_with_usage_error(ctx, error)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _end_with_usage_error(ctx, error)
         except StatekeeperError as error:
             if isinstance(error, NotACheckpoint) and _ROOT in ctx.meta:
                 error = _with_suggestions(error, ctx.meta[_ROOT])
             say(error)
-            if ctx.meta.get(_AS_JSON) and not ctx.meta.get(_IS_SHOWN):
-                click.echo(tables.as_json({"error": error_object(error)}))
+            _print_as_json(ctx, error_object(error))
             ctx.exit(error.exit_code)
         except MemoryError:
             # Each decoder bounds its memory; the sum over all threads can still exceed the limit of the process.
@@ -93,6 +103,31 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             TALK.print("interrupted: finished steps are kept; run it again to continue")
             ctx.exit(INTERRUPTED)
+
+
+def _is_json_requested(args: Sequence[str]) -> bool:
+    formats = [after for option, after in pairwise(args) if option == "--output"]
+    formats += [value for arg in args if (value := arg.removeprefix("--output=")) != arg]
+    return bool(formats) and formats[-1] in ("json", "jsonl")
+
+
+def _end_with_usage_error(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    error.show()
+    body = {
+        "code": "usage",
+        "exit_code": error.exit_code,
+        "message": error.format_message(),
+        "path": None,
+        "hint": None if error.ctx is None else f"run: {error.ctx.command_path} --help",
+    }
+    _print_as_json(ctx, body)
+    ctx.exit(error.exit_code)
+
+
+def _print_as_json(ctx: click.Context, error: dict[str, Any]) -> None:
+    """Print an error on stdout, if JSON is requested and stdout holds no result yet."""
+    if ctx.meta.get(_AS_JSON) and not ctx.meta.get(_IS_SHOWN):
+        click.echo(tables.as_json({"error": error}))
 
 
 def _with_suggestions(error: StatekeeperError, spec: StorageSpec) -> StatekeeperError:

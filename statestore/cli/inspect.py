@@ -32,7 +32,7 @@ from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
-    """Show the stores of a checkpoint: heads, bases, tails, sizes and restore time."""
+    """Show the stores of a checkpoint: heads, bases, tails, sizes and restore time. This verb only reads."""
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return 0

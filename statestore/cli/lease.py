@@ -20,13 +20,14 @@ from statestore.maintenance import lease as leases
     "--break",
     "break_it",
     is_flag=True,
-    help="Release a lease whose holder is dead. If the holder is alive, it stops at its next step.",
+    help="Release a lease whose holder is dead. If the holder is alive, it stops at its next step. Runs at once.",
 )
 @output_option
 def lease(root: Opened, break_it: bool, output: Output) -> None:
     """Show which process maintains a checkpoint, and since when.
 
-    A lease is advisory: it avoids duplicate work. The safety of a checkpoint does not depend on it.
+    A lease is advisory: it avoids duplicate work. The safety of a checkpoint does not depend on it. Without --break this
+    verb only reads.
     """
     clock = SystemClock()
     broken = (

@@ -34,7 +34,11 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that it changes or removes is quarantined first."
 )
-@click.option("--undo", metavar="RUN", help="Put back all files that this run quarantined, or none.")
+@click.option(
+    "--undo",
+    metavar="RUN",
+    help="Put back all files that this run quarantined, or none. Runs at once, without --apply.",
+)
 @click.option(
     "--deep", is_flag=True, help="Read every snapshot in full, as audit --deep does, to find corrupt snapshots."
 )

@@ -42,7 +42,11 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
     help="Target structure of the checkpoint.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted switchover.")
-@click.option("--abort", is_flag=True, help="Roll back an interrupted switchover.")
+@click.option(
+    "--abort",
+    is_flag=True,
+    help="Roll back an interrupted switchover. Runs at once, without --apply.",
+)
 @for_spark_option
 @stopped_option
 @scratch_option

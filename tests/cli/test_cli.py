@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from statestore.cli import main
 from statestore.storage import open_storage
@@ -80,6 +83,45 @@ def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path) -> None:
         assert "Traceback" not in result.stderr
     assert run("snapshot").exit_code == 2
     assert run("inspect", "s3://bucket/../else").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit"], "give one or more ROOTs, or --all"),
+        (["lease"], "Missing argument 'ROOT'"),
+        (["audit", "ROOT", "--nope"], "--nope"),
+        (["gc", "ROOT", "--grace", "7"], "7"),
+        (["dump", "ROOT", "--key", "7"], "'7' is not COLUMN=VALUE"),
+        (["inspect", "s3://bucket/../else"], ".."),
+        (["nope"], "nope"),
+        (["--nope", "audit"], "--nope"),
+    ],
+)
+def test_usage_errors_are_json_too_when_json_is_requested(
+    root: Path, checkpoint: Checkpoint, arguments: list[str], message: str
+) -> None:
+    named = [str(root) if argument == "ROOT" else argument for argument in arguments]
+    for output in (["--output", "json"], ["--output=json"]):
+        result = run(*named, *output)
+        assert result.exit_code == 2
+        error = json.loads(result.stdout)["error"]
+        assert (error["code"], error["exit_code"], error["path"]) == ("usage", 2, None)
+        assert message in error["message"]
+        assert message in result.stderr
+    assert run(*named).stdout == ""
+
+
+def test_the_help_of_each_verb_says_what_runs_at_once() -> None:
+    for name, verb in main.commands.items():
+        text = " ".join(run(name, "--help").output.split())
+        options = {option for param in verb.params for option in param.opts}
+        if "--apply" in options:
+            assert "; with --apply, " in text, name
+        else:
+            assert any(said in text for said in ("only reads", "writes nothing below ROOT", "runs at once")), name
+        for option in options & {"--undo", "--abort", "--break"}:
+            assert re.search(rf"{option} .*?Runs at once", text), (name, option)
 
 
 def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_it_came(
