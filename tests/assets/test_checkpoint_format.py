@@ -28,7 +28,7 @@ def files(storage: Storage) -> set[str]:
     return {entry.path for entry in storage.list("") if not entry.path.startswith(names.CONTROL)}
 
 
-def test_a_launch_as_it_stands_only_plans(
+def test_a_launch_with_the_default_configuration_only_plans(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     storage = as_sparks(flights).storage
@@ -41,7 +41,7 @@ def test_a_launch_as_it_stands_only_plans(
     assert checks(result)["nothing_left_half_switched"].passed
 
 
-def test_it_switches_a_query_that_a_person_says_is_stopped_and_shows_the_conf_to_start_it_with(
+def test_it_switches_a_query_confirmed_as_stopped_and_shows_the_conf_for_the_restart(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
 ) -> None:
     storage = as_sparks(flights).storage
@@ -60,7 +60,7 @@ def test_it_switches_a_query_that_a_person_says_is_stopped_and_shows_the_conf_to
     assert held(storage, tmp_path) == dict(zip(flights.stores, flights.states[-1], strict=True))
 
 
-def test_a_half_done_one_is_red_until_a_launch_finishes_or_aborts_it(
+def test_an_incomplete_switchover_is_red_until_a_launch_completes_or_aborts_it(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     flights: Checkpoint,

@@ -27,7 +27,7 @@ def test_the_definitions_load(definitions: dg.Definitions) -> None:
     dg.Definitions.validate_loadable(definitions)
 
 
-def test_each_sensor_and_schedule_is_on_without_a_click(definitions: dg.Definitions) -> None:
+def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -> None:
     repository = definitions.get_repository_def()
     assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "notify_on_failure"}
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
@@ -46,14 +46,12 @@ CHECKS = [
 ]
 
 
-def test_there_are_these_checks_and_no_others(definitions: dg.Definitions) -> None:
+def test_the_set_of_checks(definitions: dg.Definitions) -> None:
     assert {key.name for key in definitions.resolve_asset_graph().asset_check_keys} == set(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_check_states_what_is_true_when_it_is_green_what_red_means_and_what_to_do_then(
-    definitions: dg.Definitions, name: str
-) -> None:
+def test_a_check_describes_green_red_and_the_next_step(definitions: dg.Definitions, name: str) -> None:
     graph = definitions.resolve_asset_graph()
     (key,) = [key for key in graph.asset_check_keys if key.name == name]
     spec = graph.get_check_spec(key)
@@ -69,7 +67,7 @@ def test_a_check_states_what_is_true_when_it_is_green_what_red_means_and_what_to
     assert row.endswith("| yes |" if spec.blocking else "| no |"), "of its page"
 
 
-def test_the_job_is_in_the_order_in_which_nothing_is_deleted_unproven(definitions: dg.Definitions) -> None:
+def test_the_job_audits_before_it_deletes(definitions: dg.Definitions) -> None:
     graph = definitions.resolve_asset_graph()
     job = definitions.resolve_job_def("maintain_query")
     assert {key.to_user_string() for key in job.asset_layer.selected_asset_keys} == {"snapshot", "lineage", "retention"}
@@ -118,7 +116,7 @@ def swept(instance: dg.DagsterInstance, fleet: Fleet) -> list[dg.RunRequest | dg
         return list(nightly_sweep(context))
 
 
-def test_each_night_asks_for_a_run_of_every_known_query_once(
+def test_each_night_requests_one_run_per_known_query(
     configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
 ) -> None:
     fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker())
@@ -126,13 +124,15 @@ def test_each_night_asks_for_a_run_of_every_known_query_once(
     assert [(one.partition_key, one.run_key) for one in requests] == [("flights", "nightly:flights@2026-03-01")]
 
 
-def test_a_night_without_queries_says_so(configuration: Path, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_night_without_queries_is_skipped_with_a_reason(
+    configuration: Path, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
     fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker())
     (skipped,) = swept(instance, fleet)
     assert isinstance(skipped, dg.SkipReason)
 
 
-def test_old_runs_are_deleted_with_their_files_and_young_ones_stay(
+def test_old_runs_are_deleted_with_their_files_and_recent_ones_stay(
     definitions: dg.Definitions, flights: Checkpoint, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = definitions.resolve_job_def("maintain_query").execute_in_process(partition_key="flights", instance=instance)

@@ -15,13 +15,13 @@ def decided(version: int, asked: Asked | None, last: Last = Last.SUCCEEDED, now:
     return decide(version, asked, last, long_tail=10, now_seconds=now)
 
 
-def test_a_query_that_was_never_seen_is_due_and_its_run_is_named_by_its_version() -> None:
+def test_a_new_query_is_due_and_its_run_key_is_its_version() -> None:
     ask = decided(3, None, Last.NONE)
     assert isinstance(ask, Ask)
     assert ask.run_key("flights") == "maintain:flights@3#1"
 
 
-def test_it_is_due_again_when_as_many_versions_have_come_as_make_a_tail_long() -> None:
+def test_it_is_due_again_after_the_number_of_versions_that_makes_a_long_tail() -> None:
     asked = Asked(20, 0, NOW)
     assert isinstance(decided(29, asked), Wait)
     ask = decided(30, asked)
@@ -30,15 +30,15 @@ def test_it_is_due_again_when_as_many_versions_have_come_as_make_a_tail_long() -
     assert "10 new versions" in ask.why
 
 
-def test_while_a_run_is_at_work_it_waits_however_many_versions_come() -> None:
+def test_while_a_run_is_active_no_run_is_requested() -> None:
     assert isinstance(decided(10_000, Asked(20, 1, 0.0), Last.ACTIVE), Wait)
 
 
-def test_a_run_that_ended_well_settles_what_was_asked_for() -> None:
+def test_a_successful_run_fulfills_the_request() -> None:
     assert decided(25, Asked(20, 3, NOW)) == Wait(Asked(20, 0, NOW), 5, "5 new versions of 10")
 
 
-def test_a_run_that_failed_is_asked_for_again_after_a_pause_that_grows_also_when_nothing_is_committed() -> None:
+def test_a_failed_run_is_requested_again_after_a_growing_pause_even_without_commits() -> None:
     asked = Asked(20, 1, NOW)
     waits = []
     for _ in range(6):
@@ -56,22 +56,22 @@ def test_new_versions_do_not_shorten_the_pause_after_a_failure() -> None:
     assert isinstance(decided(10_000, Asked(20, 2, NOW), Last.FAILED, NOW + 100), Wait)
 
 
-def test_a_nightly_run_that_failed_is_tried_again_before_the_next_night() -> None:
+def test_a_failed_nightly_run_is_retried_before_the_next_night() -> None:
     assert isinstance(decided(20, Asked(20, 0, NOW - 5000), Last.FAILED), Ask)
 
 
-def test_a_clock_that_was_set_back_makes_nobody_wait_for_ever() -> None:
+def test_a_clock_that_was_set_back_does_not_block_runs() -> None:
     assert isinstance(decided(20, Asked(20, 1, NOW + 1e6), Last.FAILED), Ask)
 
 
-def test_a_query_that_went_back_is_looked_at() -> None:
+def test_a_query_that_was_rolled_back_is_due() -> None:
     ask = decided(5, Asked(20, 0, NOW))
     assert isinstance(ask, Ask)
     assert "rolled back" in ask.why
 
 
 @given(st.dictionaries(st.text(min_size=1), st.builds(Asked, st.integers(0), st.integers(0), st.floats(0, 1e12))))
-def test_a_cursor_is_read_as_it_was_written(asked: dict[str, Asked]) -> None:
+def test_a_cursor_survives_a_round_trip(asked: dict[str, Asked]) -> None:
     cursor = Cursor(asked, {"gone": 3.0})
     assert parse(cursor.encoded()) == cursor
     again = parse(cursor.encoded())
@@ -80,9 +80,9 @@ def test_a_cursor_is_read_as_it_was_written(asked: dict[str, Asked]) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "asked": {}, "gone_since": {}}', '{"format": 1}', "17"])
-def test_a_cursor_that_cannot_be_read_is_none(text: str) -> None:
+def test_an_unreadable_cursor_is_ignored(text: str) -> None:
     assert parse(text) is None
 
 
-def test_without_a_cursor_nothing_was_asked_for() -> None:
+def test_without_a_cursor_there_are_no_earlier_requests() -> None:
     assert parse(None) == parse("") == Cursor()

@@ -36,7 +36,7 @@ def paths(checkpoint: Checkpoint) -> set[str]:
     return {path for path in found if not path.startswith((names.LEASES, names.HISTORY))}
 
 
-def test_a_run_snapshots_proves_and_deletes_and_says_so_in_numbers(
+def test_a_run_takes_snapshots_audits_deletes_and_reports_figures(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
 ) -> None:
     result = maintained(definitions, instance)
@@ -63,7 +63,7 @@ def test_a_run_snapshots_proves_and_deletes_and_says_so_in_numbers(
 
 
 @pytest.mark.parametrize("form", ["asynchronous", "continuous"])
-def test_a_query_without_state_is_green_and_nothing_is_done(
+def test_a_stateless_query_is_green_and_unchanged(
     definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, form: str
 ) -> None:
     unpacked(ODD_QUERIES / f"spark-4.2.0-{form}.zip", configuration.parent).rename(configuration.parent / "flights")
@@ -87,7 +87,7 @@ def checks_of_a_run() -> list[str]:
     return [spec.name for spec in (TAIL_IS_SHORT, *LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT)]
 
 
-def test_the_ledger_has_the_stores_that_were_touched_and_no_others(
+def test_the_asset_of_stores_has_only_the_stores_with_an_action(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     maintained(definitions, instance)
@@ -100,7 +100,7 @@ def test_the_ledger_has_the_stores_that_were_touched_and_no_others(
     assert len(instance.fetch_materializations(dg.AssetKey("state_store"), limit=10).records) == len(records)
 
 
-def test_a_broken_lineage_turns_the_check_red_with_the_files_name_and_nothing_is_deleted_until_it_is_mended(
+def test_a_broken_lineage_turns_the_check_red_with_the_file_and_blocks_deletion_until_its_repair(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     maintained(definitions, instance)
@@ -123,7 +123,7 @@ def test_a_broken_lineage_turns_the_check_red_with_the_files_name_and_nothing_is
     assert checks(mended)["lineage_is_gapless"].passed
 
 
-def test_a_gap_in_the_commit_log_is_another_check(
+def test_a_gap_in_the_commit_log_turns_its_own_check_red(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     flights.storage.delete([names.commits(4)])
@@ -135,7 +135,7 @@ def test_a_gap_in_the_commit_log_is_another_check(
     assert not result.success
 
 
-def test_retention_started_alone_looks_itself_before_it_deletes(
+def test_retention_without_the_lineage_asset_audits_before_it_deletes(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     flights.storage.delete([flights.stores[0].changelog(flights.versions[9][0])])
@@ -152,7 +152,7 @@ def test_retention_started_alone_looks_itself_before_it_deletes(
     assert paths(flights) == before
 
 
-def test_where_only_looking_is_allowed_a_run_writes_nothing(
+def test_in_mode_observe_a_run_writes_nothing(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
 ) -> None:
     configuration.write_text(configuration.read_text().replace("[defaults]", '[defaults]\nmode = "observe"'))
@@ -164,7 +164,7 @@ def test_where_only_looking_is_allowed_a_run_writes_nothing(
     assert not checks(result)["tail_is_short"].passed, "its tail is long all the same, and that is said"
 
 
-def test_another_maintainer_at_work_ends_the_run_by_name(
+def test_a_run_fails_with_the_name_of_the_lease_holder(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     with lease.held(flights.storage, "gc", run="x", holder="somebody", clock=SystemClock()):
@@ -173,7 +173,7 @@ def test_another_maintainer_at_work_ends_the_run_by_name(
     assert "somebody holds the lease for: gc" in str(result.failure_data_for_node("snapshot"))
 
 
-def test_a_root_on_s3_is_maintained_the_same(
+def test_a_root_on_s3_is_maintained_in_the_same_way(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     flights: Checkpoint,
@@ -198,7 +198,7 @@ def test_a_root_on_s3_is_maintained_the_same(
     assert flights.storage.list(names.LEASES) == [], "the one on local disk was not touched"
 
 
-def test_a_checkpoint_that_spark_writes_is_only_looked_at_until_it_is_allowed_and_then_maintained_the_same(
+def test_a_native_checkpoint_is_only_observed_until_its_mode_permits_maintenance(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     flights: Checkpoint,
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_spark_writes_is_only_looked_at_until_it_is_allowed_an
         flights.assert_right(tmp_path / f"host {batch}", batch)
 
 
-def test_a_run_is_green_after_a_switch_of_a_checkpoint_that_spark_writes(
+def test_a_run_is_green_after_a_switch_of_a_native_checkpoint(
     definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, tmp_path: Path
 ) -> None:
     text = configuration.read_text().replace('url = "flights"', 'url = "flights"\nmode = "full"')
@@ -239,7 +239,7 @@ def test_a_run_is_green_after_a_switch_of_a_checkpoint_that_spark_writes(
     assert query.is_right()
 
 
-def test_fleet_health_has_a_row_for_each_query_and_names_the_broken_file_and_the_next_command(
+def test_fleet_health_has_a_row_per_query_and_names_the_broken_file_and_the_next_command(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
 ) -> None:
     job = definitions.resolve_job_def("refresh_fleet_health")
@@ -261,7 +261,7 @@ def test_fleet_health_has_a_row_for_each_query_and_names_the_broken_file_and_the
     assert (red.description or "").endswith(f"Next: statekeeper --config {configuration} audit flights")
 
 
-def test_fleet_health_tells_how_long_ago_the_audit_of_a_query_was_last_clean(
+def test_fleet_health_shows_the_age_of_the_last_clean_audit(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     job = definitions.resolve_job_def("refresh_fleet_health")
@@ -291,7 +291,7 @@ def test_fleet_health_reads_the_epochs_that_the_previous_release_recorded(
     assert red["last_clean_audits"] == {"flights": "2026-03-01T03:00:00Z"}
 
 
-def test_the_age_of_a_clean_audit_outlives_a_query_that_cannot_be_looked_at_and_ends_with_one_that_is_gone() -> None:
+def test_the_age_of_a_clean_audit_is_kept_for_an_unreachable_query_and_dropped_for_a_removed_one() -> None:
     before = {"ill": 100.0, "unseen": 200.0, "gone": 300.0}
     facts = FleetFacts({"ill": _health(clean=False), "new": _health(clean=True)}, {"unseen": "access denied"})
     clean = last_clean(facts, before, 500.0)
@@ -307,7 +307,7 @@ def _health(*, clean: bool) -> Health:
     return Health(1, 1, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, None, int(not clean), 0, worst, 0)
 
 
-def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
+def test_the_worker_of_a_run_is_locked_while_its_process_lives(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     result = maintained(definitions, instance)
@@ -324,7 +324,7 @@ def test_the_worker_of_a_run_is_locked_for_as_long_as_its_process_lives(
 
 
 @pytest.mark.parametrize("asset", ["streaming_query", "commit_log", "state_store"])
-def test_what_others_make_can_be_read_without_the_docs_and_is_found_by_group_kind_and_owner(
+def test_assets_of_other_programs_have_a_description_group_kind_and_owner(
     definitions: dg.Definitions, asset: str
 ) -> None:
     spec = definitions.resolve_asset_graph().get(dg.AssetKey(asset))
@@ -336,7 +336,7 @@ def test_what_others_make_can_be_read_without_the_docs_and_is_found_by_group_kin
 
 
 @pytest.mark.parametrize("asset", ["snapshot", "lineage", "retention", "fleet_health"])
-def test_an_asset_can_be_read_without_the_docs(definitions: dg.Definitions, asset: str) -> None:
+def test_an_asset_describes_itself(definitions: dg.Definitions, asset: str) -> None:
     spec = definitions.resolve_asset_graph().get(dg.AssetKey(asset))
     assert spec.description
     assert len(spec.description) > 100

@@ -73,7 +73,7 @@ def texts(picture: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in picture.iter(f"{NAMESPACE}text")]
 
 
-def test_a_lineage_is_drawn_with_its_snapshots_and_what_a_restart_replays(checkpoint: Checkpoint) -> None:
+def test_a_picture_of_a_lineage_shows_snapshots_and_the_replayed_changelogs(checkpoint: Checkpoint) -> None:
     picture = drawn(checkpoint)
     assert marks(picture, 40) == {BLUE: 6}, "snapshots of versions 20 to 60, and 67"
     assert marks(picture, 60) == {GREEN: 3, GREY: 57}
@@ -99,7 +99,7 @@ def test_the_head_is_at_the_right_edge_of_a_picture_that_has_a_size_of_its_own(
     assert max(ends) == head + 1, "the mark of the head"
 
 
-def test_what_does_not_load_is_red_and_what_was_never_committed_lies_below(checkpoint: Checkpoint) -> None:
+def test_files_that_do_not_load_are_red_and_uncommitted_files_are_below_the_line(checkpoint: Checkpoint) -> None:
     store = checkpoint.stores[1]
     checkpoint.storage.delete([store.changelog(checkpoint.versions[69][1])])
     lost = replace(checkpoint.versions[40][1], id=RandomIds().fresh())
@@ -114,7 +114,7 @@ def test_what_does_not_load_is_red_and_what_was_never_committed_lies_below(check
     assert marks(drawn(checkpoint), 40) == {BLUE: 4, RED: 1}
 
 
-def test_the_largest_queries_of_a_fleet_are_drawn_with_what_is_reclaimable_whatever_they_are_called(
+def test_the_largest_queries_of_a_fleet_are_drawn_with_reclaimable_bytes_and_escaped_names(
     checkpoint: Checkpoint,
 ) -> None:
     one = health.look(checkpoint.storage, Policies(), clock=SystemClock())
@@ -131,7 +131,7 @@ def test_the_largest_queries_of_a_fleet_are_drawn_with_what_is_reclaimable_whate
     assert svg(pictures.of_fleet({}).md_str or "") is not None
 
 
-def test_where_no_store_could_be_looked_at_that_is_said(checkpoint: Checkpoint) -> None:
+def test_without_an_examined_store_the_picture_says_so(checkpoint: Checkpoint) -> None:
     facts = audit.gather(checkpoint.storage)
     none = replace(facts, stores=())
     assert pictures.of_lineage(none, audit.judge(none)).md_str == "no store could be examined"

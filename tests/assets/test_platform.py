@@ -53,7 +53,7 @@ def is_green(platform: Running, check: str, green: bool) -> str:
 
 
 @pytest.mark.timeout(420)
-def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_breaks_turns_red_until_it_is_mended(
+def test_new_commits_cause_runs_that_shorten_tails_and_delete_and_damage_is_red_until_repaired(
     platform: Running, flights: Checkpoint, configuration: Path
 ) -> None:
     (first,) = succeeded(platform)[:1]
@@ -101,7 +101,7 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_by_plan_and_what_b
 
 
 @pytest.mark.parametrize("module", ["resources.launcher.platform", "pipelines.flights.job"])
-def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(
+def test_a_port_in_use_is_reported_in_one_line_before_any_process_starts(
     configuration: Path, tmp_path: Path, module: str
 ) -> None:
     folder = tmp_path / "folder"
@@ -125,7 +125,7 @@ def test_a_port_in_use_is_said_in_one_line_before_anything_is_started(
     assert not [path for path in folder.rglob("*") if path.name != "statekeeper.toml"]
 
 
-def test_a_configuration_of_ones_own_that_dagster_refuses_is_left_alone_and_who_does_not_start_is_told(
+def test_a_user_configuration_that_dagster_rejects_is_unchanged_and_the_failed_process_is_named(
     configuration: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -168,7 +168,9 @@ def at_work(platform: Running) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_whatever_is_killed_maintenance_goes_on(platform: Running, flights: Checkpoint, tmp_path: Path) -> None:
+def test_maintenance_continues_after_any_process_is_killed(
+    platform: Running, flights: Checkpoint, tmp_path: Path
+) -> None:
     done = 1
     succeeded(platform, done)
     for victim in ("webserver", "daemon", "code server") * 2:
@@ -182,7 +184,7 @@ def test_whatever_is_killed_maintenance_goes_on(platform: Running, flights: Chec
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_when_the_launcher_is_killed_all_ends_and_the_next_goes_on_at_the_same_port(
+def test_a_killed_launcher_ends_all_processes_and_the_next_one_uses_the_same_port(
     configuration: Path, flights: Checkpoint, tmp_path: Path
 ) -> None:
     with platform_of(configuration) as first:
@@ -199,7 +201,7 @@ def test_when_the_launcher_is_killed_all_ends_and_the_next_goes_on_at_the_same_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_whose_process_is_killed_frees_its_query_by_itself(platform: Running, flights: Checkpoint) -> None:
+def test_a_killed_run_releases_its_query(platform: Running, flights: Checkpoint) -> None:
     succeeded(platform)
     locks = platform.home / "workers"
     before = set(locks.iterdir())
@@ -253,7 +255,7 @@ def fed_days(folder: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_stuck_and_all_state_is_right(
+def test_kills_during_the_flights_job_leave_no_stuck_run_and_correct_state(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "flights"
@@ -292,7 +294,7 @@ def test_whatever_is_killed_while_flights_depart_maintenance_goes_on_no_run_is_s
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_beside_the_flights_job_tails_get_short_and_files_go_and_what_breaks_turns_red_until_it_is_mended(
+def test_during_the_flights_job_tails_shorten_files_are_deleted_and_damage_is_red_until_repaired(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "flights"
@@ -329,7 +331,7 @@ def version_of(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_without_dagsters_storage_nothing_is_lost_but_history(
+def test_without_dagsters_storage_only_history_is_lost(
     configuration: Path, flights: Checkpoint, tmp_path: Path
 ) -> None:
     with platform_of(configuration) as first:

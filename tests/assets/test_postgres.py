@@ -85,7 +85,7 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     return found
 
 
-def test_a_run_is_recorded_in_postgres_and_does_the_same(
+def test_a_run_with_postgres_storage_has_the_same_result(
     home: Path, login: Mapping[str, str], definitions: dg.Definitions, flights: Checkpoint
 ) -> None:
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -117,7 +117,7 @@ def test_the_daemons_instance_accepts_the_configuration(home: Path, login: Mappi
 
 
 @pytest.mark.timeout(420)
-def test_all_of_it_runs_with_history_in_postgres_and_a_root_in_a_bucket(
+def test_the_platform_runs_with_postgres_storage_and_a_root_in_a_bucket(
     home: Path, login: Mapping[str, str], s3_server: S3Server, tmp_path: Path
 ) -> None:
     url = f"s3://{s3_server.make_bucket()}/flights/state"

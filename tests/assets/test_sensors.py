@@ -73,7 +73,7 @@ def why(result: dg.SensorResult) -> str:
     return str(result.skip_reason.skip_message if isinstance(result.skip_reason, dg.SkipReason) else result.skip_reason)
 
 
-def test_before_the_first_batch_it_says_what_it_waits_for(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+def test_before_the_first_batch_the_tick_is_skipped_with_a_reason(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     result = tick(fleet, instance)
     assert result.run_requests == []
     assert "no query has a committed batch; 1 wait for their first batch" in why(result)
@@ -110,14 +110,12 @@ def test_the_first_tick_that_finds_a_query_requests_the_health_of_the_fleet_once
     assert health_requests(first.cursor) == []
 
 
-def test_a_request_has_one_tag_of_its_own_which_is_the_reason(
-    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
-) -> None:
+def test_a_request_has_one_tag_with_its_reason(fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint) -> None:
     (request,) = runs_of(tick(fleet, instance))
     assert request.tags == {REASON_TAG: "version 9: first run of the query"}
 
 
-def test_a_tick_without_new_commits_asks_for_nothing_and_says_the_figures(
+def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     examined(instance)
@@ -132,7 +130,7 @@ def test_a_tick_without_new_commits_asks_for_nothing_and_says_the_figures(
     assert [request.run_key for request in runs_of(third)] == ["maintain:flights@13#1"]
 
 
-def test_runs_do_not_pile_up_behind_one_that_is_at_work(
+def test_no_run_is_requested_while_another_is_active(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     examined(instance)
@@ -145,7 +143,7 @@ def test_runs_do_not_pile_up_behind_one_that_is_at_work(
         instance.delete_run(run_id)
 
 
-def test_a_failed_run_of_a_query_that_stands_still_is_asked_for_again(
+def test_a_failed_run_of_an_idle_query_is_requested_again(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     a_run(instance, DagsterRunStatus.FAILURE)
@@ -153,7 +151,7 @@ def test_a_failed_run_of_a_query_that_stands_still_is_asked_for_again(
     assert [request.run_key for request in runs_of(result)] == ["maintain:flights@9#2"]
 
 
-def test_no_more_runs_are_asked_for_in_a_tick_than_it_has_time_for_and_the_rest_comes_next(
+def test_a_tick_requests_a_limited_number_of_runs_and_the_next_tick_the_rest(
     fleet: Fleet,
     configuration: Path,
     instance: dg.DagsterInstance,
@@ -169,13 +167,13 @@ def test_no_more_runs_are_asked_for_in_a_tick_than_it_has_time_for_and_the_rest_
     assert [request.partition_key for request in runs_of(second)] == ["jobs.orders"]
 
 
-def test_a_cursor_of_another_release_begins_anew(
+def test_a_cursor_of_another_release_is_ignored(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     assert runs_of(tick(fleet, instance, '{"format": 99}')) == runs_of(tick(fleet, instance))
 
 
-def test_a_query_that_is_gone_is_forgotten_after_its_delay_and_one_that_comes_back_is_not(
+def test_a_missing_query_is_forgotten_after_its_delay_unless_it_returns(
     fleet: Fleet, configuration: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = configuration.parent / "jobs/orders"
@@ -197,7 +195,7 @@ def test_a_query_that_is_gone_is_forgotten_after_its_delay_and_one_that_comes_ba
     assert "jobs.orders" not in remembered(last).asked
 
 
-def test_a_parent_that_cannot_be_listed_makes_nobody_vanish(
+def test_no_query_is_forgotten_while_its_parent_cannot_be_listed(
     fleet: Fleet, configuration: Path, instance: dg.DagsterInstance
 ) -> None:
     configuration.write_text(configuration.read_text().replace('url = "jobs"', 'url = "ftp://nowhere/jobs"'))
@@ -216,7 +214,7 @@ def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
     return run.status
 
 
-def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
+def test_only_runs_with_a_dead_process_are_reported_as_failed(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
@@ -230,7 +228,7 @@ def test_a_run_whose_process_is_dead_is_reported_as_failed_and_no_other(
     }
 
 
-def test_the_lease_of_a_dead_run_is_free_at_once_and_anybody_elses_stays(
+def test_only_the_lease_of_a_dead_run_is_released(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     tags = {HOLDER_TAG: a_holder(socket.gethostname())}
@@ -243,7 +241,7 @@ def test_the_lease_of_a_dead_run_is_free_at_once_and_anybody_elses_stays(
         held.require()
 
 
-def test_a_lease_that_cannot_be_read_does_not_keep_a_dead_run_alive(
+def test_an_unreadable_lease_does_not_keep_a_dead_run_active(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
@@ -300,7 +298,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
     server.server_close()
 
 
-def test_a_person_is_told_by_the_webhook_and_always_in_the_log(
+def test_failures_are_sent_to_the_webhook_and_always_logged(
     webhook: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     url, told = webhook

@@ -67,7 +67,7 @@ def test_the_page_of_a_check_is_red_until_no_query_is_red_and_names_query_file_a
     assert page(instance).description == "The check passes for all queries (2)."
 
 
-def test_a_query_whose_next_run_has_begun_is_red_until_that_run_has_evaluated_the_check(
+def test_a_red_query_stays_red_until_its_next_run_evaluates_the_check(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, orders: Checkpoint
 ) -> None:
     broken(flights)

@@ -24,7 +24,7 @@ def files_of(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_clean_checkpoint_is_said_in_a_line_and_left_as_it_was(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_clean_checkpoint_is_reported_in_one_line_and_unchanged(root: Path, checkpoint: Checkpoint) -> None:
     before = files_of(root)
     result = audit(root)
     assert result.exit_code == 0
@@ -40,7 +40,7 @@ def test_a_clean_checkpoint_is_said_in_a_line_and_left_as_it_was(root: Path, che
     assert files_of(root) == before
 
 
-def test_a_deep_audit_says_what_it_decoded_and_leaves_nothing_on_the_scratch_disk(
+def test_a_deep_audit_reports_the_decoded_files_and_leaves_the_scratch_folder_empty(
     root: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     CliRunner().invoke(main, ["snapshot", str(root), "--all"])
@@ -53,7 +53,7 @@ def test_a_deep_audit_says_what_it_decoded_and_leaves_nothing_on_the_scratch_dis
     assert files_of(root) == before
 
 
-def test_findings_are_shown_worst_first_with_what_they_mean_and_what_to_do(root: Path, checkpoint: Checkpoint) -> None:
+def test_findings_are_shown_worst_first_with_consequence_and_action(root: Path, checkpoint: Checkpoint) -> None:
     gone = checkpoint.stores[0].changelog(checkpoint.versions[3][0])
     (root / gone).unlink()
     (root / "state/0/1/foo.zip").write_text("[/red] and [bold]")
@@ -75,7 +75,7 @@ def test_findings_are_shown_worst_first_with_what_they_mean_and_what_to_do(root:
     assert "1 errors, 2 warnings" in result.stdout
 
 
-def test_a_program_gets_one_object(root: Path, checkpoint: Checkpoint) -> None:
+def test_json_output_is_one_object(root: Path, checkpoint: Checkpoint) -> None:
     gone = checkpoint.stores[1].changelog(checkpoint.versions[4][1])
     (root / gone).unlink()
     result = audit(root, "--output", "json")
@@ -96,7 +96,7 @@ def test_a_program_gets_one_object(root: Path, checkpoint: Checkpoint) -> None:
     assert body["unproven"]
 
 
-def test_old_versions_are_the_next_gcs_business(root: Path, checkpoint: Checkpoint) -> None:
+def test_old_versions_that_the_next_gc_deletes_are_no_findings(root: Path, checkpoint: Checkpoint) -> None:
     CliRunner().invoke(main, ["snapshot", str(root), "--all"])
     (root / checkpoint.stores[0].changelog(checkpoint.versions[1][0])).unlink()
     assert audit(root).exit_code == 3

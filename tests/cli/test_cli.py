@@ -23,7 +23,7 @@ KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
 
 
-def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_dry_run_shows_actions_with_reasons_and_writes_nothing(root: Path, checkpoint: Checkpoint) -> None:
     plan = said("snapshot", root, "--all", "--dry-run")
     assert [(action["store"], action["reason"]) for action in plan["take"]] == [
         ("state/0/1", "asked"),
@@ -37,9 +37,7 @@ def test_a_dry_run_says_what_and_why_and_does_nothing(root: Path, checkpoint: Ch
     assert short["leave"][0]["explained"].startswith("the tail is short: 4 changelogs, ")
 
 
-def test_snapshots_are_made_and_the_next_run_has_nothing_to_do(
-    root: Path, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_snapshots_are_taken_and_the_next_run_takes_none(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
     done = said("snapshot", root, "--all")
     assert [one["outcome"] for one in done["taken"]] == ["new", "new"]
     assert [one["keys"] for one in done["taken"]] == [len(state) for state in reversed(checkpoint.states[-1])]
@@ -124,9 +122,7 @@ def test_the_help_of_each_verb_says_what_runs_at_once() -> None:
             assert re.search(rf"{option} .*?Runs at once", text), (name, option)
 
 
-def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_it_came(
-    root: Path, checkpoint: Checkpoint
-) -> None:
+def test_a_failed_snapshot_does_not_stop_the_others_and_sets_the_exit_code(root: Path, checkpoint: Checkpoint) -> None:
     def spoil(partition: int) -> None:
         store, version = checkpoint.stores[partition], checkpoint.versions[2][partition]
         path = root / store.changelog(version)
@@ -145,7 +141,7 @@ def test_one_that_fails_does_not_stop_the_others_and_the_exit_code_says_how_far_
     assert "audit --deep lists the corrupt files" in again.output
 
 
-def test_whatever_the_number_of_workers_all_stores_are_taken_and_told_worst_first(root: Path, tmp_path: Path) -> None:
+def test_with_any_number_of_workers_all_stores_are_taken_and_reported_worst_first(root: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(open_storage(str(root)), tmp_path, partitions=6)
     checkpoint.grow(2)
     gone = root / checkpoint.stores[4].changelog(checkpoint.versions[1][4])
@@ -162,7 +158,7 @@ def test_whatever_the_number_of_workers_all_stores_are_taken_and_told_worst_firs
         )
 
 
-def test_an_interruption_ends_it_cleanly_and_says_what_is_done(root: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_cleanly_and_reports_completed_snapshots(root: Path, tmp_path: Path) -> None:
     partitions = 120  # not so few that all are done before the signal comes
     checkpoint = Checkpoint(open_storage(str(root)), tmp_path, partitions=partitions)
     checkpoint.grow(1)
@@ -191,7 +187,7 @@ def test_an_interruption_ends_it_cleanly_and_says_what_is_done(root: Path, tmp_p
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(root: Path, checkpoint: Checkpoint) -> None:
+def test_names_with_markup_characters_are_shown_unchanged(root: Path, checkpoint: Checkpoint) -> None:
     commit = root / "commits" / "3"
     commit.write_text("[/red] and [bold]")
     result = run("inspect", root)
@@ -199,7 +195,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(root: Path, checkpoin
     assert "begins with '[/red] and [bold]'" in result.stderr
 
 
-def test_a_scratch_folder_is_made_and_one_that_cannot_be_is_named(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_scratch_folder_is_created_or_the_error_names_it(root: Path, checkpoint: Checkpoint) -> None:
     (root / "a file").write_text("x")
     result = run("snapshot", root, "--all", "--scratch", root / "a file" / "below")
     assert result.exit_code == 1
@@ -207,7 +203,7 @@ def test_a_scratch_folder_is_made_and_one_that_cannot_be_is_named(root: Path, ch
     assert run("snapshot", root, "--all", "--scratch", root.parent / "new" / "folder").exit_code == 0
 
 
-def test_a_checkpoint_without_a_batch_has_nothing_to_do(root: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
     assert said("snapshot", root, "--all") == {"batch": None, "take": [], "leave": [], "taken": [], "failed": []}
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
@@ -251,7 +247,7 @@ def test_a_shell_completes_verbs_options_and_configured_roots(tmp_path: Path) ->
     assert "compdef" in script.stdout
 
 
-def test_a_path_next_to_a_checkpoint_leads_to_it(root: Path, checkpoint: Checkpoint) -> None:
+def test_an_error_for_a_path_near_a_checkpoint_suggests_the_checkpoint(root: Path, checkpoint: Checkpoint) -> None:
     for near in (root.parent, root / "state"):
         result = run("inspect", near)
         assert result.exit_code == 10

@@ -52,7 +52,7 @@ def test_the_rows_of_the_newest_version_are_shown_with_their_columns(root: Path,
 
 
 @pytest.mark.parametrize("with_snapshot", [False, True])
-def test_any_version_that_is_kept_can_be_shown_by_its_number_or_its_batch(
+def test_any_retained_version_can_be_shown_by_version_or_batch(
     root: Path, checkpoint: Checkpoint, with_snapshot: bool
 ) -> None:
     if with_snapshot:
@@ -76,7 +76,7 @@ def test_each_line_of_jsonl_is_a_row(root: Path, checkpoint: Checkpoint) -> None
     assert [json.loads(line) for line in lines] == said("dump", root)["rows"]
 
 
-def test_a_table_shows_columns_by_store_and_says_how_to_see_more(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_table_shows_columns_by_store_and_names_the_option_for_more(root: Path, checkpoint: Checkpoint) -> None:
     shown = run("dump", root).output
     assert "batch 2, version 3: 4 rows" in shown
     for text in ("state/0/0\n", "state/0/1\n", "key_group", "name", "day", "tags", '["x", "x", "x"]'):
@@ -86,7 +86,7 @@ def test_a_table_shows_columns_by_store_and_says_how_to_see_more(root: Path, che
     assert "3 rows;" in few
 
 
-def test_a_limit_ends_it(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_limit_ends_the_dump(root: Path, checkpoint: Checkpoint) -> None:
     found = said("dump", root, "--limit", 3)
     assert (len(found["rows"]), found["shown"], found["all"]) == (3, 3, False)
     assert said("dump", root, "--limit", 0)["rows"] == []
@@ -115,15 +115,13 @@ def test_stores_and_keys_can_be_chosen(root: Path, checkpoint: Checkpoint) -> No
         (["--version", "1", "--batch", "0"], "give one of them"),
     ],
 )
-def test_what_is_not_there_is_a_mistake_in_the_call(
-    root: Path, checkpoint: Checkpoint, options: list[str], told: str
-) -> None:
+def test_invalid_selections_are_usage_errors(root: Path, checkpoint: Checkpoint, options: list[str], told: str) -> None:
     result = run("dump", root, *options)
     assert result.exit_code == (2 if told else 0)
     assert told in " ".join(result.output.split())
 
 
-def test_version_0_of_a_query_of_sparks_is_empty_also_when_its_first_logs_are_long_gone(
+def test_version_0_of_a_native_query_is_empty_even_after_its_first_logs_were_purged(
     root: Path, checkpoint: Checkpoint
 ) -> None:
     storage = checkpoint.storage
@@ -133,7 +131,7 @@ def test_version_0_of_a_query_of_sparks_is_empty_also_when_its_first_logs_are_lo
     assert (told["from"], told["totals"]) == ({"batch": -1, "version": 0}, {"added": 4, "removed": 0, "changed": 0})
 
 
-def test_a_version_that_is_not_committed_is_named_with_those_that_are(root: Path, checkpoint: Checkpoint) -> None:
+def test_an_error_for_an_uncommitted_version_lists_the_committed_ones(root: Path, checkpoint: Checkpoint) -> None:
     result = run("dump", root, "--version", 9)
     assert result.exit_code == 1
     assert "version_not_loadable: commits/8: version 9 (batch 8) is not committed" in result.stderr
@@ -148,7 +146,7 @@ def test_a_checkpoint_without_a_batch_has_no_rows(root: Path, tmp_path: Path) ->
         assert "no batch is committed yet" in run(verb, root).output
 
 
-def test_nothing_is_written_below_the_root_and_nothing_stays_on_the_local_disk(
+def test_a_dump_writes_nothing_below_the_root_and_leaves_the_local_disk_empty(
     root: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
@@ -159,7 +157,7 @@ def test_nothing_is_written_below_the_root_and_nothing_stays_on_the_local_disk(
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_rows_from_before_a_column_was_added_are_read_as_they_were_written(root: Path, checkpoint: Checkpoint) -> None:
+def test_rows_from_before_an_added_column_have_their_former_columns(root: Path, checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.later_schema(3), json.dumps({"default": spark_schema_json(GROWN)}).encode())
     added = encode_values(pa.Table.from_pylist([{"n": 1, "tags": [], "extra": "new"}] * 4, GROWN)).to_pylist()
     states = checkpoint.states[-1]
@@ -171,7 +169,7 @@ def test_rows_from_before_a_column_was_added_are_read_as_they_were_written(root:
     assert change["after"] == {"n": 1, "tags": [], "extra": "new"}
 
 
-def test_rows_that_are_not_what_the_schema_says_are_damage_and_name_their_store(root: Path, tmp_path: Path) -> None:
+def test_rows_that_contradict_the_schema_are_damage_and_the_error_names_their_store(root: Path, tmp_path: Path) -> None:
     made = Checkpoint(open_storage(str(root)), tmp_path / "job", schema=SCHEMA)
     made.batch(changes(a=1), {key("b"): b"\0" + bytes(7)})
     result = run("dump", root)
@@ -190,7 +188,7 @@ def test_rows_are_shown_without_pandas(root: Path, checkpoint: Checkpoint) -> No
         assert shown.endswith("False\n")
 
 
-def test_what_goes_wrong_where_rows_are_written_to_is_not_taken_for_a_damaged_copy(
+def test_an_output_error_is_not_reported_as_a_damaged_copy(
     root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -220,7 +218,7 @@ def refused(result: Result) -> str:
     return result.stderr
 
 
-def test_a_checkpoint_without_a_binding_is_read_by_its_schema_file_and_metadata(
+def test_a_checkpoint_without_a_binding_is_read_with_its_schema_file_and_metadata(
     root: Path, checkpoint: Checkpoint
 ) -> None:
     as_sparks(checkpoint)
@@ -228,7 +226,7 @@ def test_a_checkpoint_without_a_binding_is_read_by_its_schema_file_and_metadata(
 
 
 @pytest.mark.parametrize("verb", ["dump", "diff"])
-def test_rows_in_avro_are_refused_by_name(root: Path, checkpoint: Checkpoint, verb: str) -> None:
+def test_avro_rows_are_rejected_with_a_typed_error(root: Path, checkpoint: Checkpoint, verb: str) -> None:
     as_sparks(checkpoint, encodingFormat="avro")
     told = refused(run(verb, root))
     assert (
@@ -237,9 +235,7 @@ def test_rows_in_avro_are_refused_by_name(root: Path, checkpoint: Checkpoint, ve
     )
 
 
-def test_an_unknown_version_of_the_schema_file_and_an_unknown_type_are_refused_by_name(
-    root: Path, checkpoint: Checkpoint
-) -> None:
+def test_unknown_schema_versions_and_types_are_rejected_with_a_typed_error(root: Path, checkpoint: Checkpoint) -> None:
     as_sparks(checkpoint)
     path = names.state_schema(0)
     checkpoint.storage.replace(path, operators.encode_schema("{}", "{}").replace(b"v2", b"v9"))
@@ -249,7 +245,7 @@ def test_an_unknown_version_of_the_schema_file_and_an_unknown_type_are_refused_b
     assert f"{path}: column n has Spark's type variant" in refused(run("dump", root))
 
 
-def test_keys_with_a_prefix_that_no_metadata_describes_are_refused_by_name(root: Path, checkpoint: Checkpoint) -> None:
+def test_keys_with_an_undescribed_prefix_are_rejected_with_a_typed_error(root: Path, checkpoint: Checkpoint) -> None:
     """Spark before 4.0 wrote none; the keys of its session windows have a prefix."""
     said("snapshot", root, "--all")
     as_sparks(checkpoint)
@@ -266,7 +262,7 @@ def test_keys_with_a_prefix_that_no_metadata_describes_are_refused_by_name(root:
 # -- diff --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_added_removed_and_changed_is_told_with_both_values(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_diff_shows_added_removed_and_changed_rows_with_both_values(root: Path, checkpoint: Checkpoint) -> None:
     found = said("diff", root, "--from", 1)
     assert (found["from"], found["to"]) == ({"batch": 0, "version": 1}, {"batch": 2, "version": 3})
     told = {
@@ -293,7 +289,7 @@ def test_the_newest_version_is_compared_with_the_one_before_it(root: Path, check
     assert said("diff", root, "--from", 3, "--to", 1)["totals"] == {"added": 1, "removed": 2, "changed": 1}
 
 
-def test_all_differences_are_counted_whatever_is_shown(root: Path, checkpoint: Checkpoint) -> None:
+def test_all_differences_are_counted_even_if_a_limit_hides_some(root: Path, checkpoint: Checkpoint) -> None:
     found = said("diff", root, "--from", 1, "--limit", 2)
     assert (len(found["changes"]), found["shown"]) == (2, 2)
     assert found["totals"] == {"added": 2, "removed": 1, "changed": 1}

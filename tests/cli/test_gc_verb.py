@@ -39,7 +39,7 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_plan_says_what_goes_and_why_and_deletes_nothing(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_plan_shows_the_files_to_delete_with_reasons_and_deletes_nothing(root: Path, checkpoint: Checkpoint) -> None:
     before = files(root)
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 0
@@ -48,7 +48,7 @@ def test_a_plan_says_what_goes_and_why_and_deletes_nothing(root: Path, checkpoin
     assert files(root) == before
 
 
-def test_apply_deletes_what_the_plan_said_and_writes_both_down(root: Path, checkpoint: Checkpoint) -> None:
+def test_apply_deletes_the_planned_files_and_records_plan_and_outcome(root: Path, checkpoint: Checkpoint) -> None:
     planned = json.loads(run("gc", root, *NOW, "--output", "json").stdout)
     going = {file["path"] for file in planned["files"]}
     assert going
@@ -67,7 +67,7 @@ def test_apply_deletes_what_the_plan_said_and_writes_both_down(root: Path, check
     assert again["files"] == again["done"] == []
 
 
-def test_every_file_is_shown_with_its_rule_when_asked_for(root: Path, checkpoint: Checkpoint) -> None:
+def test_an_option_shows_every_file_with_its_rule(root: Path, checkpoint: Checkpoint) -> None:
     shown = json.loads(run("gc", root, *NOW, "--verbose", "--output", "json").stdout)
     rules = {file["rule"] for file in shown["files"]}
     assert {"restores", "superseded", "log", "old_log"} <= rules
@@ -94,7 +94,7 @@ def test_while_the_audit_reports_errors_gc_deletes_nothing(root: Path, checkpoin
     assert files(root) == before
 
 
-def test_an_override_lists_what_is_lost_and_deletes_only_the_plan(
+def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     root: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     (root / checkpoint.stores[0].changelog(checkpoint.versions[11][0])).unlink()
@@ -120,7 +120,7 @@ def test_an_override_lists_what_is_lost_and_deletes_only_the_plan(
 
 
 @pytest.mark.parametrize("of_spark", [False, True], ids=["own", "native"])
-def test_gc_audit_and_inspect_agree_whatever_an_earlier_gc_has_deleted(
+def test_gc_audit_and_inspect_agree_after_any_earlier_gc(
     root: Path, checkpoint: Checkpoint, tmp_path: Path, of_spark: bool
 ) -> None:
     if of_spark:
@@ -151,7 +151,7 @@ def test_gc_audit_and_inspect_agree_whatever_an_earlier_gc_has_deleted(
         assert "not there" not in shown.output
 
 
-def test_a_plan_says_in_bytes_what_goes_now_and_from_when_on_the_rest_can(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_plan_shows_the_bytes_to_delete_now_and_the_time_for_the_rest(root: Path, checkpoint: Checkpoint) -> None:
     plan = json.loads(run("gc", root, "--retain", "3", "--grace", "1h", "--output", "json").stdout)
     [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "restores"]
     assert plan["deletable"]["now"] == {"files": 0, "bytes": 0}, "all versions are retained for an hour"
@@ -171,7 +171,7 @@ def test_a_plan_says_in_bytes_what_goes_now_and_from_when_on_the_rest_can(root: 
     assert young["from_seconds"] <= young_files.stat().st_mtime + 3600
 
 
-def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_mode_that_forbids_deletion_is_obeyed(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text(f"[roots.counting]\nurl = '{root}'\nmode = 'snapshots'\nretention = {{versions = 3}}\n")
     before = files(root)
@@ -188,7 +188,7 @@ def test_a_mode_that_forbids_deleting_is_kept_to(root: Path, checkpoint: Checkpo
     assert files(root) != before
 
 
-def test_who_is_at_it_is_shown_kept_to_and_broken(root: Path, checkpoint: Checkpoint) -> None:
+def test_a_held_lease_is_shown_blocks_gc_and_can_be_broken(root: Path, checkpoint: Checkpoint) -> None:
     assert "the lease is free" in run("lease", root).output
     held = lease.acquire(open_storage(str(root)), "gc", run="one", holder="host:1", clock=SystemClock())
     assert "host:1: gc" in run("lease", root).output
@@ -208,7 +208,7 @@ def test_a_duration_without_a_unit_is_a_usage_error(root: Path, checkpoint: Chec
     assert "write 90s, 10m, 1h or 7d" in shown.output
 
 
-def test_a_lineage_is_drawn_with_snapshots_dead_branches_and_what_goes_next(
+def test_a_drawn_lineage_shows_snapshots_dead_branches_and_the_next_deletions(
     root: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     store = checkpoint.stores[0]

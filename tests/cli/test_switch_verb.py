@@ -23,7 +23,7 @@ def statekeeper(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, ["switch", *map(str, arguments)], obj=MAINTAINER)
 
 
-def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_conf_comes_next(
+def test_the_verb_shows_the_plan_requires_confirmation_and_prints_the_conf_for_the_restart(
     checkpoint: Checkpoint, root: Path, tmp_path: Path
 ) -> None:
     without_ids(as_sparks(checkpoint))
@@ -43,9 +43,7 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_reads_which_c
     assert is_right(checkpoint, checkpoint.storage, tmp_path)
 
 
-def test_where_a_mode_is_configured_that_forbids_it_nothing_is_switched(
-    checkpoint: Checkpoint, root: Path, tmp_path: Path
-) -> None:
+def test_a_mode_that_forbids_the_switch_is_obeyed(checkpoint: Checkpoint, root: Path, tmp_path: Path) -> None:
     without_ids(as_sparks(checkpoint))
     before = contents(checkpoint.storage)
     configured = tmp_path / "statekeeper.toml"

@@ -106,7 +106,7 @@ def test_each_check_has_a_page_and_each_page_a_check(checks: dict[str, dg.AssetC
     assert {page.stem for page in (site / "checks").glob("*.html")} == set(checks)
 
 
-def test_the_page_of_a_check_says_of_which_asset_it_is_and_whether_it_blocks(
+def test_the_page_of_a_check_names_its_asset_and_whether_it_blocks(
     checks: dict[str, dg.AssetCheckSpec],
 ) -> None:
     index = (DOCS / "checks.md").read_text()
@@ -121,7 +121,7 @@ def test_the_page_of_a_check_says_of_which_asset_it_is_and_whether_it_blocks(
 
 
 @pytest.mark.parametrize("what", FindingKind, ids=lambda what: what.code)
-def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: FindingKind) -> None:
+def test_each_kind_of_finding_is_on_the_page_of_its_check(what: FindingKind) -> None:
     row = f"| `{what.code}` | {what.value} |"
     pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
     assert pages == [check_of(what)]
@@ -130,7 +130,7 @@ def test_each_kind_of_finding_stands_with_the_check_that_it_turns_red(what: Find
 # -- Spark's releases ---------------------------------------------------------------------------------------------------
 
 
-def test_the_last_run_of_the_interop_matrix_stands_on_its_page_whatever_came_of_it(site: Path) -> None:
+def test_the_page_shows_the_last_run_of_the_interop_matrix_with_its_failures(site: Path) -> None:
     page = _Page(site / "reference" / "sparks.html")
     cases = json.loads((DOCS / "reference" / "interop-results.json").read_text())
     results = [case for case in cases if case["passed"] is not None]
@@ -144,7 +144,7 @@ def test_the_last_run_of_the_interop_matrix_stands_on_its_page_whatever_came_of_
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_error_stands_with_its_code_and_exit_code(site: Path, generate: ModuleType) -> None:
+def test_each_error_is_listed_with_its_code_and_exit_code(site: Path, generate: ModuleType) -> None:
     page = _Page(site / "reference" / "errors.html")
     kinds = list(generate.error_classes())
     assert len(kinds) > 30
@@ -153,7 +153,7 @@ def test_each_error_stands_with_its_code_and_exit_code(site: Path, generate: Mod
         assert f"{kind.code}, exit code {kind.exit_code}" in page.text
 
 
-def test_the_tree_of_errors_that_is_drawn_is_the_one_that_is_raised(generate: ModuleType) -> None:
+def test_the_documented_tree_of_errors_matches_the_classes(generate: ModuleType) -> None:
     raised: dict[str, tuple[int, str]] = {
         kind.__name__: (kind.exit_code, kind.code) for kind in generate.error_classes(StatekeeperError)
     }
@@ -168,7 +168,7 @@ def test_each_exit_code_of_an_error_is_explained(site: Path, generate: ModuleTyp
 # -- command line, configuration, Python -------------------------------------------------------------------------------
 
 
-def test_each_verb_and_each_option_stands_in_the_reference(site: Path) -> None:
+def test_each_verb_and_each_option_is_in_the_reference(site: Path) -> None:
     page = _Page(site / "reference" / "command-line.html")
     for name, verb in main.commands.items():
         assert f"statekeeper-{name}" in page.anchors
@@ -178,7 +178,7 @@ def test_each_verb_and_each_option_stands_in_the_reference(site: Path) -> None:
             assert all(option in page.text for option in names if option.startswith("--")), parameter
 
 
-def test_each_configuration_key_is_one_that_is_read(tmp_path: Path, generate: ModuleType) -> None:
+def test_each_documented_configuration_key_exists(tmp_path: Path, generate: ModuleType) -> None:
     file = tmp_path / config.FILE_NAME
     values = {"duration": '"1h"', "whole number": "7", "text": '"state"', "table of texts": "{}"}
     lines = [
@@ -192,17 +192,17 @@ def test_each_configuration_key_is_one_that_is_read(tmp_path: Path, generate: Mo
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(20.0, "20s"), (600.0, "10m"), (5400.0, "90m"), (2_592_000.0, "30d")])
-def test_a_default_is_shown_as_it_would_be_written(generate: ModuleType, seconds: float, text: str) -> None:
+def test_a_default_is_shown_as_in_the_file(generate: ModuleType, seconds: float, text: str) -> None:
     assert generate.duration(seconds) == text
     assert config.parse_duration(text) == seconds
 
 
-def test_each_public_name_of_pipelines_is_explained(site: Path) -> None:
+def test_each_public_name_of_pipelines_is_documented(site: Path) -> None:
     page = _Page(site / "reference" / "pipelines.html")
     assert {f"pipelines.{name}" for name in pipelines.__all__} <= page.anchors
 
 
-def test_each_public_name_of_statestore_is_explained(site: Path) -> None:
+def test_each_public_name_of_statestore_is_documented(site: Path) -> None:
     pages = [_Page(site / "reference" / name) for name in ("statestore.html", "errors.html")]
     explained = {anchor for page in pages for anchor in page.anchors if anchor.startswith("statestore.")}
     homes = [value for value in explained if value.rpartition(".")[2] in statestore.__all__]
@@ -254,7 +254,7 @@ def test_each_make_target_in_the_docs_exists() -> None:
     assert [one for one in called if one[1] not in targets] == []
 
 
-def test_each_promise_names_a_test_that_is_there_and_says_whether_it_is_a_slow_one() -> None:
+def test_each_promise_names_an_existing_test_and_whether_it_is_slow() -> None:
     page = (DOCS / "reliability.md").read_text()
     rows = re.findall(r"^\| `([\w/]+\.py)::(test_\w+)`( \(slow\))? \|", page, re.MULTILINE)
     assert len(rows) > 40

@@ -67,7 +67,7 @@ def copies(storage_spec: StorageSpec, checkpoint: Checkpoint) -> Iterator[Storag
 
 
 @STRUCTURES
-def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_second_run_ends_well(
+def test_after_any_failed_request_of_retention_all_versions_load_and_a_second_run_succeeds(
     storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     is_local = storage_spec.url.startswith("/")
@@ -79,7 +79,9 @@ def test_whatever_request_of_retention_fails_each_retained_version_loads_and_a_s
 @STRUCTURES
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_same_for_each_case_on_s3(storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_after_any_failed_request_of_retention_on_s3_a_second_run_succeeds(
+    storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     if storage_spec.url.startswith("/"):
         pytest.skip("each case is among the usual tests on local disk")
     assert play(storage_spec, checkpoint, tmp_path, one_in=1) >= FEWEST_CASES

@@ -17,7 +17,7 @@ def names(storage: Storage) -> list[str]:
     return [entry.path for entry in storage.list("")]
 
 
-def test_without_a_plan_it_does_what_the_inner_one_does(storage: Storage, tmp_path: Path) -> None:
+def test_without_planned_faults_it_behaves_like_the_inner_storage(storage: Storage, tmp_path: Path) -> None:
     faulty: Storage = FaultyStorage(storage)
     assert faulty.create("a", b"0123") is Created.NEW
     assert faulty.create("a", b"0123") is Created.SAME
@@ -48,7 +48,7 @@ def test_each_call_is_recorded_under_its_number(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("fault", DIES)
-def test_a_create_that_dies_is_done_or_not_and_never_half_visible(storage: Storage, fault: Fault) -> None:
+def test_a_create_that_dies_is_complete_or_absent(storage: Storage, fault: Fault) -> None:
     faulty = FaultyStorage(storage, {1: fault})
     faulty.create("first", b"")
     with pytest.raises(SimulatedCrash):
@@ -64,14 +64,14 @@ def test_a_torn_create_leaves_on_disk_what_a_real_crash_leaves(storage: Storage)
 
 
 @pytest.mark.parametrize("fault", DIES)
-def test_a_replace_that_dies_leaves_old_or_new(storage: Storage, fault: Fault) -> None:
+def test_a_replace_that_dies_leaves_the_old_or_the_new_file(storage: Storage, fault: Fault) -> None:
     storage.replace("control", b"old")
     with pytest.raises(SimulatedCrash):
         FaultyStorage(storage, {0: fault}).replace("control", b"new")
     assert storage.read("control") == (b"new" if fault is Fault.AFTER else b"old")
 
 
-def test_a_torn_delete_has_taken_some(storage: Storage) -> None:
+def test_a_torn_delete_has_deleted_some_files(storage: Storage) -> None:
     for path in "abcd":
         storage.create(path, b"")
     with pytest.raises(SimulatedCrash):
@@ -79,21 +79,21 @@ def test_a_torn_delete_has_taken_some(storage: Storage) -> None:
     assert names(storage) == ["c", "d"]
 
 
-def test_a_torn_download_leaves_half_of_a_scratch_file(storage: Storage, tmp_path: Path) -> None:
+def test_a_torn_download_leaves_a_partial_scratch_file(storage: Storage, tmp_path: Path) -> None:
     storage.create("name", b"123456")
     with pytest.raises(SimulatedCrash):
         FaultyStorage(storage, {0: Fault.TORN}).download("name", tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == b"123"
 
 
-def test_a_lost_reply_is_a_time_out_of_something_done(storage: Storage) -> None:
+def test_a_lost_reply_is_a_timeout_of_a_completed_call(storage: Storage) -> None:
     faulty = FaultyStorage(storage, {0: Fault.LOST_REPLY})
     with pytest.raises(StorageError, match="timed out"):
         faulty.create("name", b"bytes")
     assert faulty.create("name", b"bytes") is Created.SAME
 
 
-def test_no_handler_and_no_clean_up_runs_after_death(storage: Storage) -> None:
+def test_no_exception_handler_or_cleanup_runs_after_death(storage: Storage) -> None:
     faulty = FaultyStorage(storage, {1: Fault.BEFORE})
     faulty.create("lease", b"")
 
@@ -111,7 +111,7 @@ def test_no_handler_and_no_clean_up_runs_after_death(storage: Storage) -> None:
     assert len(faulty.trace) == 2
 
 
-def test_the_matrix_holds_each_request_with_each_fault_that_differs(storage: Storage) -> None:
+def test_the_matrix_contains_each_request_with_each_distinct_fault(storage: Storage) -> None:
     faulty = FaultyStorage(storage)
     faulty.create("name", b"")
     faulty.stat("name")

@@ -26,7 +26,7 @@ def played(results: Path, *options: object) -> tuple[subprocess.CompletedProcess
     return done, [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def test_whatever_damage_a_checkpoint_has_no_verb_breaks_hangs_writes_elsewhere_or_loses_a_head(tmp_path: Path) -> None:
+def test_with_any_damage_no_verb_crashes_hangs_writes_elsewhere_or_loses_a_head(tmp_path: Path) -> None:
     done, cases = played(tmp_path / "results", "--cases", CASES)
     assert done.returncode == 0, done.stdout
     assert sorted(one["case"] for one in cases) == list(range(CASES))
@@ -36,7 +36,7 @@ def test_whatever_damage_a_checkpoint_has_no_verb_breaks_hangs_writes_elsewhere_
 
 
 @pytest.mark.slow
-def test_a_seed_and_a_number_give_the_same_case_again_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+def test_a_seed_and_number_reproduce_a_case_and_a_stopped_run_resumes(tmp_path: Path) -> None:
     def without_times(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**one, "seconds": None, "peak_bytes": None} for one in sorted(cases, key=lambda one: one["case"])]
 
@@ -56,7 +56,7 @@ _IN_CI = ("loss",)
 @pytest.mark.parametrize(
     "fault", [fault if fault in _IN_CI else pytest.param(fault, marks=pytest.mark.slow) for fault in CONTROLS]
 )
-def test_a_fault_that_is_built_into_the_library_is_found(fault: str, tmp_path: Path) -> None:
+def test_a_fault_injected_into_the_library_is_found(fault: str, tmp_path: Path) -> None:
     done, cases = played(tmp_path / "results", "--cases", 1, "--roots", "own-v2", "--seed", "7", "--break", fault)
     assert done.returncode == 1
     *_, kind = CONTROLS[fault]

@@ -36,7 +36,7 @@ def played() -> Iterator[dict[str, Any]]:
         shutil.rmtree(folder)
 
 
-def test_a_verb_that_runs_out_of_memory_says_so_without_a_traceback(tmp_path: Path) -> None:
+def test_a_verb_without_memory_fails_with_a_message_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "commits").mkdir()
     with (tmp_path / "commits" / "0").open("wb") as file:
         file.truncate(MOST_READ_BYTES)
@@ -56,7 +56,9 @@ def test_a_verb_that_runs_out_of_memory_says_so_without_a_traceback(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_planted_file_is_a_typed_error_or_a_finding_and_leads_nowhere(name: str, played: dict[str, Any]) -> None:
+def test_a_planted_file_causes_a_typed_error_or_a_finding_and_no_other_access(
+    name: str, played: dict[str, Any]
+) -> None:
     case = played[name]
     assert not case["died"]
     assert case["wrote"] == []

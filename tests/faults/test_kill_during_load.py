@@ -63,7 +63,7 @@ def earlier(log: Path, version: int) -> VersionId:
     return next(item for item in reported(log) if item.version == version)
 
 
-def test_whatever_a_kill_interrupts_the_next_load_gives_what_was_committed(tmp_path: Path) -> None:
+def test_after_a_kill_at_any_time_the_next_load_returns_the_committed_state(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     root, log = tmp_path / "root", tmp_path / "commits"
     states: list[State] = [{}]

@@ -33,7 +33,7 @@ def test_forty_kills_hit_each_phase_of_the_protocol_at_least_three_times():
     assert {shot.batches for shot in planned} == {1, 2, 3, 4, 5, 6}
 
 
-def test_a_seed_gives_the_same_shots_again():
+def test_a_seed_reproduces_the_kills():
     assert shots(40, random.Random(3)) == shots(40, random.Random(3))
     assert shots(40, random.Random(3)) != shots(40, random.Random(4))
     assert [Shot.parse(shot.encode()) for shot in shots(40, random.Random(3))] == shots(40, random.Random(3))
@@ -58,7 +58,7 @@ def test_the_processes_of_a_session_are_found_and_killed_by_their_ids():
 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-def test_a_job_killed_where_it_hurts_most_ends_with_the_facts_and_the_state_of_pandas():
+def test_a_job_killed_in_each_phase_ends_with_the_facts_and_state_that_pandas_computes():
     command = [sys.executable, "-m", "tests.faults.kill_test", "--small", "--seed", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1150)
     print(done.stdout)

@@ -48,7 +48,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
-def test_maintainers_that_break_each_others_lease_lose_nothing(folder: Path, storage_spec: StorageSpec) -> None:
+def test_maintainers_that_break_each_others_lease_lose_no_version(folder: Path, storage_spec: StorageSpec) -> None:
     checkpoint = Checkpoint(open_storage(storage_spec), folder / "job")
     checkpoint.grow(2)
     codes = []

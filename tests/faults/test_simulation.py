@@ -18,7 +18,7 @@ FIRST_SEEDS = {"running": 4, "lineage": 0, "common floor": 14, "second look": 7}
 """Where the search starts: seeds that needed the protection when this was written. Others do, too."""
 
 
-def test_in_a_few_schedules_nothing_that_is_promised_is_lost(record_property: pytest.RecordProperty) -> None:
+def test_a_few_schedules_keep_all_guarantees(record_property: pytest.RecordProperty) -> None:
     counts = Counts()
     for seed in range(SEEDS):
         outcome = run_seed(seed)
@@ -32,7 +32,7 @@ def test_in_a_few_schedules_nothing_that_is_promised_is_lost(record_property: py
     assert counts.what["versions restored and compared"] > 5 * SEEDS
 
 
-def test_a_seed_gives_the_same_schedule_again() -> None:
+def test_a_seed_reproduces_a_schedule() -> None:
     first, other = run_seed(1), run_seed(2)
     assert first.digest != other.digest
     assert run_seed(1).digest == first.digest
@@ -44,7 +44,7 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
 
 
 @pytest.mark.parametrize("name", FIRST_SEEDS)
-def test_a_protection_that_is_taken_out_is_missed(name: str) -> None:
+def test_removing_a_protection_causes_a_failure(name: str) -> None:
     seeds = range(FIRST_SEEDS[name], FIRST_SEEDS[name] + MOST_SEEDS_OF_A_CONTROL)
     failures = (run_seed(seed, without=name).failure for seed in seeds)
     assert any(failure is not None and failure.startswith("LOST") for failure in failures)

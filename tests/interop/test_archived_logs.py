@@ -42,7 +42,7 @@ def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Nati
     return query
 
 
-def test_spark_writes_and_loads_what_names_an_archived_log(query: NativeQuery) -> None:
+def test_spark_writes_and_loads_snapshots_that_name_an_archived_log(query: NativeQuery) -> None:
     query.restored("archived")
     snapshot = query.checkpoint / "state/0/0/3.zip"
     [log] = read_snapshot(snapshot.read_bytes(), "3.zip").metadata.archived_logs
@@ -55,7 +55,9 @@ def test_spark_writes_and_loads_what_names_an_archived_log(query: NativeQuery) -
     assert sum(map(len, here.values())) > 0
 
 
-def test_it_is_audited_dumped_snapshotted_and_cleaned_and_spark_goes_on(query: NativeQuery, tmp_path: Path) -> None:
+def test_such_a_checkpoint_is_audited_dumped_compacted_and_cleaned_and_spark_continues(
+    query: NativeQuery, tmp_path: Path
+) -> None:
     query.restored("archived")
     query.run(2)
     storage = open_storage(str(query.checkpoint))
@@ -83,7 +85,7 @@ def test_it_is_audited_dumped_snapshotted_and_cleaned_and_spark_goes_on(query: N
     assert state(query) == end
 
 
-def test_a_snapshot_whose_archived_log_is_gone_loads_in_spark_no_more_and_the_audit_says_so(query: NativeQuery) -> None:
+def test_a_snapshot_without_its_archived_log_does_not_load_in_spark_and_is_a_finding(query: NativeQuery) -> None:
     query.restored("archived")
     [log] = (query.checkpoint / "state/0/0/logs").glob("0*.log")
     log.unlink()

@@ -24,7 +24,9 @@ FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
 @pytest.mark.parametrize("structure", ["1", "2"])
-def test_sparks_own_checkpoint_is_clean_until_a_file_goes(spark: SparkSession, tmp_path: Path, structure: str) -> None:
+def test_a_native_checkpoint_is_clean_until_a_file_is_deleted(
+    spark: SparkSession, tmp_path: Path, structure: str
+) -> None:
     stream = Stream(spark, tmp_path, pa.schema([("k", pa.string()), ("x", pa.int64())]))
     before = {name: spark.conf.get(name, None) for name in (*CONFS, FORMAT)}
     for name, value in {**CONFS, FORMAT: structure}.items():

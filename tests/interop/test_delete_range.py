@@ -56,7 +56,7 @@ def rows(database: Any, family: str = FAMILY) -> Rows:
     return found
 
 
-def test_what_spark_deletes_by_a_range_is_gone_from_our_snapshot_and_from_the_dump(
+def test_keys_deleted_by_a_range_are_absent_from_snapshot_and_dump(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("ranges")

@@ -69,7 +69,7 @@ def newest(run: Run) -> int:
     return max(int(path.name) for path in (run.checkpoint / "commits").iterdir() if path.name.isdecimal()) + 1
 
 
-def test_a_dump_shows_what_sparks_own_reader_shows(run: Run) -> None:
+def test_a_dump_equals_the_output_of_sparks_reader(run: Run) -> None:
     for version in (1, newest(run)):
         rows = run.version(version)
         assert rows
@@ -79,7 +79,7 @@ def test_a_dump_shows_what_sparks_own_reader_shows(run: Run) -> None:
         assert sum(map(len, by_spark.values())) > 0
 
 
-def test_a_dump_of_another_version_is_another(run: Run) -> None:
+def test_dumps_of_two_versions_differ(run: Run) -> None:
     """What is compared above can tell."""
     by_spark = views_as_json(run.query, batch=0)
     rows = run.version(newest(run))
@@ -89,7 +89,7 @@ def test_a_dump_of_another_version_is_another(run: Run) -> None:
     assert differing
 
 
-def test_a_checkpoint_that_was_moved_is_dumped_as_before(run: Run) -> None:
+def test_a_moved_checkpoint_has_the_same_dump(run: Run) -> None:
     """The paths of the schemas stand in it as they were when it was written."""
     moved = run.folder / "moved"
     here = run.version(newest(run))
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_was_moved_is_dumped_as_before(run: Run) -> None:
         shutil.move(moved, run.checkpoint)
 
 
-def test_the_difference_between_two_versions_leads_from_one_to_the_other(run: Run) -> None:
+def test_applying_a_diff_to_a_version_gives_the_other_version(run: Run) -> None:
     def by_key(rows: list[Row]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for row in rows:
@@ -132,7 +132,7 @@ def _values(value: Row | list[Row]) -> list[str]:
     return [json.dumps(one) for one in (value if isinstance(value, list) else [value])]
 
 
-def test_a_changed_value_makes_a_dump_differ_from_what_spark_wrote(
+def test_a_changed_value_makes_a_dump_differ_from_sparks_rows(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Into a copy goes a snapshot in which the last word of one value is another, or of one key where values hold

@@ -27,7 +27,7 @@ def hdfs() -> Iterator[MiniHdfs]:
     server.stop()
 
 
-def test_what_spark_keeps_on_hdfs_is_audited_snapshotted_and_cleaned_and_spark_goes_on(
+def test_a_checkpoint_on_hdfs_is_audited_compacted_and_cleaned_and_spark_continues(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
@@ -44,7 +44,7 @@ def test_what_spark_keeps_on_hdfs_is_audited_snapshotted_and_cleaned_and_spark_g
     ("name", "confs"),
     [("aggregation", {FORMAT: "1"}), ("transformWithState", {FORMAT: "2"}), ("join 2", {FORMAT: "2"})],
 )
-def test_spark_on_hdfs_goes_on_after_each_verb_as_a_twin_that_nobody_touched_does(
+def test_spark_on_hdfs_continues_after_each_verb_like_an_unmaintained_twin(
     spark: SparkSession,
     hdfs: MiniHdfs,
     tmp_path_factory: pytest.TempPathFactory,
@@ -57,7 +57,7 @@ def test_spark_on_hdfs_goes_on_after_each_verb_as_a_twin_that_nobody_touched_doe
 
 
 @pytest.mark.parametrize("structure", ["1", "2"])
-def test_a_query_that_runs_on_hdfs_is_maintained_meanwhile(
+def test_a_running_query_on_hdfs_is_maintained(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory, structure: str
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
@@ -65,7 +65,7 @@ def test_a_query_that_runs_on_hdfs_is_maintained_meanwhile(
     elsewhere.is_maintained_meanwhile(query, folder)
 
 
-def test_a_query_that_was_taken_back_on_hdfs_goes_on_after_a_repair(
+def test_a_query_rolled_back_on_hdfs_continues_after_a_repair(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
@@ -73,7 +73,7 @@ def test_a_query_that_was_taken_back_on_hdfs_goes_on_after_a_repair(
     elsewhere.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
 
 
-def test_a_query_on_hdfs_is_moved_to_the_other_structure_and_back(
+def test_a_query_on_hdfs_is_switched_and_switched_back(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")

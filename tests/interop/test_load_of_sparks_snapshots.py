@@ -49,7 +49,7 @@ def native_checkpoint(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     spark.conf.set(CHANGELOGS, before)
 
 
-def test_sparks_snapshot_and_the_changelogs_behind_it_give_the_state_that_spark_shows(
+def test_a_load_of_sparks_snapshot_and_tail_equals_sparks_state(
     spark: SparkSession, native_checkpoint: Path, tmp_path: Path
 ) -> None:
     storage = open_storage(str(native_checkpoint))

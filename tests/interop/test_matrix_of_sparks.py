@@ -17,7 +17,7 @@ from tests.interop.sparks.results import Result
 CASES = list(all_cases())
 
 
-def test_every_operator_goes_on_on_every_spark_that_has_it_in_every_structure_that_it_has() -> None:
+def test_every_operator_continues_on_every_spark_and_structure() -> None:
     restarts = {(case.group.operator, case.group.structure, case.to) for case in CASES if case.kind is Kind.RESTART}
     assert restarts == {
         (name, structure, minor)
@@ -27,16 +27,16 @@ def test_every_operator_goes_on_on_every_spark_that_has_it_in_every_structure_th
     }
 
 
-def test_every_way_from_a_spark_to_a_later_one_is_gone() -> None:
+def test_every_upgrade_between_sparks_is_tested() -> None:
     upgrades = {(case.group.minor, case.to) for case in CASES if case.kind is Kind.UPGRADE}
     assert upgrades == set(itertools.combinations(MINORS, 2))
 
 
-def test_each_case_has_a_name_of_its_own() -> None:
+def test_each_case_has_a_unique_name() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-def test_what_passed_on_other_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_other_code_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, failed = CASES[0], CASES[1]
     results.keep(tmp_path, Result(passed, None, 1.0, ("4.2.0", "4.2.0")))
     results.keep(tmp_path, Result(failed, "AssertionError", 1.0, ("4.2.0", "4.2.0")))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 OPERATOR = replace(OPERATORS["transformWithState"], views=({"stateVarName": "total"},))
 
 
-def test_what_the_deep_audit_calls_whole_spark_starts_from(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_starts_from_each_checkpoint_that_a_deep_audit_accepts(spark: SparkSession, tmp_path: Path) -> None:
     oracle = Oracle(spark, tmp_path / "oracle", ("v1-aggregation",))
     results = asked(oracle, 3, range(6), lambda result: None)
     assert [one for one in results if one.is_missed] == [], table(results)
@@ -30,7 +30,7 @@ def test_what_the_deep_audit_calls_whole_spark_starts_from(spark: SparkSession, 
 
 
 @pytest.mark.slow
-def test_spark_starts_from_a_moved_checkpoint_once_it_is_repaired(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_starts_from_a_moved_checkpoint_after_its_repair(spark: SparkSession, tmp_path: Path) -> None:
     query = NativeQuery(spark, tmp_path / "query", OPERATOR, {FORMAT: "2"})
     query.run(2)
     before = state(query)

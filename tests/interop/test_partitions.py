@@ -37,7 +37,7 @@ SHUFFLED = 2
         ("two operators", "2", 1),
     ],
 )
-def test_a_checkpoint_that_spark_has_repartitioned_is_maintained_right_afterwards(
+def test_a_checkpoint_repartitioned_by_spark_is_maintained(
     spark: SparkSession, tmp_path: Path, name: str, structure: str, partitions: int
 ) -> None:
     query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], {FORMAT: structure})
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_spark_has_repartitioned_is_maintained_right_afterward
     assert before != end
 
 
-def test_a_partition_that_came_later_is_not_missed_in_the_batches_before(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_added_partition_is_not_missing_in_earlier_batches(spark: SparkSession, tmp_path: Path) -> None:
     """Of the floor as of the audit: a version before a store's first one needs nothing of it."""
     query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     query.run(3)

@@ -48,9 +48,7 @@ def expected(batches: int) -> Counter[tuple[str, int, int]]:
     return Counter((key, len(xs), sum(xs)) for key, xs in seen.items())
 
 
-def test_snapshots_of_spark_4_0_which_later_ones_refuse_are_read_after_a_repair(
-    query: NativeQuery, tmp_path: Path
-) -> None:
+def test_later_sparks_read_snapshots_of_spark_4_0_after_a_repair(query: NativeQuery, tmp_path: Path) -> None:
     query.run(2)
     take_snapshots(query, tmp_path)
     storage, root = open_storage(str(query.checkpoint)), str(query.checkpoint)
@@ -65,7 +63,7 @@ def test_snapshots_of_spark_4_0_which_later_ones_refuse_are_read_after_a_repair(
     assert held(query) == expected(4), "the batch that failed was run as well"
 
 
-def test_a_query_whose_presumed_snapshot_is_gone_goes_on_from_one_at_its_head(
+def test_a_query_with_a_missing_presumed_snapshot_continues_from_one_at_its_head(
     query: NativeQuery, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -85,7 +83,7 @@ def test_a_query_whose_presumed_snapshot_is_gone_goes_on_from_one_at_its_head(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_query_that_died_at_the_lineage_ceiling_goes_on_from_a_snapshot_at_its_head(
+def test_a_query_that_died_at_the_lineage_ceiling_continues_from_a_snapshot_at_its_head(
     query: NativeQuery, tmp_path: Path
 ) -> None:
     with pytest.raises(StreamingQueryException, match=r"FAILED_TO_GET_CHANGELOG_WRITER|UTFDataFormat"):

@@ -34,7 +34,7 @@ def bucket(spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyP
     return s3_server
 
 
-def test_what_spark_keeps_in_a_bucket_is_audited_snapshotted_and_cleaned_and_spark_goes_on(
+def test_a_checkpoint_in_a_bucket_is_audited_compacted_and_cleaned_and_spark_continues(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
@@ -58,7 +58,7 @@ def test_what_spark_keeps_in_a_bucket_is_audited_snapshotted_and_cleaned_and_spa
         ("join 2", {FORMAT: "1", **RENAMES}),
     ],
 )
-def test_spark_goes_on_after_each_verb_as_a_twin_that_nobody_touched_does(
+def test_spark_on_s3_continues_after_each_verb_like_an_unmaintained_twin(
     spark: SparkSession,
     bucket: S3Server,
     tmp_path_factory: pytest.TempPathFactory,
@@ -73,7 +73,7 @@ def test_spark_goes_on_after_each_verb_as_a_twin_that_nobody_touched_does(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("structure", ["1", "2"])
-def test_a_query_that_runs_on_a_bucket_is_maintained_meanwhile(
+def test_a_running_query_on_s3_is_maintained(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory, structure: str
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
@@ -83,7 +83,7 @@ def test_a_query_that_runs_on_a_bucket_is_maintained_meanwhile(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_query_that_was_taken_back_in_a_bucket_goes_on_after_a_repair(
+def test_a_query_rolled_back_on_s3_continues_after_a_repair(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
@@ -93,7 +93,7 @@ def test_a_query_that_was_taken_back_in_a_bucket_goes_on_after_a_repair(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_query_in_a_bucket_is_moved_to_the_other_structure_and_back(
+def test_a_query_on_s3_is_switched_and_switched_back(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")

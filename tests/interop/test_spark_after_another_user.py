@@ -108,7 +108,7 @@ def query(request: pytest.FixtureRequest) -> Iterator[UsersQuery]:
         yield UsersQuery(folder, {FORMAT: request.param})
 
 
-def test_spark_of_another_user_goes_on_after_root_maintained_its_checkpoint_and_takes_its_own_snapshots(
+def test_spark_of_another_user_continues_and_takes_snapshots_after_maintenance_by_root(
     query: UsersQuery, tmp_path: Path
 ) -> None:
     query.run(3)

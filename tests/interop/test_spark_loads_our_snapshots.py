@@ -47,7 +47,7 @@ def remove_changelogs(root: Path) -> None:
             path.unlink()
 
 
-def test_spark_reads_the_state_and_the_job_goes_on_from_snapshots_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_the_state_and_the_job_continues_from_snapshots_alone(spark: SparkSession, tmp_path: Path) -> None:
     stream = Stream(spark, tmp_path, ROWS)
     expected: dict[tuple[str], tuple[int]] = {}
 

@@ -45,7 +45,7 @@ def plain() -> bytes:
 
 
 @pytest.mark.parametrize(("name", "conf"), CODECS, ids=str)
-def test_megabytes_of_a_jvm_codec_are_read(
+def test_megabytes_compressed_by_a_jvm_codec_are_read(
     spark: SparkSession, plain: bytes, tmp_path: Path, name: str, conf: dict[str, str]
 ) -> None:
     jvm = spark._jvm

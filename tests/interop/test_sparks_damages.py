@@ -105,7 +105,7 @@ def rewritten(path: Path, change: Callable[[bytes], bytes]) -> None:
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-def test_what_spark_leaves_is_clean_to_the_last_byte(v1: Made, v2: Made, tmp_path: Path) -> None:
+def test_a_deep_audit_of_a_native_checkpoint_is_clean(v1: Made, v2: Made, tmp_path: Path) -> None:
     for made in (v1, v2):
         audit = made.audited(tmp_path / "scratch")
         assert audit.findings == ()
@@ -119,7 +119,7 @@ def test_what_spark_leaves_is_clean_to_the_last_byte(v1: Made, v2: Made, tmp_pat
     ("pattern", "why"),
     [("4_*.changelog", "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"), ("2_*.zip", "AUTO_SNAPSHOT_REPAIR_FAILED")],
 )
-def test_spark_refuses_a_good_file_for_its_sidecar_and_reads_it_without_one(
+def test_spark_rejects_an_intact_file_with_a_wrong_sidecar_and_reads_it_without_one(
     v2: Made, tmp_path: Path, pattern: str, why: str
 ) -> None:
     sidecar = v2.file(f"{pattern}.crc")
@@ -137,7 +137,7 @@ def test_spark_refuses_a_good_file_for_its_sidecar_and_reads_it_without_one(
     v2.assert_spark_reads_it()
 
 
-def test_spark_refuses_a_table_for_hadoops_hidden_checksum_and_reads_it_without_one(v2: Made, tmp_path: Path) -> None:
+def test_spark_rejects_a_table_with_a_wrong_hidden_checksum_and_reads_it_without_one(v2: Made, tmp_path: Path) -> None:
     zipped = v2.file("2_*.zip")
     [table] = read_snapshot(zipped.read_bytes(), zipped.name).metadata.tables[-1:]
     hidden = v2.store / "SSTs" / f".{table.dfs_name}.crc"
@@ -164,7 +164,7 @@ def test_a_name_keeps_spark_from_loading_structure_v1(v1: Made, v2: Made, name: 
     v2.assert_spark_reads_it()
 
 
-def test_spark_goes_on_after_the_other_structure_was_tried_as_the_audit_says(v1: Made) -> None:
+def test_after_a_start_with_the_wrong_structure_spark_continues_as_the_audit_advises(v1: Made) -> None:
     v1.query.confs[FORMAT] = "2"
     try:
         with pytest.raises(Exception, match=r"None\.get"):
@@ -191,7 +191,7 @@ def taken_back(made: Made, *, hidden: bool = True) -> None:
                 (made.query.checkpoint / log / f".{batch}.crc").unlink()
 
 
-def test_spark_takes_a_snapshot_of_what_was_given_up_for_its_own_and_the_audit_says_so_before(v1: Made) -> None:
+def test_spark_loads_a_snapshot_of_rolled_back_batches_and_the_audit_warns_before(v1: Made) -> None:
     shutil.copy(v1.file("2.zip"), v1.store / "4.zip")
     taken_back(v1)
     finding = next(one for one in v1.audited().findings if one.store is not None and one.store.partition == 0)
@@ -218,7 +218,7 @@ def test_spark_takes_a_snapshot_of_what_was_given_up_for_its_own_and_the_audit_s
     v1.assert_spark_reads_it()
 
 
-def test_spark_stops_over_the_hidden_checksum_of_a_log_that_was_deleted(v2: Made) -> None:
+def test_the_hidden_checksum_of_a_deleted_log_stops_spark(v2: Made) -> None:
     taken_back(v2, hidden=False)
     found = [one for one in v2.audited().findings if one.what is FindingKind.LOG_IN_THE_WAY]
     assert [one.file for one in found] == [f"{log}/.{n}.crc" for log in ("commits", "offsets") for n in (2, 3, 4)]
@@ -231,7 +231,7 @@ def test_spark_stops_over_the_hidden_checksum_of_a_log_that_was_deleted(v2: Made
     v2.assert_spark_reads_it()
 
 
-def test_spark_and_the_audit_pass_over_what_never_committed(v2: Made, tmp_path: Path) -> None:
+def test_spark_and_the_audit_ignore_uncommitted_files(v2: Made, tmp_path: Path) -> None:
     """SPARK-51714, SPARK-42353: the late snapshot of a dead attempt, a table that nothing names, half a file."""
     shutil.copy(v2.file("1_*.zip"), v2.store / f"5_{SOME_ID}.zip")
     table = next((v2.store / "SSTs").glob("*.sst"))
@@ -244,7 +244,7 @@ def test_spark_and_the_audit_pass_over_what_never_committed(v2: Made, tmp_path: 
     v2.assert_spark_reads_it()
 
 
-def test_a_table_that_two_snapshots_share_is_gone(v2: Made) -> None:
+def test_a_missing_table_of_two_snapshots(v2: Made) -> None:
     """SPARK-55892: reused tables deleted by another executor."""
     older, newer = (v2.file(f"{version}_*.zip") for version in (1, 2))
     held = [{one.dfs_name for one in read_snapshot(path.read_bytes(), "").metadata.tables} for path in (older, newer)]
@@ -258,7 +258,7 @@ def test_a_table_that_two_snapshots_share_is_gone(v2: Made) -> None:
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 
-def test_a_table_that_is_not_the_one_that_the_manifest_means(v1: Made, tmp_path: Path) -> None:
+def test_a_table_that_differs_from_the_one_in_the_manifest(v1: Made, tmp_path: Path) -> None:
     """SPARK-51717: Sst file size mismatch. Spark compares the size with the snapshot's word for it first."""
     zipped = v1.file("2.zip")
     snapshot = read_snapshot(zipped.read_bytes(), "2.zip")
@@ -279,7 +279,7 @@ def test_a_table_that_is_not_the_one_that_the_manifest_means(v1: Made, tmp_path:
     v1.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 
-def test_spark_4_2_refuses_a_snapshot_of_spark_4_0(v2: Made) -> None:
+def test_spark_4_2_rejects_a_snapshot_of_spark_4_0(v2: Made) -> None:
     zipped = v2.file("2_*.zip")
     snapshot = read_snapshot(zipped.read_bytes(), zipped.name)
     body = encode_snapshot(replace(snapshot, metadata=replace(snapshot.metadata, header="v2")))
@@ -374,7 +374,7 @@ CLEANS_UP = {
         (f"24_{SOME_ID}.zip", FindingKind.ROLLED_BACK_FILES, {8, 24}),
     ],
 )
-def test_sparks_cleanup_fails_over_a_name_and_deletes_too_much_over_a_number(
+def test_sparks_cleanup_fails_on_an_invalid_name_and_deletes_too_much_on_a_wrong_number(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     name: str | None,

@@ -39,7 +39,7 @@ def leave_sidecars(query: NativeQuery) -> None:
     "operator",
     ["aggregation", *(pytest.param(name, marks=pytest.mark.slow) for name in ("join 3", "transformWithState"))],
 )
-def test_spark_goes_on_after_a_stray_sidecar_was_in_the_way_of_a_snapshot(
+def test_spark_continues_after_a_stray_sidecar_blocked_a_snapshot(
     spark: SparkSession, tmp_path: Path, operator: str
 ) -> None:
     query = NativeQuery(spark, tmp_path / "query", OPERATORS[operator], {**ONLY_CHANGELOGS, FORMAT: "2"})

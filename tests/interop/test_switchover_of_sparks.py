@@ -48,7 +48,7 @@ def _told(value: object) -> str:
 
 
 @pytest.mark.parametrize(("name", "structure", "confs"), CASES, ids=_told)
-def test_spark_goes_on_in_the_other_structure_as_a_twin_that_never_switched(
+def test_spark_continues_in_the_other_structure_like_a_twin_that_never_switched(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
@@ -83,7 +83,7 @@ def test_spark_goes_on_in_the_other_structure_as_a_twin_that_never_switched(
     assert state(query) == end
 
 
-def test_a_checkpoint_of_which_only_the_conf_was_changed_is_switched_all_the_same(
+def test_a_checkpoint_whose_conf_was_changed_first_is_switched(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("flipped")
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_which_only_the_conf_was_changed_is_switched_all_the_sam
 
 
 @pytest.mark.parametrize("structure", [Structure.V1, pytest.param(Structure.V2, marks=pytest.mark.slow)])
-def test_spark_starts_on_nothing_that_is_half_switched_and_goes_on_after_it_was_finished_or_taken_back(
+def test_spark_rejects_an_incomplete_switchover_and_continues_after_its_completion_or_abort(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     structure: Structure,

@@ -74,7 +74,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "structure", "how"), CASES)
-def test_spark_goes_on_from_our_snapshots_as_a_twin_without_them_does(
+def test_spark_continues_from_our_snapshots_like_a_twin_without_them(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: str, how: str
 ) -> None:
     folder = tmp_path_factory.mktemp("twins")
@@ -101,7 +101,7 @@ def test_spark_goes_on_from_our_snapshots_as_a_twin_without_them_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "structure"), [("aggregation", "1"), ("transformWithState", "2")])
-def test_a_query_that_made_a_zip_for_each_version_goes_on_so_and_with_changelogs(
+def test_a_query_with_a_zip_per_version_continues_with_and_without_changelogs(
     spark: SparkSession, tmp_path: Path, name: str, structure: str
 ) -> None:
     """As queries did before there were changelogs, and do while these are not switched on."""

@@ -127,7 +127,7 @@ def test_rows_of_seventy_columns_have_the_same_bytes_both_ways(spark: SparkSessi
     assert_same_both_ways(spark, pa.table(columns | texts))
 
 
-def test_arrays_around_the_words_of_null_bits_have_the_same_bytes_both_ways(spark: SparkSession) -> None:
+def test_arrays_at_the_boundaries_of_null_words_have_the_same_bytes_both_ways(spark: SparkSession) -> None:
     lists = [[None if i % 5 == 0 else i % 100 for i in range(n)] for n in (0, 1, 63, 64, 65, 127, 128, 129)]
     kinds = (pa.int8(), pa.int16(), pa.int64(), pa.decimal128(38, 0))
     columns = {str(kind): pa.array(lists, pa.list_(kind)) for kind in kinds}
@@ -155,7 +155,7 @@ def test_normalised_keys_have_the_bytes_that_spark_groups_by(spark: SparkSession
     assert set(encode_rows(normalise_keys(table)).to_pylist()) == grouped
 
 
-def test_bits_of_floating_point_numbers_are_left_to_normalisation(spark: SparkSession) -> None:
+def test_encoding_does_not_normalise_floating_point_bits(spark: SparkSession) -> None:
     bits = [2**63, 0x7FF0000000000001, 0xFFFFFFFFFFFFFFFF]
     table = nested_floats(floats_of_bits(pa.float64(), bits))
     assert encode_rows(table).to_pylist() == rows_of(frame(spark, table))
@@ -163,7 +163,7 @@ def test_bits_of_floating_point_numbers_are_left_to_normalisation(spark: SparkSe
 
 @settings(AGAINST_SPARK, max_examples=60)
 @given(names=st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=4, unique=True), data=st.data())
-def test_the_schema_is_written_as_spark_writes_it(spark: SparkSession, names: list[str], data: st.DataObject) -> None:
+def test_the_schema_equals_sparks_schema(spark: SparkSession, names: list[str], data: st.DataObject) -> None:
     schema = pa.schema([data.draw(fields(types(), name)) for name in names])
     text = spark_schema_json(schema)
     assert spark._jvm.org.apache.spark.sql.types.DataType.fromJson(text).json() == text
