@@ -59,7 +59,9 @@ def restore(checkpoint: Checkpoint, scratch: Path) -> Restored:
     return loader.restore(checkpoint.versions[-1][0], scratch / "database")
 
 
-def test_an_older_base_replaces_one_with_a_damaged_block_which_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_an_older_base_replaces_a_damaged_one_and_the_damaged_file_is_named(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     table = flip_a_table(checkpoint, tmp_path / "root")
     restored = restore(checkpoint, tmp_path)
     with restored.database as database:
@@ -71,7 +73,7 @@ def test_an_older_base_replaces_one_with_a_damaged_block_which_is_named(checkpoi
     assert str(tmp_path) not in skipped
 
 
-def test_the_snapshot_verb_reports_the_base_that_it_passed_over(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_snapshot_verb_reports_the_base_that_it_skipped(checkpoint: Checkpoint, tmp_path: Path) -> None:
     table = flip_a_table(checkpoint, tmp_path / "root")
     scratch = tmp_path / "scratch"
     done = CliRunner().invoke(main, ["snapshot", str(tmp_path / "root"), "--all", "--scratch", str(scratch)])
@@ -93,7 +95,7 @@ def test_without_another_base_the_error_names_the_store_and_the_file_in_storage(
     assert "scratch" not in str(caught.value)
 
 
-def test_a_switchover_that_meets_damage_says_where_it_stands_and_is_rolled_back(
+def test_a_switchover_of_damaged_state_reports_its_progress_and_is_rolled_back(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     table = flip_a_table(checkpoint, tmp_path / "root")
@@ -112,7 +114,7 @@ def test_a_switchover_that_meets_damage_says_where_it_stands_and_is_rolled_back(
     assert contents(checkpoint.storage).items() >= before.items()
 
 
-def test_a_switchover_makes_a_damaged_snapshot_at_the_head_anew_from_an_older_base(
+def test_a_switchover_rebuilds_a_damaged_snapshot_at_the_head_from_an_older_base(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     take_snapshots(checkpoint.storage, tmp_path / "scratch")

@@ -50,7 +50,7 @@ def grown(host: Host, *batches: Changes) -> History:
         pytest.param("AHEAD_BYTES", None, id="plain bytes"),
     ],
 )
-def test_up_to_each_limit_the_copy_is_read_over_and_beyond_it_the_copy_moves(
+def test_the_copy_advances_only_beyond_each_limit(
     host: Host, monkeypatch: pytest.MonkeyPatch, limit: str, value: int | None
 ) -> None:
     history = grown(host, *map(numbered, range(10, 16)))
@@ -75,7 +75,7 @@ def plain_pieces(host: Host, version: object) -> list[int]:
     return [len(piece.buffer) for piece in read_changelog(data, "a changelog")[1]]
 
 
-def test_a_small_file_that_unpacks_to_much_is_not_held_in_memory(host: Host) -> None:
+def test_a_small_file_that_expands_to_a_large_size_is_not_held_in_memory(host: Host) -> None:
     """Zeros: a few hundred times smaller in the changelog than in memory."""
     state: State = {b"small": b"1"}
     head = host.commit(EMPTY, state)
@@ -91,7 +91,7 @@ def test_a_small_file_that_unpacks_to_much_is_not_held_in_memory(host: Host) -> 
         assert host.holds() == (before if is_served_from_memory else head)
 
 
-def test_a_move_to_disk_empties_what_was_read_ahead_and_reads_see_all_of_it(host: Host) -> None:
+def test_an_advance_of_the_copy_clears_the_changes_in_memory_and_reads_see_all_of_them(host: Host) -> None:
     history = grown(host, {b"a": b"1", b"b": b"1", b"c": b"1"})
     assert host.read(history.head) == history.states[-1]
     history.commit(host, {b"a": b"2", b"b": None})
@@ -107,7 +107,7 @@ def test_a_move_to_disk_empties_what_was_read_ahead_and_reads_see_all_of_it(host
     assert host.read(version) == {b"a": b"2", b"d": b"3"}
 
 
-def test_a_copy_that_another_process_moves_between_opening_and_reading_is_looked_at_again(
+def test_a_copy_that_another_process_advances_between_open_and_read_is_opened_again(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = grown(host, *map(numbered, range(4)))
@@ -133,7 +133,7 @@ def test_a_copy_that_another_process_moves_between_opening_and_reading_is_looked
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("records_ahead", [None, 1], ids=["served from memory", "too much for memory"])
-def test_the_tables_of_a_copy_stay_few_over_many_batches(
+def test_a_copy_has_few_tables_after_many_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int, records_ahead: int | None
 ) -> None:
     if records_ahead is not None:
@@ -153,7 +153,7 @@ def test_the_tables_of_a_copy_stay_few_over_many_batches(
         assert len(list((host.folder / "changelogs").iterdir())) <= 8
 
 
-def test_a_copy_is_moved_when_four_versions_have_gathered_and_only_to_a_base(host: Host) -> None:
+def test_a_copy_advances_after_four_versions_and_only_to_a_base(host: Host) -> None:
     head = EMPTY
     held = []
     for batch in range(13):
@@ -170,7 +170,7 @@ def flip_a_data_block(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_copy_that_cannot_be_merged_is_named_served_no_longer_and_built_anew(host: Host) -> None:
+def test_a_copy_that_cannot_be_merged_is_reported_and_rebuilt(host: Host) -> None:
     history = History()
     for batch in range(TABLES_TO_MERGE):
         history.commit(host, numbered(batch))

@@ -44,7 +44,7 @@ def test_the_count_is_right_when_a_few_keys_change(changes: Records) -> None:
 
 @given(st.lists(few_records, min_size=2, max_size=3))
 @settings(max_examples=30)
-def test_the_count_over_several_windows_is_right_or_left_open(windows: list[Records]) -> None:
+def test_the_count_over_several_windows_is_right_or_unknown(windows: list[Records]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys, truth = counted(Path(folder), windows)
         assert keys in (None, truth)
@@ -56,13 +56,13 @@ def test_a_store_that_grew_from_nothing_has_the_keys_that_were_put(tmp_path: Pat
     assert counted(tmp_path, [changes], held=0) == (20, 20)
 
 
-def test_many_changes_and_a_base_without_a_count_are_left_open(tmp_path: Path) -> None:
+def test_with_many_changes_or_a_base_without_a_count_the_count_is_unknown(tmp_path: Path) -> None:
     many: Records = [(b"%03d" % number, b"new") for number in range(HELD // 4)]
     assert counted(tmp_path / "many", [many]) == (None, HELD)
     assert counted(tmp_path / "uncounted", [[(b"new", b"")]], held=None) == (None, 1)
 
 
-def test_keys_are_looked_up_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_looked_up_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_count, "_LOOKED_UP_AT_ONCE", 3)
     changes: Records = [(b"%03d" % number, None if number % 2 else b"") for number in range(53, 63)]
     assert counted(tmp_path, [changes]) == (58, 58)

@@ -74,7 +74,7 @@ def expected(records: list[Record], delimiter: bytes) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("delimiter", [b"", b","])
-def test_what_is_merged_comes_behind_what_was_there_and_begins_what_was_not(folder: Path, delimiter: bytes) -> None:
+def test_a_merge_appends_to_an_existing_value_or_creates_one(folder: Path, delimiter: bytes) -> None:
     records: list[Record] = [
         (Kind.MERGE, b"a", b"x"),
         (Kind.MERGE, b"a", b"y"),
@@ -94,7 +94,7 @@ def test_what_is_merged_comes_behind_what_was_there_and_begins_what_was_not(fold
     }
 
 
-def test_a_deleted_range_takes_what_was_there_and_what_came_before_it_and_not_its_end(folder: Path) -> None:
+def test_a_deleted_range_deletes_stored_and_earlier_keys_but_not_its_end(folder: Path) -> None:
     records: list[Record] = [
         (Kind.PUT, b"bb", b"new"),
         (Kind.MERGE, b"c", b"x"),
@@ -104,7 +104,7 @@ def test_a_deleted_range_takes_what_was_there_and_what_came_before_it_and_not_it
     assert left(folder, records, b"", 1 << 20) == {b"a": b"1", b"c": b"y", b"d": b"4"}
 
 
-def test_a_deleted_range_of_any_length_takes_no_more_memory_than_a_window(folder: Path) -> None:
+def test_a_deleted_range_of_any_length_needs_only_the_memory_of_a_window(folder: Path) -> None:
     path = folder / f"db-{len(list(folder.iterdir()))}"
     records = 10_000
     with Database.create(path, EngineLimits()) as database:
@@ -139,7 +139,7 @@ _records = st.one_of(
 
 
 @given(st.lists(_records, max_size=30), st.sampled_from([b"", b","]), st.sampled_from([0, 900, 1 << 20]))
-def test_any_records_leave_the_same_in_one_window_or_in_many(
+def test_one_window_and_many_windows_give_the_same_result(
     folder: Path, records: list[Record], delimiter: bytes, memory_bytes: int
 ) -> None:
     assert left(folder, records, delimiter, memory_bytes) == expected(records, delimiter)

@@ -33,11 +33,11 @@ def advised(storage: Storage) -> list[Advice]:
     return advice(storage, snapshot.gather(storage, at_head=True))
 
 
-def test_a_query_that_leaves_its_snapshots_to_us_needs_no_advice(native: Checkpoint) -> None:
+def test_a_query_configured_for_statekeeper_needs_no_advice(native: Checkpoint) -> None:
     assert advised(native.storage) == []
 
 
-def test_snapshots_of_sparks_own_are_seen_and_inspect_prints_the_confs_without_them(
+def test_sparks_own_snapshots_are_detected_and_inspect_prints_the_confs_to_disable_them(
     native: Checkpoint, tmp_path: Path
 ) -> None:
     path = native.stores[0].snapshot(native.versions[3][0])
@@ -50,14 +50,14 @@ def test_snapshots_of_sparks_own_are_seen_and_inspect_prints_the_confs_without_t
     assert "  spark.sql.streaming.stateStore.forceSnapshotUploadOnLag=false\n" in told.output
 
 
-def test_a_snapshot_for_each_batch_instead_of_changelogs_is_seen(native: Checkpoint) -> None:
+def test_snapshots_per_batch_without_changelogs_are_detected(native: Checkpoint) -> None:
     state = [entry.path for entry in native.storage.list(names.STATE)]
     native.storage.delete(path for path in state if path.endswith(".changelog"))
     [found] = advised(native.storage)
     assert found.confs == {"spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true"}
 
 
-def test_a_root_of_our_own_needs_none(tmp_path: Path) -> None:
+def test_an_own_root_needs_no_advice(tmp_path: Path) -> None:
     made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
     made.grow(1)
     assert advised(made.storage) == []

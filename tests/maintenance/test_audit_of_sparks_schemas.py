@@ -68,7 +68,7 @@ SCHEMAS = [
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, emptied], ids=["deleted", "truncated", "emptied"])
 @pytest.mark.parametrize(("form", "pattern"), SCHEMAS)
-def test_a_damaged_description_of_the_state_is_a_finding_with_its_file(
+def test_a_damaged_state_schema_is_a_finding_with_its_file(
     written: Written, form: str, pattern: str, damage: Callable[[Path], None]
 ) -> None:
     root = written(form)
@@ -83,7 +83,7 @@ def test_a_damaged_description_of_the_state_is_a_finding_with_its_file(
         assert found == {"state/0/_metadata/metadata"} or path.name == "3"
 
 
-def test_a_wrong_type_in_a_schema_is_seen_by_the_rows(written: Written, tmp_path: Path) -> None:
+def test_the_rows_reveal_a_wrong_type_in_a_schema(written: Written, tmp_path: Path) -> None:
     root = written("v1-aggregation")
     path = root / "state/0/0/_metadata/schema"
     path.write_bytes(path.read_bytes().replace(b'"string"', b'"double"', 1))
@@ -118,7 +118,7 @@ def hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.crc")
 
 
-def test_a_log_that_was_changed_behind_hadoops_back_is_a_finding(written: Written, tmp_path: Path) -> None:
+def test_a_log_changed_without_hadoop_is_a_finding(written: Written, tmp_path: Path) -> None:
     root = written("v1-windows-lzf")
     path = root / "commits/2"
     path.write_bytes(path.read_bytes().replace(b'Ms":', b'Ms":1'))
@@ -133,7 +133,7 @@ def test_a_log_that_was_changed_behind_hadoops_back_is_a_finding(written: Writte
     assert audited(root, tmp_path / "scratch").findings == ()
 
 
-def test_an_id_of_a_query_that_java_cannot_read_is_a_finding(written: Written) -> None:
+def test_a_query_id_that_java_cannot_parse_is_a_finding(written: Written) -> None:
     root = written("v1-aggregation")
     path = root / "metadata"
     path.write_bytes(path.read_bytes().replace(b'"id":"', b'"id":"x', 1))
@@ -144,7 +144,9 @@ MOVED = ["v2-transformWithState", "v1-join-4-checksums-and-commas", "v2-join-3",
 
 
 @pytest.mark.parametrize("form", MOVED)
-def test_a_moved_checkpoint_is_reported_repaired_and_taken_back(written: Written, tmp_path: Path, form: str) -> None:
+def test_a_moved_checkpoint_is_reported_repaired_and_the_repair_undone(
+    written: Written, tmp_path: Path, form: str
+) -> None:
     root = tmp_path / "elsewhere" / "a new place"
     shutil.move(written(form), root)
     before = {path: path.read_bytes() for path in root.glob("state/*/_metadata/v2/[0-9]*")}
@@ -165,7 +167,7 @@ def test_a_moved_checkpoint_is_reported_repaired_and_taken_back(written: Written
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_person_says_how_spark_names_the_place(written: Written) -> None:
+def test_a_user_can_give_sparks_url_of_the_checkpoint(written: Written) -> None:
     root = written("v2-transformWithState")
     metadata = root / "state/0/_metadata/v2/0"
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
@@ -194,13 +196,13 @@ def test_a_person_says_how_spark_names_the_place(written: Written) -> None:
         ("gs://bucket/x", "file:/x", Locality.UNKNOWN, "gs://bucket/x"),
     ],
 )
-def test_a_place_is_known_by_all_its_names(root: str, location: str, found: Locality, written: str | None) -> None:
+def test_all_urls_of_a_location_are_recognized(root: str, location: str, found: Locality, written: str | None) -> None:
     assert locality(root, location) is found
     if written is not None or found is Locality.UNKNOWN:
         assert as_spark_writes_it(root, location) == written
 
 
-def test_a_root_that_is_reached_over_a_link_was_not_moved(written: Written, tmp_path: Path) -> None:
+def test_a_root_reached_through_a_link_was_not_moved(written: Written, tmp_path: Path) -> None:
     root = written("v2-transformWithState")
     there = tmp_path / "volume"
     there.mkdir()

@@ -19,7 +19,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_root_says_what_it_wants_and_the_defaults_say_the_rest(tmp_path: Path) -> None:
+def test_keys_of_a_root_override_the_defaults(tmp_path: Path) -> None:
     found = load(
         written(
             tmp_path,
@@ -49,7 +49,7 @@ def test_a_root_says_what_it_wants_and_the_defaults_say_the_rest(tmp_path: Path)
     assert found.find("elsewhere").policies == found.defaults
 
 
-def test_each_folder_of_a_parent_is_a_root_that_says_what_the_parent_says(tmp_path: Path) -> None:
+def test_each_folder_of_a_parent_is_a_root_with_the_keys_of_the_parent(tmp_path: Path) -> None:
     found = load(
         written(
             tmp_path,
@@ -74,7 +74,7 @@ def test_each_folder_of_a_parent_is_a_root_that_says_what_the_parent_says(tmp_pa
         found.parents["jobs"].child("a b")
 
 
-def test_a_root_is_found_by_its_url_however_that_is_spelled(tmp_path: Path) -> None:
+def test_a_root_is_found_by_any_spelling_of_its_url(tmp_path: Path) -> None:
     found = load(
         written(
             tmp_path,
@@ -104,7 +104,7 @@ def test_a_root_is_found_by_its_url_however_that_is_spelled(tmp_path: Path) -> N
         assert found.find(url).policies.mode is None, "a place of its own"
 
 
-def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed() -> None:
+def test_the_default_mode_is_full_for_own_roots_and_observe_for_native_checkpoints() -> None:
     policies = Configuration().find("anything").policies
     assert policies.mode_for(is_own=True) is Mode.FULL
     assert policies.mode_for(is_own=False) is Mode.OBSERVE
@@ -129,14 +129,14 @@ def test_without_a_word_own_roots_are_kept_in_full_and_native_ones_are_observed(
         ("[roots", "correct the TOML syntax"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_names_the_wrong_key(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(BadConfiguration) as refused:
         load(written(tmp_path, text))
     assert said in str(refused.value)
     assert "statekeeper.toml" in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named_with_how_to_name_another(tmp_path: Path) -> None:
+def test_an_error_for_a_missing_file_names_it_and_the_option_for_another(tmp_path: Path) -> None:
     with pytest.raises(
         BadConfiguration, match=r"nowhere\.toml: No such file or directory -> set --config or STATEKEEPER_CONFIG"
     ):

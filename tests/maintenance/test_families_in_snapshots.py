@@ -81,7 +81,7 @@ def test_the_families_are_those_of_the_newest_base(root: Storage, tmp_path: Path
     assert (made.column_families, made.largest_family_id, made.key_count) == (newest, 2, 6)
 
 
-def test_where_the_newest_base_is_damaged_an_older_one_may_not_know_all_families_and_nothing_is_made(
+def test_with_a_damaged_newest_base_an_older_one_may_lack_families_and_no_snapshot_is_taken(
     root: Storage, tmp_path: Path
 ) -> None:
     """The older one names all families that have keys: that the newer one names `timers` nobody would know."""
@@ -96,16 +96,14 @@ def test_where_the_newest_base_is_damaged_an_older_one_may_not_know_all_families
     assert {entry.path for entry in root.list(names.STATE)} == before
 
 
-def test_a_base_that_does_not_name_the_family_of_a_key_is_none(root: Storage, tmp_path: Path) -> None:
+def test_a_snapshot_that_lacks_the_family_of_a_key_is_no_base(root: Storage, tmp_path: Path) -> None:
     publish(root, 3, [DEFAULT + b"key %d" % n for n in (1, 2, 3)], {"default": 0}, tmp_path)
     with pytest.raises(UnknownFormatVersion, match="has keys of column family 1, and its base does not name"):
         taken(root, tmp_path)
     assert root.stat(STORE.snapshot(version(6))) is None
 
 
-def test_a_base_whose_options_name_no_merge_operator_is_refused_and_not_merged_some_other_way(
-    root: Storage, tmp_path: Path
-) -> None:
+def test_a_base_whose_options_name_no_merge_operator_is_rejected(root: Storage, tmp_path: Path) -> None:
     keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
     publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path, merges=False)
     with pytest.raises(UnknownFormatVersion, match="names no StringAppend as its merge operator"):

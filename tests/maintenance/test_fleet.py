@@ -41,7 +41,7 @@ def test_the_folders_of_a_parent_in_a_bucket_are_found_by_either_spelling(s3_ser
         assert (found.waiting, found.problems) == ((), {})
 
 
-def test_one_that_cannot_be_looked_at_does_not_hide_the_others_and_counts_as_there(tmp_path: Path) -> None:
+def test_an_unreadable_folder_does_not_hide_the_others_and_counts_as_present(tmp_path: Path) -> None:
     checkpoint(str(tmp_path / "good"), tmp_path / "host", 1)
     roots = {
         "good": Root("good", StorageSpec(str(tmp_path / "good")), Policies()),
@@ -58,7 +58,7 @@ def test_one_that_cannot_be_looked_at_does_not_hide_the_others_and_counts_as_the
     assert not found.is_unseen("gone")
 
 
-def test_what_it_costs_does_not_grow_with_what_is_in_a_checkpoint(tmp_path: Path) -> None:
+def test_the_requests_of_discovery_do_not_grow_with_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     requests = []
     for batches in (1, 6):
         root = tmp_path / f"of {batches}"
@@ -70,7 +70,7 @@ def test_what_it_costs_does_not_grow_with_what_is_in_a_checkpoint(tmp_path: Path
     assert requests == [1, 1]
 
 
-def test_how_long_one_may_be_gone_is_its_parents_business(tmp_path: Path) -> None:
+def test_the_parent_configures_how_long_a_checkpoint_may_be_missing(tmp_path: Path) -> None:
     configuration = Configuration(parents={"jobs": below(tmp_path)})
     assert forget_seconds(configuration, "jobs.orders") == 86_400
     assert forget_seconds(configuration, "removed.orders") == 0, "its parent is configured no more"

@@ -46,7 +46,7 @@ def looked_at(gathered: RetentionFacts) -> list[int]:
     return [chain.store.partition for chain in gathered.chains]
 
 
-def test_only_stores_with_a_new_snapshot_or_one_that_the_floor_reached_are_looked_at(
+def test_only_stores_with_a_new_snapshot_or_one_that_the_floor_reached_are_examined(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage = checkpoint.storage
@@ -70,7 +70,7 @@ def test_only_stores_with_a_new_snapshot_or_one_that_the_floor_reached_are_looke
         checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
 
 
-def test_a_pass_in_parts_deletes_what_a_pass_over_everything_would(tmp_path: Path) -> None:
+def test_partial_passes_delete_the_same_files_as_a_full_pass(tmp_path: Path) -> None:
     left = []
     for name, everything in (("in parts", False), ("everything", True)):
         checkpoint = Checkpoint(open_storage(str(tmp_path / name / "root")), tmp_path / name / "job", partitions=4)
@@ -91,7 +91,7 @@ def test_a_pass_in_parts_deletes_what_a_pass_over_everything_would(tmp_path: Pat
     assert left[0] == left[1]
 
 
-def test_when_the_floor_rises_beyond_what_was_seen_to_load_everything_is_looked_at(
+def test_if_the_floor_rises_beyond_the_examined_versions_all_stores_are_examined(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     checkpoint.grow(8)
@@ -103,7 +103,7 @@ def test_when_the_floor_rises_beyond_what_was_seen_to_load_everything_is_looked_
     assert looked_at(gathered) == [0, 1, 2, 3]
 
 
-def test_a_record_that_cannot_be_read_is_no_record(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_an_unreadable_record_is_ignored(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(8)
     take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
     collect(checkpoint.storage)
@@ -113,9 +113,7 @@ def test_a_record_that_cannot_be_read_is_no_record(checkpoint: Checkpoint, tmp_p
         assert retention.gather(checkpoint.storage, POLICY, clock=CLOCK).since is None
 
 
-def test_a_due_store_that_is_damaged_makes_everything_be_looked_at_and_holds_the_floor(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_damaged_due_store_causes_a_full_pass_and_holds_the_floor(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     checkpoint.grow(8)
     take_snapshots(storage, tmp_path, 0, 1, 2, 3)
@@ -133,7 +131,7 @@ def test_a_due_store_that_is_damaged_makes_everything_be_looked_at_and_holds_the
     assert planned.floor is None or planned.floor < gathered.wanted_floor
 
 
-def test_a_snapshot_that_is_under_way_keeps_its_store_due(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_running_snapshot_keeps_its_store_due(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     checkpoint.grow(8)
     take_snapshots(storage, tmp_path, 0, 1, 2, 3)
@@ -160,9 +158,7 @@ def test_a_pass_with_nothing_to_do_lists_no_store(checkpoint: Checkpoint, tmp_pa
     ] == []
 
 
-def test_a_record_of_planned_snapshots_that_cannot_be_read_makes_everything_be_looked_at(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_an_unreadable_record_of_planned_snapshots_causes_a_full_pass(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(8)
     take_snapshots(checkpoint.storage, tmp_path, 0, 1, 2, 3)
     collect(checkpoint.storage)

@@ -66,7 +66,7 @@ def test_snapshots_and_garbage_collection(root: Path) -> None:
     assert is_the_querys(root)
 
 
-def test_a_switch_and_the_way_back(root: Path) -> None:
+def test_a_switch_and_the_switch_back(root: Path) -> None:
     first = structure_of(open_storage(str(root)))
     for to in (first.other, first):
         done = run("switch", root, "--to", to.value, "--apply", "--confirm-stopped")
@@ -75,7 +75,7 @@ def test_a_switch_and_the_way_back(root: Path) -> None:
         assert structure_of(open_storage(str(root))) is to
 
 
-def test_a_switch_that_is_taken_back(root: Path, tmp_path: Path) -> None:
+def test_an_aborted_switch(root: Path, tmp_path: Path) -> None:
     storage = open_storage(str(root))
     # Its own mode stays with a file that is quarantined and put back.
     changelog = next(root.glob("state/0/0/1*.changelog"))
@@ -88,7 +88,7 @@ def test_a_switch_that_is_taken_back(root: Path, tmp_path: Path) -> None:
     assert structure_of(storage) is other.other
 
 
-def test_a_repair_and_its_undoing_leave_each_file_its_own_mode(root: Path) -> None:
+def test_a_repair_and_its_undo_keep_the_mode_of_each_file(root: Path) -> None:
     # The newest batch is taken back: its changelogs are in the way of the one that comes.
     for log in (names.COMMITS, names.OFFSETS):
         (root / log / "5").unlink()
@@ -125,7 +125,7 @@ def test_a_repair_and_its_undoing_leave_each_file_its_own_mode(root: Path) -> No
     ],
     ids=lambda verb: verb[0],
 )
-def test_a_maintainer_who_is_neither_root_nor_the_owner_is_refused_before_it_writes(
+def test_a_maintainer_that_is_neither_root_nor_owner_is_rejected_before_it_writes(
     root: Path, verb: tuple[str, ...]
 ) -> None:
     if verb[0] == "gc":

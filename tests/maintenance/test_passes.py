@@ -40,7 +40,7 @@ def paths(storage: Storage) -> set[str]:
     return {entry.path for entry in storage.list("")}
 
 
-def test_a_pass_tells_how_much_shorter_a_restart_became(tmp_path: Path) -> None:
+def test_a_pass_reports_the_reduction_of_restore_debt(tmp_path: Path) -> None:
     made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
     made.grow(5)
     done = snapshots(made.storage, tmp_path)
@@ -50,9 +50,7 @@ def test_a_pass_tells_how_much_shorter_a_restart_became(tmp_path: Path) -> None:
     made.assert_snapshots_are_right(tmp_path / "host")
 
 
-def test_a_base_that_cannot_be_read_fails_the_unattended_run_which_deletes_nothing(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_an_unreadable_base_fails_the_unattended_run_without_deletions(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     prepared = passes.retention.prepare(storage, POLICIES, clock=BY.clock)
     bad = next(entry.path for entry in prepared.planned.reads[0].files if entry.path.endswith(".sst"))
@@ -69,7 +67,7 @@ def test_a_base_that_cannot_be_read_fails_the_unattended_run_which_deletes_nothi
         passes.retention.unattended(storage, POLICIES, BY)
 
 
-def test_what_a_mode_does_not_allow_is_planned_and_not_done(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_actions_that_the_mode_forbids_are_planned_and_not_executed(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(4)
     before = paths(checkpoint.storage)
     done = snapshots(checkpoint.storage, tmp_path, replace(POLICIES, mode=Mode.OBSERVE))
@@ -80,14 +78,14 @@ def test_what_a_mode_does_not_allow_is_planned_and_not_done(checkpoint: Checkpoi
     assert paths(checkpoint.storage) == before
 
 
-def test_files_go_by_the_plan_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_planned_files_are_deleted_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
     done = passes.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert sum(step.files for step in done.done) == len(done.planned.deletions) > 0
     for batch in (6, 7, 8):
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
 
 
-def test_while_anything_is_broken_nothing_is_deleted_and_the_file_is_named(checkpoint: Checkpoint) -> None:
+def test_with_any_damage_nothing_is_deleted_and_the_file_is_named(checkpoint: Checkpoint) -> None:
     broken = checkpoint.stores[1].changelog(checkpoint.versions[9][1])
     kept = checkpoint.storage.read(broken)
     checkpoint.storage.delete([broken])
@@ -117,7 +115,7 @@ def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
     assert not ill.is_clean
 
 
-def test_orphans_are_what_no_committed_version_can_reach(checkpoint: Checkpoint) -> None:
+def test_orphans_are_files_that_no_committed_version_can_reach(checkpoint: Checkpoint) -> None:
     store, storage = checkpoint.stores[1], checkpoint.storage
     lost, later = (replace(checkpoint.versions[number][1], id=RandomIds().fresh()) for number in (8, 9))
     later = replace(later, version=10)

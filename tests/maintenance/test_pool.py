@@ -21,7 +21,7 @@ def ended_of(work: Callable[[int], object], items: Sequence[int], workers: int, 
     return ended
 
 
-def test_no_more_run_at_once_than_there_are_workers_and_so_many_do() -> None:
+def test_all_workers_run_and_no_more() -> None:
     meeting = threading.Barrier(3, timeout=30)
     running = most = 0
     lock = threading.Lock()
@@ -40,14 +40,14 @@ def test_no_more_run_at_once_than_there_are_workers_and_so_many_do() -> None:
     assert most == 3
 
 
-def test_the_first_begin_first_and_nothing_is_no_work() -> None:
+def test_work_starts_in_order_and_an_empty_list_ends_at_once() -> None:
     begun: list[int] = []
     ended_of(begun.append, [3, 1, 2, 5], workers=1)
     assert begun == [3, 1, 2, 5]
     assert ended_of(begun.append, [], workers=2) == []
 
 
-def test_one_that_fails_is_told_and_does_not_stop_the_others() -> None:
+def test_a_failure_is_reported_and_does_not_stop_the_others() -> None:
     damaged = CorruptFile("cut", path="7.changelog")
 
     def work(item: int) -> str:
@@ -58,7 +58,7 @@ def test_one_that_fails_is_told_and_does_not_stop_the_others() -> None:
     assert dict(ended_of(work, range(4), workers=2)) == {0: "done", 1: damaged, 2: "done", 3: "done"}
 
 
-def test_each_is_told_while_others_still_run() -> None:
+def test_each_result_is_reported_while_others_run() -> None:
     first_is_told = threading.Event()
 
     def work(item: int) -> bool:
@@ -68,7 +68,7 @@ def test_each_is_told_while_others_still_run() -> None:
     assert first_is_told.is_set()
 
 
-def test_an_interruption_lets_what_has_begun_end_and_nothing_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_interruption_running_work_ends_and_none_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     both_run = threading.Barrier(2, timeout=30)
     nothing_begins = threading.Event()
@@ -97,7 +97,7 @@ def test_an_interruption_lets_what_has_begun_end_and_nothing_begin(monkeypatch: 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_mistake_in_the_work_ends_it_all(workers: int, first: int) -> None:
+def test_a_programming_error_ends_all_work(workers: int, first: int) -> None:
     begun: list[int] = []
 
     def work(item: int) -> None:

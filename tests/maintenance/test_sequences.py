@@ -54,7 +54,7 @@ def test_maintenance_is_green_after_every_verb_that_follows_any_other(
 
 
 @pytest.mark.slow
-def test_a_tour_on_s3_is_green_too(s3_server: S3Server, tmp_path: Path) -> None:
+def test_maintenance_on_s3_is_green_after_every_verb(s3_server: S3Server, tmp_path: Path) -> None:
     storage = open_storage(f"s3://{s3_server.make_bucket()}/root", options=s3_server.options)
     tour(begun(storage, tmp_path, Structure.V1, is_own=False, batches=5))
 
@@ -68,5 +68,5 @@ def tour(query: Query) -> None:
         assert query.is_right(), (number, verb)
 
 
-def test_a_tour_follows_each_verb_by_each_other_and_by_itself() -> None:
+def test_a_tour_contains_each_pair_of_verbs() -> None:
     assert {*pairwise(TOUR)} == {(one, other) for one in VERBS for other in VERBS}

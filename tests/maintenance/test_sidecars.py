@@ -111,9 +111,7 @@ def test_a_sidecar_that_appears_while_the_snapshot_is_made_stops_it(checkpoint: 
     assert storage.stat(sidecar(checkpoint).removesuffix(names.SIDECAR)) is None
 
 
-def test_a_snapshot_that_its_sidecar_does_not_fit_is_no_base_of_retention(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_snapshot_with_a_wrong_sidecar_is_no_base_of_retention(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """As an earlier release left it: published beside a stray sidecar."""
     storage = checkpoint.storage
     take_all(storage, tmp_path)
@@ -134,9 +132,7 @@ def test_a_snapshot_that_its_sidecar_does_not_fit_is_no_base_of_retention(
     checkpoint.assert_right(tmp_path / "host")
 
 
-def test_repair_takes_the_sidecar_from_a_whole_snapshot_and_leaves_the_snapshot(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_repair_quarantines_the_wrong_sidecar_of_an_intact_snapshot(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     take_all(storage, tmp_path)
     storage.create(sidecar(checkpoint), A_SIDECAR)
@@ -146,9 +142,7 @@ def test_repair_takes_the_sidecar_from_a_whole_snapshot_and_leaves_the_snapshot(
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
-def test_a_table_that_hadoops_hidden_checksum_does_not_fit_makes_no_base(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_snapshot_with_a_wrong_hidden_checksum_of_a_table_is_no_base(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     [taken] = [one for one in take_all(storage, tmp_path) if one.action.store == checkpoint.stores[0]]
     table = checkpoint.stores[0].table_file(taken.sent_tables[-1])
@@ -178,7 +172,7 @@ def test_the_plain_audit_reports_a_stray_sidecar_that_is_retained(checkpoint: Ch
     assert "statekeeper repair ROOT --apply" in found.action
 
 
-def test_repair_quarantines_a_damaged_snapshot_with_its_sidecar_and_takes_both_back(
+def test_repair_quarantines_a_damaged_snapshot_with_its_sidecar_and_undo_restores_both(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage = checkpoint.storage
@@ -197,7 +191,7 @@ def test_repair_quarantines_a_damaged_snapshot_with_its_sidecar_and_takes_both_b
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
-def test_a_flipped_byte_is_found_by_gc_or_by_a_deep_repair_and_the_snapshot_is_taken_anew(
+def test_gc_or_a_deep_repair_finds_a_flipped_byte_and_the_snapshot_is_taken_again(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage = checkpoint.storage

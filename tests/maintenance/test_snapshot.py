@@ -58,7 +58,7 @@ def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:
     return StoreSnapshotFacts(StorePath(0, partition), versions[-1], load, tail_bytes)
 
 
-def test_a_store_with_a_long_tail_is_taken_worst_first_and_each_has_its_reason() -> None:
+def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
     stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
     made = plan(SnapshotFacts(9, True, tuple(stores), replay_bytes_per_second=100.0), SnapshotPolicy(10, 90.0))
@@ -89,7 +89,7 @@ def taken_record(tail_bytes: int, restore_seconds: float) -> dict[str, object]:
     }
 
 
-def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_newest_snapshots_give_the_estimate_of_replay_time(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     checkpoint.grow(3)
     assert gather(storage).replay_bytes_per_second == REPLAY_BYTES_PER_SECOND
@@ -99,7 +99,7 @@ def test_how_long_a_tail_takes_is_told_by_the_newest_snapshots(checkpoint: Check
     assert gather(storage).replay_bytes_per_second == 4_000_000
 
 
-def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do(
+def test_a_folder_without_a_checkpoint_is_an_error_and_a_checkpoint_without_batches_has_an_empty_plan(
     storage: Storage, tmp_path: Path
 ) -> None:
     with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
@@ -108,7 +108,9 @@ def test_what_is_no_checkpoint_is_said_and_one_without_batches_has_nothing_to_do
     assert gather(storage) == SnapshotFacts(None, True, ())
 
 
-def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_missing_changelog_is_named_and_the_other_stores_get_snapshots(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     checkpoint.grow(4)
     gone = checkpoint.stores[0].changelog(checkpoint.versions[2][0])
     checkpoint.storage.delete([gone])
@@ -122,7 +124,7 @@ def test_a_missing_changelog_is_named_and_the_other_stores_are_taken(checkpoint:
 # -- what is made ------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_new_host_loads_from_the_snapshot_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(5)
     for taken, partition in zip(take(checkpoint.storage, tmp_path), (1, 0), strict=True):
         assert taken.published is Published.NEW
@@ -137,7 +139,7 @@ def test_a_host_without_anything_loads_from_the_snapshot_alone(checkpoint: Check
     assert {left.reason for left in planned(checkpoint.storage).leave} == {SkipReason.AT_HEAD}
 
 
-def test_every_version_still_loads_beside_the_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_every_version_still_loads_after_the_snapshots(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for number in range(4):
         checkpoint.grow(3)
         take(checkpoint.storage, tmp_path, take_all=number % 2 == 0, changelogs=3)
@@ -145,7 +147,7 @@ def test_every_version_still_loads_beside_the_snapshots(checkpoint: Checkpoint, 
         checkpoint.assert_right(tmp_path / f"fresh {batch}", batch)
 
 
-def test_tables_that_did_not_change_are_named_again_and_not_sent_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_unchanged_tables_are_reused_without_an_upload(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(20)
     first = {taken.action.store: taken for taken in take(checkpoint.storage, tmp_path)}
     checkpoint.grow(1)
@@ -161,7 +163,7 @@ def test_tables_that_did_not_change_are_named_again_and_not_sent_again(checkpoin
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_accumulated_tables_are_merged(checkpoint: Checkpoint, tmp_path: Path) -> None:
     most = 0
     for _ in range(12):
         checkpoint.grow(1)
@@ -170,14 +172,14 @@ def test_tables_that_gathered_are_merged(checkpoint: Checkpoint, tmp_path: Path)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_a_tail_that_is_more_than_memory_becomes_several_tables(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_tail_larger_than_memory_becomes_several_tables(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(5)
     for action, memory_bytes in zip(planned(checkpoint.storage).take, (1, MEMORY_BYTES), strict=True):
         assert one(checkpoint.storage, action, tmp_path, memory_bytes).tables == (5 if memory_bytes == 1 else 1)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_a_damaged_base_is_passed_over_and_said_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_damaged_base_is_skipped_and_reported(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(3)
     take(checkpoint.storage, tmp_path)
     damaged = checkpoint.stores[0].snapshot(checkpoint.versions[-1][0])
@@ -194,7 +196,7 @@ def test_a_damaged_base_is_passed_over_and_said_so(checkpoint: Checkpoint, tmp_p
 
 
 @pytest.mark.parametrize("harm", ["garbage", "a table is gone", "a table is cut"])
-def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
+def test_a_damaged_snapshot_at_the_head_is_a_finding_and_does_not_count_as_taken(
     checkpoint: Checkpoint, tmp_path: Path, harm: str
 ) -> None:
     checkpoint.grow(3)
@@ -223,7 +225,7 @@ def test_a_damaged_snapshot_at_the_head_is_a_finding_and_not_taken_for_done(
 # -- beside others, and faults -----------------------------------------------------------------------------------------
 
 
-def test_of_two_maintainers_the_second_finds_the_snapshot_there(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_second_of_two_maintainers_finds_the_snapshot(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(3)
     action = planned(checkpoint.storage).take[0]
     assert one(checkpoint.storage, action, tmp_path).published is Published.NEW
@@ -258,7 +260,7 @@ class LosesATable:
         return created
 
 
-def test_a_table_that_went_meanwhile_is_sent_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_table_deleted_meanwhile_is_uploaded_again(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(3)
     for action in planned(checkpoint.storage).take:
         taken = one(LosesATable(checkpoint.storage, 1), action, tmp_path)  # type: ignore[arg-type]
@@ -266,7 +268,7 @@ def test_a_table_that_went_meanwhile_is_sent_again(checkpoint: Checkpoint, tmp_p
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_a_table_that_goes_again_and_again_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_table_that_is_deleted_repeatedly_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(3)
     action = planned(checkpoint.storage).take[0]
     with pytest.raises(
@@ -279,7 +281,7 @@ def test_a_table_that_goes_again_and_again_is_named(checkpoint: Checkpoint, tmp_
     checkpoint.assert_right(tmp_path / "fresh")
 
 
-def test_whatever_request_of_a_snapshot_fails_the_store_loads_and_a_second_run_ends_well(
+def test_after_any_failed_request_of_a_snapshot_the_store_loads_and_a_second_run_succeeds(
     storage_spec: StorageSpec, tmp_path: Path
 ) -> None:
     def scene(name: str) -> tuple[Checkpoint, TakeSnapshot]:
@@ -332,7 +334,7 @@ def headers(taken: list[Taken], storage: Storage) -> set[str]:
     return {read_snapshot(storage.read(path), path).metadata.header for path in paths}
 
 
-def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
+def test_the_spark_release_must_be_given_if_it_is_unknown_and_snapshots_differ(
     native: Checkpoint, tmp_path: Path
 ) -> None:
     storage = native.storage
@@ -351,7 +353,7 @@ def test_which_spark_goes_on_is_asked_where_nothing_tells_and_snapshots_differ(
     assert headers([one(storage, action, tmp_path) for action in upgraded.take], storage) == {"v1"}, "as it is told"
 
 
-def test_a_checksum_beside_a_changelog_tells_that_it_is_no_spark_4_0(native: Checkpoint, tmp_path: Path) -> None:
+def test_a_sidecar_of_a_changelog_excludes_spark_4_0(native: Checkpoint, tmp_path: Path) -> None:
     path = native.stores[0].changelog(native.versions[4][0])
     native.storage.create(f"{path}.crc", b"{}")
     assert gather(native.storage).written_by == (Spark.V4_1,)
@@ -379,9 +381,7 @@ def v1_changelog(number: int, value: bytes = b"value") -> bytes:
     return body.getvalue()
 
 
-def test_while_a_query_of_structure_v1_runs_its_two_newest_versions_are_left_alone(
-    storage: Storage, tmp_path: Path
-) -> None:
+def test_the_two_newest_versions_of_a_running_v1_query_get_no_snapshot(storage: Storage, tmp_path: Path) -> None:
     of_v1(storage, 6)
     running, stopped = (plan(gather(storage, at_head=said), SnapshotPolicy(), take_all=True) for said in (False, True))
     assert [action.version for action in running.take] == [VersionId(4)]
@@ -395,7 +395,7 @@ def test_while_a_query_of_structure_v1_runs_its_two_newest_versions_are_left_alo
 
 
 @pytest.mark.parametrize("when", ["before it is visible", "when it is visible"])
-def test_a_snapshot_of_a_changelog_that_was_replaced_meanwhile_is_not_left(
+def test_a_snapshot_of_a_changelog_that_was_replaced_meanwhile_is_deleted(
     storage: Storage, tmp_path: Path, when: str
 ) -> None:
     [store] = of_v1(storage, 6)

@@ -60,7 +60,7 @@ def replace_changelog(storage: Storage, version: int) -> str:
     return path
 
 
-def test_snapshots_are_made_of_what_was_confirmed_and_loads_start_from_them(
+def test_snapshots_contain_confirmed_versions_and_loads_start_from_them(
     checkpoint: Checkpoint, storage: Storage, tmp_path: Path
 ) -> None:
     for batches in (4, 3):
@@ -74,9 +74,7 @@ def test_snapshots_are_made_of_what_was_confirmed_and_loads_start_from_them(
         checkpoint.assert_right(tmp_path / f"host of {batch}", batch)
 
 
-def test_no_snapshot_is_made_of_a_changelog_that_was_replaced(
-    checkpoint: Checkpoint, storage: Storage, tmp_path: Path
-) -> None:
+def test_no_snapshot_is_taken_of_a_replaced_changelog(checkpoint: Checkpoint, storage: Storage, tmp_path: Path) -> None:
     checkpoint.grow(5)
     replace_changelog(storage, 4)
     with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not confirmed.* version 5 "):
@@ -93,7 +91,7 @@ def test_no_snapshot_is_made_of_a_changelog_that_was_replaced(
         pass
 
 
-def test_retention_keeps_the_commit_of_each_base_and_what_is_retained_loads_on_a_new_host(
+def test_retention_keeps_the_commit_of_each_base_and_a_new_host_loads_retained_versions(
     checkpoint: Checkpoint, storage: Storage, tmp_path: Path
 ) -> None:
     checkpoint.grow(4)
@@ -121,7 +119,7 @@ def test_retention_keeps_the_commit_of_each_base_and_what_is_retained_loads_on_a
     checkpoint.assert_right(tmp_path / "the last host")
 
 
-def test_a_snapshot_of_a_time_line_that_was_given_up_is_no_base_whatever_its_number(
+def test_a_snapshot_of_an_abandoned_time_line_is_no_base(
     checkpoint: Checkpoint, storage: Storage, tmp_path: Path
 ) -> None:
     checkpoint.grow(4)
@@ -163,7 +161,7 @@ def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_ot
             checkpoint.load(checkpoint.stores[0], checkpoint.versions[batch + 1][0], tmp_path / "new host")
 
 
-def test_a_commit_whose_digests_fit_no_metadata_is_named(checkpoint: Checkpoint, storage: Storage) -> None:
+def test_a_commit_whose_digests_contradict_the_metadata_is_named(checkpoint: Checkpoint, storage: Storage) -> None:
     checkpoint.grow(2)
     body = storage.read(names.commits(1))
     assert checkpoint.versions[2][1].digest is not None

@@ -60,7 +60,7 @@ def test_a_missing_operator_metadata_is_named_and_its_stores_are_audited(
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
-def test_a_missing_binding_is_told_by_what_else_the_job_wrote(checkpoint: Checkpoint) -> None:
+def test_other_files_of_the_job_reveal_a_missing_binding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.pending(5, SOME_ID), b"{}")
     checkpoint.storage.delete([names.BINDING])
     finding = the_only_finding(audited(checkpoint.storage))
@@ -76,7 +76,7 @@ def test_two_operators_with_one_id_are_named(checkpoint: Checkpoint) -> None:
     assert [store.store for store in audit.stores] == checkpoint.stores
 
 
-def test_an_operator_whose_metadata_claims_a_billion_partitions_is_not_believed(checkpoint: Checkpoint) -> None:
+def test_operator_metadata_with_a_billion_partitions_is_rejected(checkpoint: Checkpoint) -> None:
     info = operators.StoreInfo(names.DEFAULT_STORE, 1, 10**9)
     body = operators.encode_operator(operators.OperatorMetadata(0, "counting", (info,)))
     checkpoint.storage.replace(names.operator_metadata(0), body)
@@ -97,7 +97,7 @@ def test_descriptions_that_disagree_are_named(checkpoint: Checkpoint) -> None:
     ]
 
 
-def test_a_later_schema_that_names_an_unknown_store_is_said_of_the_binding(checkpoint: Checkpoint) -> None:
+def test_a_newer_schema_of_an_unknown_store_is_a_finding_on_the_binding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.later_schema(4), json.dumps({"nobody's": "{}"}).encode())
     finding = the_only_finding(audited(checkpoint.storage))
     assert finding.what is FindingKind.DESCRIPTION_UNREADABLE
@@ -116,12 +116,12 @@ def test_a_foreign_name_is_named(checkpoint: Checkpoint, path: str) -> None:
     assert audit.restart.batch == 5
 
 
-def test_sidecars_of_sparks_are_no_foreign_names(checkpoint: Checkpoint) -> None:
+def test_sparks_sidecars_are_no_foreign_names(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(f"{changelog(checkpoint, 5)}.crc", b"{}")
     assert audited(checkpoint.storage).findings == ()
 
 
-def test_files_of_a_store_that_nothing_describes_are_named(checkpoint: Checkpoint) -> None:
+def test_files_of_a_store_without_metadata_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(StorePath(0, 7).changelog(VersionId(1, SOME_ID)), b"x")
     finding = the_only_finding(audited(checkpoint.storage))
     assert (finding.what, finding.store) == (FindingKind.STORE_UNDESCRIBED, StorePath(0, 7))
@@ -134,7 +134,7 @@ def test_files_of_a_store_that_nothing_describes_are_named(checkpoint: Checkpoin
     ("versions", "severity"),
     [(500, None), (640, Severity.WARNING), (795, Severity.WARNING), (810, Severity.ERROR), (900, Severity.ERROR)],
 )
-def test_the_distance_to_the_ceiling_is_said_before_a_query_stops(
+def test_the_commits_left_to_the_ceiling_are_reported_before_a_query_stops(
     tmp_path: Path, versions: int, severity: Severity | None
 ) -> None:
     storage = open_storage(str(tmp_path / "root"))
@@ -158,7 +158,7 @@ def with_lineage(facts: AuditFacts, versions: int) -> AuditFacts:
     return replace(facts, stores=(replace(store, lineage=lineage),))
 
 
-def test_a_store_of_an_unknown_format_does_not_keep_the_others_from_being_audited(checkpoint: Checkpoint) -> None:
+def test_a_store_of_an_unknown_format_does_not_stop_the_audit_of_the_others(checkpoint: Checkpoint) -> None:
     for partition in (0, 1):
         path = changelog(checkpoint, 6, partition)
         checkpoint.storage.replace(path, of_version_5())

@@ -56,7 +56,7 @@ def test_a_bad_changelog_is_named_with_the_versions_that_are_lost(
 
 
 @pytest.mark.parametrize(("how", "version"), [("missing", 5), ("empty", 5), ("empty", 6)])
-def test_names_sizes_and_heads_tell_it_without_reading_every_byte(
+def test_names_sizes_and_headers_show_damage_without_a_deep_audit(
     checkpoint: Checkpoint, how: str, version: int
 ) -> None:
     harm(checkpoint, changelog(checkpoint, version), how)
@@ -74,7 +74,7 @@ def test_missing_changelogs_in_a_row_are_one_finding(checkpoint: Checkpoint, tmp
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
-def test_the_first_changelog_that_is_gone_before_any_snapshot_leaves_nothing(storage: Storage, tmp_path: Path) -> None:
+def test_without_the_first_changelog_and_snapshots_no_version_loads(storage: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(storage, tmp_path)
     checkpoint.grow(3)
     harm(checkpoint, changelog(checkpoint, 1), "missing")
@@ -99,7 +99,7 @@ def test_a_restart_needs_a_batch_that_every_store_loads(checkpoint: Checkpoint, 
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
-def test_a_bad_changelog_that_a_snapshot_stands_for_loses_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_bad_changelog_with_a_snapshot_loses_no_version(checkpoint: Checkpoint, tmp_path: Path) -> None:
     harm(checkpoint, changelog(checkpoint, 3), "flipped")
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
@@ -116,7 +116,7 @@ def drop_old_changelogs(checkpoint: Checkpoint, partition: int = 0) -> None:
 
 @pytest.mark.parametrize("is_needed", [False, True])
 @pytest.mark.parametrize("how", list(HARMS))
-def test_a_bad_zip_is_a_warning_until_something_hangs_on_it(
+def test_a_bad_zip_is_a_warning_until_a_version_depends_on_it(
     checkpoint: Checkpoint, tmp_path: Path, how: str, is_needed: bool
 ) -> None:
     path = snapshot(checkpoint, 3)

@@ -28,7 +28,7 @@ def with_id(checkpoint: Checkpoint, batch: int, checkpoint_id: str) -> bytes:
     return logs.encode_commit(replace(commit, ids={0: ((checkpoint_id,), *commit.ids[0][1:])}))
 
 
-def test_a_commit_that_names_an_unknown_id_is_told_by_the_lineage_and_nothing_else_is_lost(
+def test_a_commit_with_an_unknown_id_is_found_by_the_lineage_and_no_other_version_is_lost(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     checkpoint.storage.replace(names.commits(3), with_id(checkpoint, 3, SOME_ID))
@@ -42,7 +42,7 @@ def test_a_commit_that_names_an_unknown_id_is_told_by_the_lineage_and_nothing_el
 
 
 @pytest.mark.parametrize(("batch", "restart"), [(5, 4), (1, 5)])
-def test_where_no_lineage_reaches_an_unknown_id_is_a_missing_file_beside_those_that_there_are(
+def test_an_unknown_id_that_no_lineage_names_is_a_missing_file(
     checkpoint: Checkpoint, tmp_path: Path, batch: int, restart: int
 ) -> None:
     checkpoint.storage.replace(names.commits(batch), with_id(checkpoint, batch, SOME_ID))
@@ -65,7 +65,9 @@ COMMIT_HARMS: dict[str, tuple[bytes | None, FindingKind]] = {
 
 
 @pytest.mark.parametrize("how", list(COMMIT_HARMS))
-def test_a_bad_commit_is_named_and_the_others_tell_enough(checkpoint: Checkpoint, tmp_path: Path, how: str) -> None:
+def test_a_bad_commit_is_named_and_the_other_commits_are_audited(
+    checkpoint: Checkpoint, tmp_path: Path, how: str
+) -> None:
     body, what = COMMIT_HARMS[how]
     checkpoint.storage.delete([names.commits(3)])
     if body is not None:
@@ -106,7 +108,7 @@ def test_when_no_commit_can_be_read_each_is_named(checkpoint: Checkpoint) -> Non
         gather(checkpoint.storage)
 
 
-def test_a_commit_that_lacks_a_partition_is_no_batch_to_go_back_to(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_commit_without_a_partition_is_no_batch_to_restart_from(checkpoint: Checkpoint, tmp_path: Path) -> None:
     ids = ((str(checkpoint.versions[6][0].id),),)
     checkpoint.storage.replace(names.commits(5), logs.encode_commit(logs.CommitLog(0, {0: ids})))
     audit = audited(checkpoint.storage)
@@ -153,9 +155,7 @@ def test_a_lineage_at_odds_below_the_head_is_found_by_a_deep_audit(checkpoint: C
         ((VersionId(4, SOME_ID),), "has a lineage that skips a version"),
     ],
 )
-def test_a_lineage_that_leads_nowhere_is_named(
-    checkpoint: Checkpoint, lineage: tuple[VersionId, ...], problem: str
-) -> None:
+def test_an_invalid_lineage_is_named(checkpoint: Checkpoint, lineage: tuple[VersionId, ...], problem: str) -> None:
     body = io.BytesIO()
     ChangelogWriter(body, Header(lineage)).finish()
     checkpoint.storage.replace(changelog(checkpoint, 6), body.getvalue())
@@ -216,7 +216,7 @@ def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_pur
     assert finding.problem == "remained after offsets/6 was deleted"
 
 
-def test_a_commit_log_that_is_gone_is_told_by_the_offsets(checkpoint: Checkpoint) -> None:
+def test_the_offsets_reveal_a_missing_commit_log(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in range(6))
     finding = the_only_finding(audited(checkpoint.storage))
     assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/5")

@@ -26,7 +26,7 @@ def roll_back(storage: Storage, to: int) -> None:
     storage.delete(path(batch) for batch in range(to + 1, 6) for path in (names.commits, names.offsets))
 
 
-def test_a_query_that_was_taken_back_in_v1_would_load_a_snapshot_of_what_was_given_up(
+def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_line(
     v1: Storage, tmp_path: Path
 ) -> None:
     publish_snapshot(v1, STORE, VersionId(5), {b"given": b"up"}, tmp_path)
@@ -45,7 +45,7 @@ def test_a_query_that_was_taken_back_in_v1_would_load_a_snapshot_of_what_was_giv
     assert audited(v1).findings == ()
 
 
-def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoint, tmp_path: Path) -> None:
+def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tmp_path: Path) -> None:
     roll_back(v2.storage, 3)
     found = audited(v2.storage).findings
     assert [(one.what, one.severity, one.store) for one in found] == [
@@ -67,7 +67,7 @@ def test_in_v2_what_was_given_up_is_loaded_by_nobody_and_a_warning(v2: Checkpoin
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
+def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
     v1: Storage, v2: Checkpoint, begun: bool
 ) -> None:
     for storage in (v1, v2.storage):
@@ -88,14 +88,14 @@ def test_the_repair_puts_aside_just_the_time_line_that_the_audit_tells_of(
         assert repair.plan(repair.gather(storage), None).actions == ()
 
 
-def test_offsets_that_are_further_than_the_commits_are_the_only_finding_as_long_as_they_lie_there(v1: Storage) -> None:
+def test_offsets_ahead_of_the_commits_are_the_only_finding_while_they_exist(v1: Storage) -> None:
     v1.delete(names.commits(batch) for batch in (3, 4, 5))
     assert the_only_finding(audited(v1)).what is FindingKind.OFFSETS_AHEAD
     v1.delete(names.offsets(batch) for batch in (3, 4, 5))
     assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
 
 
-def test_the_version_that_a_running_batch_makes_is_of_no_dead_time_line(v1: Storage, v2: Checkpoint) -> None:
+def test_the_version_of_a_running_batch_is_no_abandoned_time_line(v1: Storage, v2: Checkpoint) -> None:
     v1.create(STORE.changelog(VersionId(7)), b"x")
     v1.create(STORE.snapshot(VersionId(7)), b"x")
     assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
@@ -103,7 +103,7 @@ def test_the_version_that_a_running_batch_makes_is_of_no_dead_time_line(v1: Stor
     assert audited(v1).findings == ()
 
 
-def test_a_query_that_commits_while_its_files_are_listed_was_not_taken_back(
+def test_a_query_that_commits_during_the_listing_was_not_rolled_back(
     v1: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listing = v1.list
@@ -135,7 +135,7 @@ def switched(v1: Storage, tmp_path: Path) -> VersionId:
     return first
 
 
-def test_a_switchover_is_no_finding_and_one_without_its_snapshot_is_one(v1: Storage, tmp_path: Path) -> None:
+def test_a_switchover_is_a_finding_only_without_its_snapshot(v1: Storage, tmp_path: Path) -> None:
     first = switched(v1, tmp_path)
     assert audited(v1).findings == audited(v1, tmp_path / "scratch").findings == ()
     v1.delete([STORE.snapshot(first)])
@@ -145,7 +145,7 @@ def test_a_switchover_is_no_finding_and_one_without_its_snapshot_is_one(v1: Stor
     assert found[FindingKind.COMMITS_MIXED].severity is Severity.ERROR
 
 
-def test_commits_that_change_their_structure_to_and_fro_are_named(v1: Storage, tmp_path: Path) -> None:
+def test_commits_that_alternate_between_structures_are_named(v1: Storage, tmp_path: Path) -> None:
     switched(v1, tmp_path)
     commit(v1, 8, None)
     v1.create(STORE.changelog(VersionId(9)), changelog(9))
@@ -154,7 +154,7 @@ def test_commits_that_change_their_structure_to_and_fro_are_named(v1: Storage, t
     assert "has structure V1, but commits/7 has V2" in found[0].problem
 
 
-def test_a_query_that_was_started_with_the_other_structure_is_told_how_to_go_on(v1: Storage) -> None:
+def test_a_start_with_the_wrong_structure_is_a_finding_with_an_action(v1: Storage) -> None:
     """Spark 4.2, checkpointFormatVersion flipped from 1 to 2: None.get after one more changelog."""
     v1.create(names.offsets(6), v1.read(names.offsets(5)))
     v1.create(STORE.changelog(VersionId(7)), changelog(7))

@@ -45,7 +45,7 @@ from tests.support.sparks_checkpoints import STORE, add_schema, changelog, commi
         ("SSTs/.foo.zip", None, None),
     ],
 )
-def test_a_name_is_judged_by_what_spark_does_over_it(
+def test_the_severity_of_a_foreign_name_follows_sparks_reaction(
     v1: Storage, v2: Checkpoint, name: str, in_v1: FindingKind | None, in_v2: FindingKind | None
 ) -> None:
     path = f"{STORE.folder}/{name}"
@@ -65,7 +65,7 @@ def test_a_name_is_judged_by_what_spark_does_over_it(
 
 
 @pytest.mark.parametrize(("length", "is_read"), [(65_535, True), (65_536, True), (0x00027632, False)])
-def test_a_first_key_whose_length_reads_like_a_header_is_read_as_a_key_unless_spark_misreads_it_too(
+def test_a_first_key_with_the_length_of_a_header_is_a_key_unless_spark_misreads_it(
     v1: Storage, tmp_path: Path, length: int, is_read: bool
 ) -> None:
     """SPARK-51922, SPARK-52553. The length 161,330 is the bytes 0 2 "v2", the header of another version of the format."""
@@ -106,7 +106,7 @@ def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage)
 
 @pytest.mark.parametrize("described", [True, False], ids=["described", "as Spark 3.5 leaves it"])
 @pytest.mark.parametrize("gone", [1, 3], ids=["in the middle", "the last"])
-def test_a_partition_of_structure_v1_whose_folder_is_gone_is_told(tmp_path: Path, described: bool, gone: int) -> None:
+def test_a_missing_folder_of_a_partition_in_v1_is_a_finding(tmp_path: Path, described: bool, gone: int) -> None:
     """Its commits name no store, so that only the metadata, or the offset log, can know that there was one."""
     storage = open_storage(str(tmp_path / "root"))
     describe(storage, partitions=4)
@@ -144,7 +144,7 @@ def test_an_operator_with_one_partition_has_no_others_whatever_the_query_has(tmp
 
 
 @pytest.mark.parametrize("number", ["many", "-1", "0", "9" * 30])
-def test_a_number_of_partitions_that_is_none_is_refused_and_no_loop_of_billions(v1: Storage, number: str) -> None:
+def test_an_invalid_number_of_partitions_is_rejected_without_a_loop_of_billions(v1: Storage, number: str) -> None:
     v1.delete([names.operator_metadata(0)])
     v1.create(StorePath(0, 1).changelog(VersionId(1)), changelog(1))
     v1.replace(
@@ -154,7 +154,7 @@ def test_a_number_of_partitions_that_is_none_is_refused_and_no_loop_of_billions(
         catalog.heads(v1)
 
 
-def test_a_checkpoint_of_spark_3_5_which_describes_no_operator_is_clean(v1: Storage, tmp_path: Path) -> None:
+def test_a_checkpoint_of_spark_3_5_without_operator_metadata_is_clean(v1: Storage, tmp_path: Path) -> None:
     v1.delete([names.operator_metadata(0)])
     assert [finding.what for finding in audited(v1).findings] == [FindingKind.DESCRIPTION_MISSING], (
         "4.0 and later describe"

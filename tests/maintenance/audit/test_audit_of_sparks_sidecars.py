@@ -23,7 +23,7 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.sparks_checkpoints import STORE, add_sidecar, commit, describe, path_of
 
 
-def test_whole_checkpoints_are_clean_and_what_no_file_shows_is_said(
+def test_intact_checkpoints_are_clean_and_unverifiable_facts_are_reported(
     v1: Storage, v2: Checkpoint, tmp_path: Path
 ) -> None:
     for scratch in (None, tmp_path / "scratch"):
@@ -53,7 +53,7 @@ SIDECAR_HARMS: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     ("kind", "version", "versions"),
     [("changelog", 5, "versions 5 to 6 (batches 4 to 5)"), ("zip", 3, "versions 3 to 6 (batches 2 to 5)")],
 )
-def test_a_sidecar_that_does_not_fit_a_good_file_is_named_with_the_versions_that_spark_cannot_load(
+def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark_cannot_load(
     v2: Checkpoint, tmp_path: Path, how: str, kind: str, version: int, versions: str
 ) -> None:
     path = path_of(v2, kind, version)
@@ -99,14 +99,14 @@ def test_a_file_without_its_sidecar_and_a_sidecar_without_its_file_are_no_findin
     assert audited(v2.storage).findings == audited(v2.storage, tmp_path / "scratch").findings == ()
 
 
-def test_a_bad_file_is_the_finding_and_its_sidecar_none(v2: Checkpoint, tmp_path: Path) -> None:
+def test_a_bad_file_is_a_finding_and_its_sidecar_is_not(v2: Checkpoint, tmp_path: Path) -> None:
     path = path_of(v2, "changelog", 6)
     v2.storage.replace(path, v2.storage.read(path)[:-9])
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
     assert (finding.what, finding.file) == (FindingKind.CHANGELOG_UNREADABLE, path)
 
 
-def test_where_the_codec_keeps_no_checksums_only_the_sidecar_tells_a_wrong_value(tmp_path: Path) -> None:
+def test_with_a_codec_without_checksums_only_the_sidecar_reveals_a_wrong_value(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "root"))
     describe(storage)
     version = VersionId(1, SOME_ID)
@@ -126,9 +126,7 @@ def test_where_the_codec_keeps_no_checksums_only_the_sidecar_tells_a_wrong_value
     assert audited(storage, tmp_path / "scratch").findings == (), "said in `unproven`"
 
 
-def test_in_v1_only_spark_4_1_compares_a_changelog_with_its_sidecar_and_nobody_a_snapshot(
-    v1: Storage, tmp_path: Path
-) -> None:
+def test_in_v1_only_spark_4_1_verifies_sidecars_and_only_of_changelogs(v1: Storage, tmp_path: Path) -> None:
     """SPARK-56461."""
     v1.create(names.sidecar(STORE.changelog(VersionId(6))), b"garbage")
     v1.create(names.sidecar(STORE.snapshot(VersionId(3))), b"garbage")

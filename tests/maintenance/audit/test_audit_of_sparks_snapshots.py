@@ -27,7 +27,7 @@ def remade(storage: Storage, path: str, **changes: Any) -> None:
         add_sidecar(storage, path)
 
 
-def test_snapshots_of_spark_4_0_in_v2_are_named_since_later_releases_refuse_them(v2: Checkpoint) -> None:
+def test_v2_snapshots_of_spark_4_0_are_named_because_later_releases_reject_them(v2: Checkpoint) -> None:
     remade(v2.storage, path_of(v2, "zip", 3), header="v2")
     finding = the_only_finding(audited(v2.storage))
     assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
@@ -62,7 +62,9 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
         assert audit.restart.batch is None
 
 
-def test_a_missing_snapshot_that_sparks_repair_cannot_make_up_for_is_an_error_though_we_load_it(tmp_path: Path) -> None:
+def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_although_statekeeper_loads(
+    tmp_path: Path,
+) -> None:
     """SPARK-56216: the repair wants changelogs back to version 1, whatever snapshot stands in between."""
     storage = open_storage(str(tmp_path / "root"))
     describe(storage)
@@ -94,7 +96,7 @@ def two_of_a_size(storage: Storage, tmp_path: Path) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def test_a_table_that_another_one_of_its_size_replaced_is_told_by_its_unique_id(v1: Storage, tmp_path: Path) -> None:
+def test_the_unique_id_reveals_a_table_replaced_by_another_of_equal_size(v1: Storage, tmp_path: Path) -> None:
     """SPARK-43404, SPARK-45419, SPARK-46796, SPARK-47036: Mismatch in unique ID."""
     v1.delete([STORE.snapshot(VersionId(3))])
     one, other = two_of_a_size(v1, tmp_path)
@@ -107,7 +109,7 @@ def test_a_table_that_another_one_of_its_size_replaced_is_told_by_its_unique_id(
     assert "3.zip" in finding.problem
 
 
-def test_a_table_of_another_size_than_the_manifest_says_is_told_though_the_snapshot_names_its_size(
+def test_a_table_whose_size_contradicts_the_manifest_is_found_although_the_snapshot_agrees(
     v1: Storage, tmp_path: Path
 ) -> None:
     """SPARK-51717: Sst file size mismatch, MANIFEST may be corrupted."""

@@ -29,9 +29,7 @@ FLIPS_PER_FILE = 6
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_whole_checkpoint_is_clean_and_nothing_is_written_below_it(
-    checkpoint: Checkpoint, tmp_path: Path, deep: bool
-) -> None:
+def test_an_intact_checkpoint_is_clean_and_unchanged(checkpoint: Checkpoint, tmp_path: Path, deep: bool) -> None:
     before = checkpoint.storage.list("")
     written = checkpoint.storage.requests.snapshot()
     audit = audited(checkpoint.storage, tmp_path / "scratch" if deep else None)
@@ -86,7 +84,9 @@ def test_an_audit_makes_at_most_three_requests_a_store_and_one_a_snapshot(storag
     assert audit.requests.total <= 3 * stores + snapshots + batches - 3 + root
 
 
-def test_what_is_no_checkpoint_is_said_and_one_without_batches_is_clean(storage: Storage, tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_an_error_and_a_checkpoint_without_batches_is_clean(
+    storage: Storage, tmp_path: Path
+) -> None:
     with pytest.raises(NotACheckpoint, match="has neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
@@ -95,7 +95,7 @@ def test_what_is_no_checkpoint_is_said_and_one_without_batches_is_clean(storage:
     assert audit.restart.explained == "no batch is committed"
 
 
-def test_what_retention_leaves_is_no_finding(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_files_after_retention_are_no_finding(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.storage.delete(changelog(checkpoint, version, p) for version in (1, 2, 3) for p in (0, 1))
     audit = audited(checkpoint.storage, tmp_path)
     assert audit.findings == ()
@@ -109,13 +109,13 @@ def test_what_retention_leaves_is_no_finding(checkpoint: Checkpoint, tmp_path: P
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
 
 
-def test_what_an_interrupted_retention_leaves_is_no_finding_when_it_is_old_enough(checkpoint: Checkpoint) -> None:
+def test_old_files_of_an_interrupted_retention_are_no_finding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete([changelog(checkpoint, 1)])
     assert audited(checkpoint.storage, retained_versions=4).findings == ()
     assert the_only_finding(audited(checkpoint.storage, retained_versions=5)).what is FindingKind.CHANGELOG_MISSING
 
 
-def test_dead_branches_running_attempts_and_unnamed_tables_are_counted_or_passed_over(
+def test_dead_branches_running_attempts_and_unnamed_tables_are_counted_or_ignored(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     store = checkpoint.stores[0]
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
 # -- every file in turn ------------------------------------------------------------------------------------------------
 
 
-def test_whatever_file_goes_or_byte_flips_the_audit_says_so_or_nothing_is_lost(tmp_path: Path) -> None:
+def test_any_deleted_file_or_flipped_byte_is_a_finding_or_loses_no_version(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "root"))
     checkpoint = Checkpoint(storage, tmp_path, partitions=1)
     checkpoint.grow(2)

@@ -31,12 +31,12 @@ def sidecar_of(body: bytes) -> bytes:
     return json.dumps({"algorithm": "CRC32C", "value": said.value, "mainFileSize": said.size_bytes}).encode()
 
 
-def test_a_checkpoint_that_nothing_is_wrong_with_has_nothing_to_repair(checkpoint: Checkpoint) -> None:
+def test_an_intact_checkpoint_needs_no_repair(checkpoint: Checkpoint) -> None:
     for spark in (None, Spark.V4_1, Spark.V4_2, Spark.V4_3):
         assert planned(checkpoint.storage, spark) == RepairPlan(())
 
 
-def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back(
+def test_files_of_rolled_back_batches_are_quarantined_and_can_be_restored(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage = checkpoint.storage
@@ -65,7 +65,7 @@ def test_files_of_batches_that_were_taken_back_are_put_aside_and_can_be_put_back
     assert not storage.list(names.QUARANTINE)
 
 
-def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load_would_take_it(
+def test_in_v1_a_snapshot_directly_after_the_head_is_quarantined_because_a_load_would_use_it(
     storage: Storage,
 ) -> None:
     checkpoint = Checkpoint(storage, Path("unused"), partitions=1)
@@ -84,7 +84,7 @@ def test_in_structure_v1_a_snapshot_right_behind_the_head_goes_as_well_as_a_load
     )
 
 
-def test_in_structure_v1_a_zip_without_a_number_goes_as_no_version_is_loaded_beside_it(
+def test_in_v1_a_zip_without_a_version_is_quarantined_because_it_prevents_loads(
     eight_versions: Checkpoint, tmp_path: Path
 ) -> None:
     made = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")
@@ -109,7 +109,7 @@ def test_in_structure_v1_a_zip_without_a_number_goes_as_no_version_is_loaded_bes
     assert contents(storage) == before
 
 
-def test_what_a_batch_that_was_begun_has_written_is_in_nobodys_way(checkpoint: Checkpoint) -> None:
+def test_files_of_a_started_batch_stay(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     offsets = storage.read(names.offsets(4))
     rewind(storage, 3)
@@ -143,7 +143,7 @@ def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
     assert contents(storage) == before
 
 
-def test_a_snapshot_of_sparks_stays_recognised_as_its_own_when_its_header_is_mended(checkpoint: Checkpoint) -> None:
+def test_a_native_snapshot_with_a_repaired_header_is_still_recognized_as_native(checkpoint: Checkpoint) -> None:
     """What Spark has written it may name again: retention must not take such a snapshot for one of ours."""
     storage = checkpoint.storage
     ours, *sparks = as_spark_4_0(storage)
@@ -157,7 +157,7 @@ def statekeeper(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["repair", *arguments], obj=MAINTAINER)
 
 
-def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_back(
+def test_the_verb_shows_the_plan_requires_confirmation_and_can_undo_the_repair(
     eight_versions: Checkpoint, tmp_path: Path
 ) -> None:
     root = str(tmp_path / "root")
@@ -181,9 +181,7 @@ def test_a_person_sees_the_plan_says_that_the_query_is_stopped_and_can_take_it_b
     assert contents(storage) == before
 
 
-def test_where_a_mode_is_configured_that_forbids_it_nothing_is_repaired(
-    eight_versions: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_mode_that_forbids_the_repair_is_obeyed(eight_versions: Checkpoint, tmp_path: Path) -> None:
     storage = eight_versions.copied_to(open_storage(str(tmp_path / "root")), tmp_path).storage
     rewind(storage, 5)
     before = {entry.path for entry in storage.list("")}
@@ -194,7 +192,7 @@ def test_where_a_mode_is_configured_that_forbids_it_nothing_is_repaired(
     assert (refused.exit_code, {entry.path for entry in storage.list("")}) == (13, before)
 
 
-def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_batches_that_were_taken_back(
+def test_files_committed_during_the_listing_are_not_taken_for_rolled_back_batches(
     checkpoint: Checkpoint,
 ) -> None:
     storage = checkpoint.storage
@@ -216,7 +214,7 @@ def test_what_is_committed_while_the_files_are_listed_is_not_taken_for_files_of_
     assert repair.plan(repair.gather(Slow()), None) == RepairPlan(())
 
 
-def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_quarantined(checkpoint: Checkpoint) -> None:
+def test_if_commits_of_known_offsets_are_missing_nothing_is_quarantined(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in (5, 6, 7))
     plan = planned(checkpoint.storage, Spark.V4_2)
     assert plan.actions == ()
@@ -233,9 +231,7 @@ def test_where_commits_are_lost_that_the_offsets_know_of_nothing_is_quarantined(
         "state/0/0/SSTs/000009-1f.sst",
     ],
 )
-def test_a_query_that_begins_or_commits_a_batch_or_writes_its_state_is_not_repaired(
-    checkpoint: Checkpoint, path: str
-) -> None:
+def test_an_active_query_is_not_repaired(checkpoint: Checkpoint, path: str) -> None:
     storage = checkpoint.storage
 
     class Works(SystemClock):
@@ -262,7 +258,7 @@ def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoin
         quiet.require_stopped(storage, confirmed=True, clock=Works())
 
 
-def test_a_query_of_which_nothing_changes_is_taken_for_stopped_when_a_person_says_so(checkpoint: Checkpoint) -> None:
+def test_an_idle_query_counts_as_stopped_if_the_user_confirms_it(checkpoint: Checkpoint) -> None:
     quiet.require_stopped(checkpoint.storage, confirmed=True, clock=SleeplessClock(0.0))
     with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):
         quiet.require_stopped(checkpoint.storage, confirmed=False, clock=SleeplessClock(0.0))

@@ -32,7 +32,7 @@ from tests.support.repairs import (
 )
 
 
-def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: Checkpoint) -> None:
+def test_an_undo_does_not_overwrite_newer_files(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     run = apply(storage, planned(storage))
@@ -44,12 +44,12 @@ def test_what_was_written_again_since_is_not_overwritten_by_an_undo(checkpoint: 
     assert storage.stat(names.quarantine(run, path)) is not None
 
 
-def test_a_run_that_nobody_knows_cannot_be_taken_back(checkpoint: Checkpoint) -> None:
+def test_an_unknown_run_cannot_be_undone(checkpoint: Checkpoint) -> None:
     with pytest.raises(RefusedAsUnsafe, match="has no quarantined files"):
         roll_back(checkpoint.storage, RandomIds().fresh())
 
 
-def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_after_it(
+def test_retention_keeps_the_tables_of_quarantined_snapshots_so_that_they_can_be_restored(
     checkpoint: Checkpoint,
 ) -> None:
     storage = checkpoint.storage
@@ -75,7 +75,7 @@ def test_what_was_put_aside_keeps_its_tables_from_retention_and_can_be_put_back_
     assert all(names.parse_store_path(path)[1].version.version < 4 for path in gone), "what is below the base"
 
 
-def test_what_was_put_aside_after_retention_was_planned_keeps_its_tables(checkpoint: Checkpoint) -> None:
+def test_snapshots_quarantined_after_the_plan_of_retention_keep_their_tables(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     before = contents(storage)
@@ -93,7 +93,7 @@ def test_what_was_put_aside_after_retention_was_planned_keeps_its_tables(checkpo
     assert zips <= set(roll_back(storage, run))
 
 
-def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tables(checkpoint: Checkpoint) -> None:
+def test_after_a_month_the_quarantine_is_deleted_and_its_tables_in_the_next_run(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     run = apply(storage, planned(storage))
@@ -110,7 +110,7 @@ def test_after_a_month_what_was_put_aside_goes_and_in_the_run_after_that_its_tab
         roll_back(storage, run)
 
 
-def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(checkpoint: Checkpoint) -> None:
+def test_during_the_deletion_of_a_quarantine_no_part_of_it_is_restored(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     run = apply(storage, planned(storage))
@@ -121,7 +121,7 @@ def test_while_retention_takes_what_was_put_aside_no_half_of_it_is_put_back(chec
     assert contents(storage) == before
 
 
-def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goes(checkpoint: Checkpoint) -> None:
+def test_with_an_unreadable_quarantined_zip_no_table_of_its_store_is_deleted(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     store = checkpoint.stores[0]
@@ -138,7 +138,7 @@ def test_where_a_zip_that_was_put_aside_cannot_be_read_no_table_of_its_store_goe
     assert storage.read(path) == b"no zip"
 
 
-def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(checkpoint: Checkpoint) -> None:
+def test_if_the_tables_of_a_quarantined_snapshot_are_missing_nothing_is_restored(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
     store = checkpoint.stores[1]
@@ -154,7 +154,7 @@ def test_a_snapshot_whose_tables_are_gone_is_not_put_back_and_nothing_else_is(ch
     assert contents(storage) == before
 
 
-def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Checkpoint) -> None:
+def test_a_repair_cannot_be_undone_after_the_query_continued(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     commits = {batch: storage.read(names.commits(batch)) for batch in (3, 4)}
     rewind(storage, 3)
@@ -172,7 +172,7 @@ def test_once_the_query_has_gone_on_a_repair_is_not_taken_back(checkpoint: Check
     assert roll_back(storage, run)
 
 
-def test_whatever_request_of_taking_a_repair_back_fails_running_it_again_finishes_it(
+def test_after_any_failed_request_of_an_undo_a_second_run_completes_it(
     eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     roots = copies(eight_versions, tmp_path)
@@ -208,7 +208,7 @@ def copies(checkpoint: Checkpoint, folder: Path) -> Iterator[Storage]:
         number += 1
 
 
-def test_whatever_request_of_a_repair_fails_running_it_again_ends_well_and_all_of_it_can_be_taken_back(
+def test_after_any_failed_request_of_a_repair_a_second_run_succeeds_and_can_be_undone(
     eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     roots = copies(eight_versions, tmp_path)

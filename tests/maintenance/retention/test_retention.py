@@ -46,7 +46,7 @@ def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]
 # -- what stays, what goes ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_below_the_base_of_the_floor_goes_and_each_retained_version_is_what_it_was(
+def test_files_below_the_base_of_the_floor_are_deleted_and_each_retained_version_is_unchanged(
     maintained: Checkpoint, tmp_path: Path
 ) -> None:
     plan = planned(maintained.storage)
@@ -84,7 +84,7 @@ def test_files_that_an_earlier_pass_deleted_neither_hold_the_floor_nor_are_a_fin
         assert Rule.HELD not in rules(plan).values()
 
 
-def test_what_only_one_store_has_lost_at_its_old_end_stays_in_the_others(maintained: Checkpoint) -> None:
+def test_versions_that_one_store_lost_at_its_old_end_stay_in_the_others(maintained: Checkpoint) -> None:
     storage = as_sparks(maintained).storage
     gone, kept = maintained.stores
     files = catalog.files(storage)[gone]
@@ -96,7 +96,7 @@ def test_what_only_one_store_has_lost_at_its_old_end_stays_in_the_others(maintai
     assert not {verdict.path for verdict in plan.deletions if verdict.path.startswith(kept.folder)}
 
 
-def test_a_version_with_a_file_left_holds_all_of_them_until_it_loads(maintained: Checkpoint) -> None:
+def test_a_version_with_one_remaining_file_holds_the_floor_until_it_loads(maintained: Checkpoint) -> None:
     storage = as_sparks(maintained).storage
     damaged = maintained.stores[0]
     storage.delete([damaged.changelog(maintained.versions[number][0]) for number in (1, 2)])
@@ -106,7 +106,7 @@ def test_a_version_with_a_file_left_holds_all_of_them_until_it_loads(maintained:
     assert not any(verdict.path.startswith(names.STATE) for verdict in plan.deletions)
 
 
-def test_every_file_has_a_verdict_and_what_is_not_known_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_every_file_has_a_verdict_and_unknown_files_are_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(12)
     take_snapshots(checkpoint.storage, tmp_path)
     foreign = "state/0/0/notes.txt"
@@ -130,7 +130,7 @@ def test_without_a_snapshot_below_the_floor_everything_stays(checkpoint: Checkpo
         checkpoint.assert_right(tmp_path / f"host-{batch}", batch)
 
 
-def test_what_is_young_stays_however_old_its_version(maintained: Checkpoint) -> None:
+def test_recent_files_stay_even_if_their_version_is_old(maintained: Checkpoint) -> None:
     policy = RetentionPolicy(versions=5, grace_seconds=3600)
     plan = planned(maintained.storage, policy)
     assert plan.floor == 1, "all versions are younger than the grace period"
@@ -146,7 +146,7 @@ def test_a_clock_that_ran_backwards_makes_everything_young(maintained: Checkpoin
     assert plan.deletions == []
 
 
-def test_attempts_that_were_never_committed_go_and_those_newer_than_the_head_stay(
+def test_uncommitted_attempts_are_deleted_unless_they_are_newer_than_the_head(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     checkpoint.grow(6)
@@ -178,9 +178,7 @@ def _commit_beside(checkpoint: Checkpoint, number: int, tmp_path: Path, partitio
 # -- damage holds the floor --------------------------------------------------------------------------------------------
 
 
-def test_a_store_of_which_no_snapshot_could_be_made_holds_the_floor_at_the_one_that_it_has(
-    storage: Storage, tmp_path: Path
-) -> None:
+def test_a_store_without_a_new_snapshot_holds_the_floor_at_its_last_one(storage: Storage, tmp_path: Path) -> None:
     """Its changelogs are all there: that one is damaged, only who reads them knows."""
     made = Checkpoint(storage, tmp_path / "job")
     made.grow(5)
@@ -205,7 +203,7 @@ def test_a_store_of_which_no_snapshot_could_be_made_holds_the_floor_at_the_one_t
     assert planned(storage).floor == 11
 
 
-def test_a_run_of_snapshots_that_failed_as_a_whole_says_nothing_of_a_store(maintained: Checkpoint) -> None:
+def test_a_failed_run_of_snapshots_is_not_attributed_to_a_store(maintained: Checkpoint) -> None:
     storage = maintained.storage
     before = planned(storage)
     with pytest.raises(CorruptFile), runs.recorded(storage, "snapshot", RandomIds().fresh(), [], SystemClock()):
@@ -213,7 +211,7 @@ def test_a_run_of_snapshots_that_failed_as_a_whole_says_nothing_of_a_store(maint
     assert planned(storage).floor == before.floor
 
 
-def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_the_same(
+def test_one_damaged_store_holds_the_floor_of_all_and_files_below_it_are_deleted(
     maintained: Checkpoint, tmp_path: Path
 ) -> None:
     victim = maintained.stores[0]
@@ -228,7 +226,7 @@ def test_one_damaged_store_holds_the_floor_of_all_and_what_is_below_it_goes_all_
     maintained.assert_right(tmp_path / "restart", 11)
 
 
-def test_when_no_version_loads_everywhere_only_what_was_never_committed_goes(
+def test_if_no_version_loads_in_all_stores_only_uncommitted_files_are_deleted(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     checkpoint.grow(12)
@@ -268,12 +266,12 @@ def test_a_commit_log_and_a_lineage_that_contradict_each_other_hold_everything(m
     assert plan.deletions == []
 
 
-def test_what_is_no_checkpoint_is_said(storage: Storage) -> None:
+def test_a_folder_without_a_checkpoint_is_an_error(storage: Storage) -> None:
     with pytest.raises(NotACheckpoint):
         planned(storage)
 
 
-def test_a_run_deletes_no_more_than_it_may_and_the_next_goes_on(maintained: Checkpoint, tmp_path: Path) -> None:
+def test_a_run_deletes_at_most_its_limit_and_the_next_run_continues(maintained: Checkpoint, tmp_path: Path) -> None:
     few = RetentionPolicy(versions=5, grace_seconds=0, most_files=7)
     everything = {verdict.path for verdict in planned(maintained.storage).deletions}
     runs = 0

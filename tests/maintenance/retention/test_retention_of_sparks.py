@@ -22,7 +22,7 @@ def batches(storage: Storage, folder: str) -> list[int]:
     return sorted(int(path.rpartition("/")[2]) for path in paths(storage, folder))
 
 
-def test_logs_of_a_checkpoint_of_sparks_are_deleted_below_the_floor_but_for_what_a_start_reads(
+def test_native_logs_below_the_floor_are_deleted_except_those_that_a_start_reads(
     native: Checkpoint, tmp_path: Path
 ) -> None:
     plan = planned(native.storage, AT_ONCE)
@@ -48,7 +48,7 @@ def test_logs_of_a_checkpoint_of_sparks_are_deleted_below_the_floor_but_for_what
     assert (more.floor, more.findings, more.deletions) == (16, (), []), "what is gone is not asked for"
 
 
-def test_of_a_checkpoint_of_sparks_only_its_logs_of_batches_are_purged(native: Checkpoint) -> None:
+def test_only_the_batch_logs_of_a_native_checkpoint_are_purged(native: Checkpoint) -> None:
     """What sources and sinks log, compacted or not, is theirs; and a name that nobody gives is nobody's to delete."""
     theirs = {
         "sources/0/0",
@@ -71,7 +71,7 @@ def test_of_a_checkpoint_of_sparks_only_its_logs_of_batches_are_purged(native: C
     assert theirs <= {entry.path for entry in native.storage.list("", hidden=True)}
 
 
-def test_a_checksum_of_hadoops_goes_with_its_log_and_one_that_was_left_goes_later(native: Checkpoint) -> None:
+def test_hadoops_checksum_is_deleted_with_its_log_or_in_a_later_run(native: Checkpoint) -> None:
     left, kept = names.hidden_checksum(names.commits(3)), names.hidden_checksum(names.commits(17))
     for path in (left, kept, names.hidden_checksum(names.offsets(2))):
         native.storage.create(path, b"crc")
@@ -83,12 +83,12 @@ def test_a_checksum_of_hadoops_goes_with_its_log_and_one_that_was_left_goes_late
     assert {path for path in hidden if "/." in path} == {kept}
 
 
-def test_young_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+def test_recent_native_logs_stay(native: Checkpoint) -> None:
     plan = planned(native.storage, RetentionPolicy(versions=5, grace_seconds=3600))
     assert not [verdict for verdict in plan.logs if verdict.rule.deletes]
 
 
-def test_without_a_floor_the_logs_of_a_checkpoint_of_sparks_stay(native: Checkpoint) -> None:
+def test_without_a_floor_native_logs_stay(native: Checkpoint) -> None:
     storage = native.storage
     storage.delete([path for path in paths(storage) if path.endswith(".zip")])
     storage.delete([native.stores[0].changelog(native.versions[number][0]) for number in range(1, 21)])
@@ -97,7 +97,7 @@ def test_without_a_floor_the_logs_of_a_checkpoint_of_sparks_stay(native: Checkpo
     assert {v.rule for v in plan.logs if v.path.startswith((names.COMMITS, names.OFFSETS))} == {Rule.LOG}
 
 
-def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native: Checkpoint) -> None:
+def test_tables_that_a_running_spark_may_name_again_stay_until_it_is_stopped(native: Checkpoint) -> None:
     storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
     # Retained by Spark's own count are a hundred versions: so many are not here, and all names count.
     old = native.stores[0].snapshot(native.versions[5][0])
@@ -108,7 +108,7 @@ def test_tables_that_spark_may_name_again_stay_and_go_when_it_is_stopped(native:
     assert (stopped[old], stopped[table]) == (Rule.SUPERSEDED, Rule.UNNAMED)
 
 
-def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_them_since(
+def test_tables_newer_than_sparks_newest_snapshot_stay_because_spark_may_have_loaded_them(
     native: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module("statestore.maintenance.retention.plan"), "RETAINED_VERSIONS", 1)
@@ -121,7 +121,7 @@ def test_tables_since_sparks_newest_snapshot_stay_as_it_may_have_loaded_any_of_t
     assert (found[of_ours], found[newest], found[older]) == (Rule.REUSABLE, Rule.REUSABLE, Rule.UNNAMED)
 
 
-def test_a_table_that_no_snapshot_names_may_be_one_that_spark_is_about_to_name(native: Checkpoint) -> None:
+def test_a_table_without_a_snapshot_stays_because_spark_may_name_it_next(native: Checkpoint) -> None:
     orphan = f"{native.stores[0].folder}/{names.TABLES}000077-{RandomIds().fresh()}.sst"
     native.storage.create(orphan, b"a table")
     gathered = retention.gather(native.storage, AT_ONCE, clock=SystemClock())
@@ -129,7 +129,7 @@ def test_a_table_that_no_snapshot_names_may_be_one_that_spark_is_about_to_name(n
     assert (rules(at_work)[orphan], rules(stopped)[orphan]) == (Rule.UPLOADED, Rule.UNNAMED)
 
 
-def test_checksums_go_behind_their_files_and_what_spark_fails_over_is_told(native: Checkpoint) -> None:
+def test_checksums_are_deleted_after_their_files_and_names_that_stop_spark_are_reported(native: Checkpoint) -> None:
     storage, store = native.storage, native.stores[0]
     gone, kept = store.changelog(native.versions[3][0]), store.snapshot(native.versions[20][0])
     for path in (gone, kept):

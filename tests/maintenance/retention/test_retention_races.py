@@ -24,9 +24,7 @@ from tests.support.clocks import SleeplessClock
 from tests.support.retention import AT_ONCE, collect, paths, planned, rules, take_snapshots
 
 
-def test_a_table_that_a_snapshot_names_since_the_plan_was_made_is_spared(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_table_that_a_snapshot_names_after_the_plan_is_kept(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(6)
     [taken, _] = take_snapshots(checkpoint.storage, tmp_path)
     store = taken.action.store
@@ -43,7 +41,7 @@ def test_a_table_that_a_snapshot_names_since_the_plan_was_made_is_spared(
     checkpoint.assert_snapshots_are_right(tmp_path / "host")
 
 
-def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(maintained: Checkpoint) -> None:
+def test_a_snapshot_that_names_a_table_pending_deletion_is_no_base(maintained: Checkpoint) -> None:
     store = maintained.stores[0]
     base = snapshot_tables(maintained, maintained.versions[15][0])
     announcements.announce(maintained.storage, "a run that sleeps", [store.table_file(name) for name in base])
@@ -53,7 +51,7 @@ def test_a_snapshot_that_names_a_doomed_table_is_no_base_to_rest_on(maintained: 
     assert of_store.base.version < 15
 
 
-def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_base_to_rest_on(
+def test_a_snapshot_whose_table_is_announced_during_gathering_is_no_base(
     maintained: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, listed = maintained.stores[0], maintained.storage.list
@@ -71,7 +69,7 @@ def test_a_snapshot_whose_table_is_announced_while_the_facts_are_gathered_is_no_
     maintained.assert_right(tmp_path / "host", 15)
 
 
-def test_a_doomed_table_is_sent_again_under_another_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_table_pending_deletion_is_uploaded_again_under_another_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.grow(5)
     take_snapshots(checkpoint.storage, tmp_path)
     store = checkpoint.stores[0]
@@ -90,7 +88,7 @@ def snapshot_tables(checkpoint: Checkpoint, version: VersionId) -> list[str]:
     return [table.dfs_name for table in read_snapshot(checkpoint.storage.read(path), path).metadata.tables]
 
 
-def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(maintained: Checkpoint, tmp_path: Path) -> None:
+def test_if_a_base_is_lost_after_the_plan_nothing_is_deleted(maintained: Checkpoint, tmp_path: Path) -> None:
     plan = planned(maintained.storage)
     victim = maintained.stores[0]
     maintained.storage.delete([victim.snapshot(maintained.versions[15][0])])
@@ -100,7 +98,7 @@ def test_a_base_that_was_lost_since_the_plan_was_made_saves_its_store(maintained
     maintained.assert_right(tmp_path / "host", 17)
 
 
-def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(maintained: Checkpoint, tmp_path: Path) -> None:
+def test_a_run_that_stalls_until_all_files_changed_loses_no_version(maintained: Checkpoint, tmp_path: Path) -> None:
     stale = planned(maintained.storage)
     for _ in range(3):
         maintained.grow(5)
@@ -113,7 +111,7 @@ def test_a_run_that_sleeps_until_everything_has_changed_does_no_harm(maintained:
     maintained.assert_snapshots_are_right(tmp_path / "fresh")
 
 
-def test_a_holder_that_stalled_leaves_the_lease_of_its_successor_alone(storage: Storage) -> None:
+def test_a_stalled_holder_does_not_change_the_lease_of_its_successor(storage: Storage) -> None:
     clock = SleeplessClock(SystemClock().now_seconds())
     stalled = lease.acquire(storage, "gc", run="stalled", holder="here:1", clock=clock)
     clock.sleep(lease.LIFE_SECONDS * 2)
@@ -129,7 +127,7 @@ def test_a_holder_that_stalled_leaves_the_lease_of_its_successor_alone(storage: 
     assert (found.lease.run, found.lease.released) == ("successor", True)
 
 
-def test_who_lost_the_lease_stops_before_the_next_deletion(maintained: Checkpoint, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_lease_stops_before_the_next_deletion(maintained: Checkpoint, tmp_path: Path) -> None:
     plan = planned(maintained.storage)
     storage, clock = maintained.storage, SystemClock()
     mine = lease.acquire(storage, "gc", run="mine", holder="a test", clock=clock)
@@ -143,7 +141,7 @@ def test_who_lost_the_lease_stops_before_the_next_deletion(maintained: Checkpoin
     maintained.assert_right(tmp_path / "host", 17)
 
 
-def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) -> None:
+def test_an_old_plan_is_not_executed(maintained: Checkpoint) -> None:
     plan = planned(maintained.storage)
     clock = SleeplessClock(SystemClock().now_seconds())
     mine = lease.acquire(maintained.storage, "gc", run="mine", holder="a test", clock=clock)
@@ -154,7 +152,7 @@ def test_a_plan_that_has_grown_old_is_not_carried_out(maintained: Checkpoint) ->
         next(steps)
 
 
-def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) -> None:
+def test_the_second_of_two_maintainers_fails_with_the_name_of_the_first(storage: Storage) -> None:
     clock = SleeplessClock(SystemClock().now_seconds())
     with (
         lease.held(storage, "gc", run="first", holder="here:1", clock=clock),
@@ -170,13 +168,13 @@ def test_of_two_maintainers_the_second_is_told_who_is_at_it(storage: Storage) ->
         second.require()
 
 
-def test_more_versions_may_be_asked_for_than_an_earlier_pass_has_left(maintained: Checkpoint) -> None:
+def test_a_later_pass_can_retain_more_versions_than_an_earlier_one(maintained: Checkpoint) -> None:
     collect(maintained.storage, planned(maintained.storage, RetentionPolicy(versions=2, grace_seconds=0)))
     plan = planned(maintained.storage, RetentionPolicy(versions=18, grace_seconds=0))
     assert (plan.floor, plan.findings) == (19, ())
 
 
-def test_a_commit_that_a_sleeping_driver_writes_again_proves_nothing(maintained: Checkpoint) -> None:
+def test_a_commit_rewritten_by_a_stalled_driver_is_no_evidence(maintained: Checkpoint) -> None:
     collect(maintained.storage, planned(maintained.storage))
     ids = tuple((RandomIds().fresh(),) for _ in maintained.stores)
     maintained.storage.create(names.commits(9), logs.encode_commit(logs.CommitLog(0, {0: ids})))
@@ -185,13 +183,13 @@ def test_a_commit_that_a_sleeping_driver_writes_again_proves_nothing(maintained:
     assert rules(plan)[names.commits(9)] is Rule.OLD_LOG
 
 
-def test_logs_go_oldest_first(maintained: Checkpoint) -> None:
+def test_logs_are_deleted_oldest_first(maintained: Checkpoint) -> None:
     going = [v.path for v in planned(maintained.storage).deletions if v.path.startswith(f"{names.COMMITS}/")]
     assert going == [names.commits(batch) for batch in range(15)]
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[]", b'{"path": 1}', b"\xff"])
-def test_an_announcement_that_cannot_be_read_stops_retention_by_name(
+def test_an_unreadable_announcement_stops_retention_with_its_name(
     checkpoint: Checkpoint, tmp_path: Path, damage: bytes
 ) -> None:
     checkpoint.grow(12)
