@@ -17,7 +17,7 @@ from tests.support.checkpoints import Checkpoint
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 
 
-def test_heads_are_what_the_newest_commit_names(storage: Storage, tmp_path: Path) -> None:
+def test_heads_come_from_the_newest_commit(storage: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(storage, tmp_path, partitions=3)
     assert catalog.heads(storage) is None
     checkpoint.grow(2)
@@ -39,7 +39,7 @@ def test_the_four_stores_of_a_join_get_their_ids_by_their_order(storage: Storage
     assert len(heads.heads) == 8
 
 
-def test_an_operator_is_described_by_the_metadata_that_held_at_the_batch(storage: Storage) -> None:
+def test_the_operator_metadata_of_the_batch_applies(storage: Storage) -> None:
     assert catalog.operator_at(storage, 0, 3) is None
     for batch in (2, 10):
         infos = (operators.StoreInfo("default", 0, batch),)
@@ -52,9 +52,7 @@ def test_an_operator_is_described_by_the_metadata_that_held_at_the_batch(storage
     }
 
 
-def test_the_stores_at_any_committed_batch_are_known_and_at_version_0_all_are_empty(
-    storage: Storage, tmp_path: Path
-) -> None:
+def test_stores_are_known_at_any_committed_batch_and_empty_at_version_0(storage: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(storage, tmp_path, partitions=2)
     checkpoint.grow(3)
     for batch in (-1, 0, 2):
@@ -64,7 +62,7 @@ def test_the_stores_at_any_committed_batch_are_known_and_at_version_0_all_are_em
         catalog.heads_at(storage, 3)
 
 
-def test_a_commit_of_structure_v1_names_versions_alone(storage: Storage, tmp_path: Path) -> None:
+def test_a_v1_commit_contains_versions_without_ids(storage: Storage, tmp_path: Path) -> None:
     Checkpoint(storage, tmp_path, partitions=1)
     storage.create(names.commits(3), logs.encode_commit(logs.CommitLog(0, None)))
     heads = catalog.heads(storage)
@@ -72,7 +70,7 @@ def test_a_commit_of_structure_v1_names_versions_alone(storage: Storage, tmp_pat
     assert heads.heads == {StorePath(0, 0): VersionId(4)}
 
 
-def test_a_commit_that_lacks_a_store_is_corrupt(storage: Storage, tmp_path: Path) -> None:
+def test_a_commit_without_one_of_the_stores_is_corrupt(storage: Storage, tmp_path: Path) -> None:
     Checkpoint(storage, tmp_path, partitions=2)
     storage.create(names.commits(0), logs.encode_commit(logs.CommitLog(0, {0: ((IDS[0],),)})))
     with pytest.raises(
@@ -81,7 +79,7 @@ def test_a_commit_that_lacks_a_store_is_corrupt(storage: Storage, tmp_path: Path
         catalog.heads(storage)
 
 
-def test_a_store_that_no_metadata_describes_is_not_left_out_without_a_word(storage: Storage, tmp_path: Path) -> None:
+def test_a_store_without_metadata_is_reported(storage: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(storage, tmp_path, partitions=2)
     checkpoint.grow(1)
     storage.delete([names.operator_metadata(0)])
@@ -91,7 +89,7 @@ def test_a_store_that_no_metadata_describes_is_not_left_out_without_a_word(stora
         catalog.heads(storage)
 
 
-def test_files_are_told_apart_by_store_and_kind(storage: Storage) -> None:
+def test_files_are_grouped_by_store_and_kind(storage: Storage) -> None:
     paths = [
         f"state/0/0/3_{IDS[3]}.changelog",
         f"state/0/0/3_{IDS[3]}.zip",

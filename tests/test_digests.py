@@ -10,7 +10,7 @@ from statestore.format.names import EMPTY, StorePath, VersionId, is_checkpoint_i
 STORE = StorePath(0, 3)
 
 
-def test_a_digest_tells_other_bytes_another_past_and_another_store(tmp_path: Path) -> None:
+def test_a_digest_depends_on_bytes_predecessors_and_store(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     mine.write_bytes(b"changes")
     other.write_bytes(b"others!")

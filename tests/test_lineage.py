@@ -53,12 +53,12 @@ def decide(
 # --- by name ------------------------------------------------------------------------------------------------------
 
 
-def test_the_empty_version_needs_nothing() -> None:
+def test_the_empty_version_needs_no_files() -> None:
     step = next_step(EMPTY, snapshots={named(1)}, local=LocalCopy(named(4), chain(1, 4)), headers={})
     assert step == LoadPlan(BaseKind.NOTHING, EMPTY, (), ())
 
 
-def test_a_local_copy_of_the_version_is_served_without_a_question() -> None:
+def test_a_local_copy_of_the_version_is_used_without_a_request() -> None:
     step = next_step(named(4), snapshots={named(3)}, local=LocalCopy(named(4), chain(1, 4)), headers={})
     assert step == LoadPlan(BaseKind.LOCAL, named(4), (), chain(3, 4))
 
@@ -77,18 +77,18 @@ def test_a_local_ancestor_wins_over_a_newer_snapshot_and_the_lineage_starts_ther
 
 
 @pytest.mark.parametrize("local", [named(3, "b"), named(5, "b"), named(9)])
-def test_a_copy_that_the_lineage_does_not_name_is_no_base(local: VersionId) -> None:
+def test_a_copy_outside_the_lineage_is_no_base(local: VersionId) -> None:
     copy = LocalCopy(local, ())
     step = next_step(named(5), snapshots={named(2)}, local=copy, headers={named(5): chain(1, 4)})
     assert step == LoadPlan(BaseKind.SNAPSHOT, named(2), chain(3, 5), chain(2, 5))
 
 
-def test_a_snapshot_that_the_lineage_does_not_name_is_no_base() -> None:
+def test_a_snapshot_outside_the_lineage_is_no_base() -> None:
     step = next_step(named(5), snapshots={named(4, "b")}, local=None, headers={named(5): chain(1, 4)})
     assert step == LoadPlan(BaseKind.NOTHING, EMPTY, chain(1, 5), chain(1, 5))
 
 
-def test_when_the_presumed_snapshot_is_gone_its_changelog_is_asked() -> None:
+def test_if_the_presumed_snapshot_is_missing_its_changelog_is_read() -> None:
     headers = {named(9): chain(5, 8)}
     assert next_step(named(9), snapshots=set(), local=None, headers=headers) == NeedsHeader(named(5))
     headers[named(5)] = chain(2, 4)
@@ -97,7 +97,7 @@ def test_when_the_presumed_snapshot_is_gone_its_changelog_is_asked() -> None:
     )
 
 
-def test_a_changelog_that_names_nothing_before_it_ends_the_trace() -> None:
+def test_a_changelog_without_predecessors_ends_the_trace() -> None:
     step = next_step(named(9), snapshots=set(), local=None, headers={named(9): ()})
     assert isinstance(step, NotLoadable)
     assert step.missing == named(9)
@@ -106,13 +106,13 @@ def test_a_changelog_that_names_nothing_before_it_ends_the_trace() -> None:
 @pytest.mark.parametrize(
     "lineage", [(named(1), named(3)), (named(3), named(2), named(1)), (named(3), named(3)), (named(4),), chain(1, 2)]
 )
-def test_a_lineage_with_a_gap_is_not_followed(lineage: Lineage) -> None:
+def test_a_lineage_with_a_gap_is_rejected(lineage: Lineage) -> None:
     step = next_step(named(4), snapshots={named(1)}, local=None, headers={named(4): lineage})
     assert isinstance(step, NotLoadable)
     assert "jumps" in step.reason
 
 
-def test_a_lineage_that_names_itself_does_not_go_round_for_ever() -> None:
+def test_a_cyclic_lineage_does_not_loop_forever() -> None:
     """What no writer writes: each header leads back to the same version."""
     decision, asked = decide(
         named(3), snapshots=set(), local=None, in_storage={named(3): (named(2),), named(2): (named(2),)}
@@ -179,7 +179,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 @given(trees())
 @settings(max_examples=800)
-def test_each_decision_is_the_models(tree: Tree) -> None:
+def test_each_decision_equals_that_of_the_model(tree: Tree) -> None:
     decision, asked = decide(tree.target, snapshots=tree.snapshots, local=tree.local, in_storage=tree.headers)
     line = tree.ancestors(tree.target)
     local = tree.local.version if tree.local is not None and tree.local.version in line else None

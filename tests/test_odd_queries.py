@@ -72,7 +72,7 @@ def test_the_audit_of_an_ordinary_query_is_clean(written: Written, tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", STATELESS)
-def test_each_verb_says_plainly_that_there_is_no_state(written: Written, tmp_path: Path, form: str) -> None:
+def test_each_verb_reports_a_query_without_state(written: Written, tmp_path: Path, form: str) -> None:
     root = written(form)
     before = files(root)
     scratch = str(tmp_path / "scratch")
@@ -96,7 +96,7 @@ def test_each_verb_says_plainly_that_there_is_no_state(written: Written, tmp_pat
 
 
 @pytest.mark.parametrize("form", UNCOMMITTED)
-def test_a_query_without_a_committed_batch_needs_nothing(written: Written, tmp_path: Path, form: str) -> None:
+def test_a_query_without_a_committed_batch_needs_no_maintenance(written: Written, tmp_path: Path, form: str) -> None:
     root = written(form)
     before = files(root)
     for verb in (["audit", "--deep"], ["inspect"], ["snapshot", "--dry-run"], ["gc", "--apply", "--mode", "full"]):
@@ -159,7 +159,7 @@ def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: 
     assert found == {FindingKind.COMMIT_UNREADABLE, FindingKind.OFFSETS_UNREADABLE}
 
 
-def test_files_of_another_state_store_are_no_query_without_state(written: Written) -> None:
+def test_a_query_with_another_state_store_is_not_stateless(written: Written) -> None:
     """Spark 3.5 describes no operator: of the default state store there are files of other names, and nothing else."""
     root = written("stateless")
     store = root / "state/0/0"
@@ -173,7 +173,7 @@ def test_files_of_another_state_store_are_no_query_without_state(written: Writte
         catalog.state_conf(open_storage(str(root)), heads)
 
 
-def test_the_whole_state_of_a_query_in_structure_v2_that_was_deleted_is_missed(written: Written) -> None:
+def test_deleting_the_whole_state_of_a_v2_query_is_a_finding(written: Written) -> None:
     root = written("v2-union")
     shutil.rmtree(root / "state")
     audit = judge(gather(open_storage(str(root))))

@@ -47,9 +47,7 @@ def partitions(storage: Storage, batch: int | None = None) -> int:
 
 @pytest.mark.parametrize("ids", [None, 1])
 @pytest.mark.parametrize(("name", "key_json"), [(operators.AGGREGATION, ALL_ROWS), ("globalLimit", BY_KEY)])
-def test_what_takes_all_rows_together_has_one_partition(
-    storage: Storage, name: str, key_json: str, ids: int | None
-) -> None:
+def test_global_operators_have_one_partition(storage: Storage, name: str, key_json: str, ids: int | None) -> None:
     begin(storage, name, key_json)
     commit(storage, 0, ids)
     assert partitions(storage) == 1
@@ -58,7 +56,7 @@ def test_what_takes_all_rows_together_has_one_partition(
     assert [store.store for store in found.stores] == [StorePath(0, 0)]
 
 
-def test_a_schema_that_cannot_be_read_says_nothing_of_partitions() -> None:
+def test_an_unreadable_schema_does_not_determine_partitions() -> None:
     assert has_one_partition(operators.AGGREGATION, ALL_ROWS)
     for key_json in (BY_KEY, "{", "[]", None):
         assert not has_one_partition(operators.AGGREGATION, key_json)
@@ -79,7 +77,7 @@ def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage:
     assert not any(finding.what is FindingKind.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
 
 
-def test_a_partition_that_is_gone_is_told_when_no_commit_names_it_any_more(storage: Storage) -> None:
+def test_a_removed_partition_is_reported_when_no_commit_names_it(storage: Storage) -> None:
     begin(storage)
     gone = StorePath(0, 2)
     storage.create(gone.changelog(VersionId(1, IDS[2])), b"of a batch that ran in three partitions")
@@ -95,7 +93,7 @@ def test_a_partition_that_is_gone_is_told_when_no_commit_names_it_any_more(stora
 
 
 @pytest.mark.parametrize("named", [1, 3])
-def test_a_commit_that_nothing_else_bears_out_is_refused_by_name(storage: Storage, named: int) -> None:
+def test_a_commit_without_other_evidence_is_rejected_with_a_typed_error(storage: Storage, named: int) -> None:
     begin(storage)
     commit(storage, 0, 2)
     commit(storage, 1, named)
@@ -105,7 +103,7 @@ def test_a_commit_that_nothing_else_bears_out_is_refused_by_name(storage: Storag
     assert finding.file == "commits/1"
 
 
-def test_offsets_that_cannot_be_read_leave_what_the_metadata_says(storage: Storage) -> None:
+def test_with_unreadable_offsets_the_metadata_applies(storage: Storage) -> None:
     begin(storage)
     for batch in range(2):
         commit(storage, batch, None, 3)

@@ -40,12 +40,12 @@ def test_a_secret_in_a_text_is_masked(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_a_text_without_a_secret_stays_as_it_is(text: str) -> None:
+def test_a_text_without_a_secret_is_unchanged(text: str) -> None:
     assert redacted(text) == text
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_an_error_shows_no_secret_wherever_it_travels(text: str) -> None:
+def test_an_error_shows_no_secret_in_any_output(text: str) -> None:
     error = StorageError(text, path=text, hint=text)
     for one in (error, pickle.loads(pickle.dumps(error))):
         shown = f"{one} {one!r} {one.args} {''.join(traceback.format_exception(one))}"
@@ -53,13 +53,13 @@ def test_an_error_shows_no_secret_wherever_it_travels(text: str) -> None:
 
 
 @pytest.mark.parametrize("url", [*TEXTS[:3], TEXTS[6].replace("http", "s3")])
-def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
+def test_a_url_with_a_secret_is_rejected_without_showing_it(url: str) -> None:
     with pytest.raises(StorageError, match="give credentials as storage options") as refused:
         open_storage(url)
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_describes_a_root_shows_neither_options_nor_a_secret_in_its_url() -> None:
+def test_the_description_of_a_root_shows_no_options_and_no_secret() -> None:
     spec = StorageSpec(TEXTS[0], (("secret", SECRET),))
     shown = f"{spec!r} {Root('orders', spec, Policies())!r}"
     assert SECRET not in shown
@@ -75,6 +75,6 @@ def test_an_error_shows_control_characters_of_a_file_as_escapes() -> None:
         assert text.count("\\x1b]0;owned") == 3
 
 
-def test_a_text_of_several_lines_and_languages_stays_as_it_is() -> None:
+def test_a_text_of_several_lines_and_languages_is_unchanged() -> None:
     text = "überzählig\n\tzwei 漢字"
     assert printable(text) == text

@@ -65,7 +65,7 @@ def kind_and_folder(request: Request) -> tuple[Kind, str]:
         pytest.param(2, 44, id="any later batch"),
     ],
 )
-def test_whatever_request_of_a_batch_the_driver_dies_at_the_next_one_goes_on(
+def test_after_a_crash_at_any_request_of_a_batch_the_next_driver_continues(
     storage_spec: StorageSpec, batch: int, expected_cases: int, structure: Structure
 ) -> None:
     def grown(number: object) -> tuple[Storage, World]:
@@ -142,7 +142,7 @@ def at_once(*acts: Callable[[], object]) -> list[object]:
         return list(pool.map(run, acts))
 
 
-def test_drivers_that_make_a_root_at_once_get_the_same_one(storage_spec: StorageSpec) -> None:
+def test_drivers_that_create_a_root_at_once_get_the_same_one(storage_spec: StorageSpec) -> None:
     for number in range(3):
         spec = replace(storage_spec, url=f"{storage_spec.url}-{number}")
         roots = at_once(*[lambda spec=spec: opened(open_storage(spec))] * 4)
@@ -151,7 +151,7 @@ def test_drivers_that_make_a_root_at_once_get_the_same_one(storage_spec: Storage
         assert all(isinstance(root, StateRoot) for root in roots), roots
 
 
-def test_of_two_queries_that_make_a_root_at_once_one_is_refused(storage_spec: StorageSpec) -> None:
+def test_one_of_two_queries_that_create_a_root_at_once_is_rejected(storage_spec: StorageSpec) -> None:
     for number in range(3):
         spec = replace(storage_spec, url=f"{storage_spec.url}-{number}")
         made = at_once(
@@ -162,7 +162,7 @@ def test_of_two_queries_that_make_a_root_at_once_one_is_refused(storage_spec: St
         assert isinstance(refused, ForeignRoot)
 
 
-def test_of_two_drivers_that_commit_other_ids_one_is_refused_and_told(storage: Storage, structure: Structure) -> None:
+def test_one_of_two_drivers_with_different_ids_fails_with_a_typed_error(storage: Storage, structure: Structure) -> None:
     roots = [opened(storage, structure=structure) for _ in range(2)]
     for root in roots:
         assert isinstance(root.begin(0, outer(0)), Ready)
@@ -203,7 +203,7 @@ def test_a_batch_builds_on_the_ids_of_the_one_before(storage: Storage, structure
 
 
 @pytest.mark.parametrize(("held", "asked"), [(Structure.V1, Structure.V2), (Structure.V2, Structure.V1)])
-def test_a_root_of_the_other_structure_is_refused_with_the_command_that_switches_it(
+def test_a_root_of_the_other_structure_is_rejected_with_the_command_that_switches_it(
     storage: Storage, held: Structure, asked: Structure
 ) -> None:
     World(structure=held).run(storage, 0)
@@ -216,20 +216,20 @@ def test_a_root_of_the_other_structure_is_refused_with_the_command_that_switches
     assert isinstance(opened(storage, batch=1, structure=held).begin(1, outer(1)), Ready)
 
 
-def test_a_root_without_a_commit_has_the_structure_that_is_asked_for(storage: Storage, structure: Structure) -> None:
+def test_a_root_without_a_commit_gets_the_requested_structure(storage: Storage, structure: Structure) -> None:
     opened(storage, structure=Structure.V2).begin(0, outer(0))
     World(structure=structure).run(storage, 0)
     assert (logs.parse_commit(storage.read(names.commits(0)), "x").ids is None) == (structure is Structure.V1)
 
 
-def test_a_commit_of_structure_v1_that_says_no_digests_is_refused(storage: Storage) -> None:
+def test_a_v1_commit_without_digests_is_rejected(storage: Storage) -> None:
     World(structure=Structure.V1).run(storage, 0)
     storage.replace(names.commits(0), b'v1\n{"nextBatchWatermarkMs":0}')
     with pytest.raises(CorruptFile, match="commits/0: has no digests"):
         opened(storage, batch=1, structure=Structure.V1).begin(1, outer(1))
 
 
-def test_a_root_says_what_spark_needs_to_read_its_state(storage: Storage) -> None:
+def test_a_root_contains_the_metadata_that_spark_needs(storage: Storage) -> None:
     root = World().run(storage, 0)
     assert logs.parse_metadata(storage.read(names.QUERY_METADATA), "metadata") == root.binding.root_id
     conf = logs.parse_offsets(storage.read(names.offsets(0)), "offsets/0").conf
@@ -238,7 +238,7 @@ def test_a_root_says_what_spark_needs_to_read_its_state(storage: Storage) -> Non
     assert [(s.name, s.partitions) for s in described.stores] == [("default", PARTITIONS)]
 
 
-def test_a_batch_that_is_committed_with_the_same_offsets_is_done(storage: Storage) -> None:
+def test_a_committed_batch_with_the_same_offsets_is_complete(storage: Storage) -> None:
     World().run(storage, 0)
     assert isinstance(opened(storage).begin(0, outer(0)), Done)
 
@@ -253,7 +253,7 @@ def test_the_same_offsets_planned_at_another_time_are_the_same_offsets(storage: 
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_other_offsets_for_the_same_batch_are_refused(storage: Storage, committed: bool) -> None:
+def test_other_offsets_for_the_same_batch_are_rejected(storage: Storage, committed: bool) -> None:
     root = opened(storage)
     root.begin(0, outer(0))
     if committed:
@@ -268,20 +268,20 @@ def test_the_root_of_another_query_is_foreign(storage: Storage) -> None:
         opened(storage, wanted(query=OTHER_QUERY))
 
 
-def test_a_query_with_a_past_makes_no_new_root(storage: Storage) -> None:
+def test_a_query_with_earlier_batches_creates_no_new_root(storage: Storage) -> None:
     with pytest.raises(RootLost, match=r"at batch 5, but the state root is missing.* -> restore the root"):
         opened(storage, batch=5)
     assert storage.list("") == []
 
 
-def test_a_batch_without_its_predecessor_is_refused(storage: Storage) -> None:
+def test_a_batch_without_its_predecessor_is_rejected(storage: Storage) -> None:
     World().run(storage, 0)
     with pytest.raises(RootLost, match=r"commits/1: batch 2 needs the state of batch 1"):
         opened(storage, batch=2).begin(2, outer(2))
     assert [entry.path for entry in storage.list("offsets")] == ["offsets/0"]
 
 
-def test_a_gap_below_the_head_is_refused(storage: Storage) -> None:
+def test_a_gap_below_the_head_is_rejected(storage: Storage) -> None:
     world = World()
     for batch in range(3):
         world.run(storage, batch)
@@ -290,14 +290,14 @@ def test_a_gap_below_the_head_is_refused(storage: Storage) -> None:
         opened(storage, wanted(store(GROWN)), batch=1).begin(1, outer(1))
 
 
-def test_a_committed_batch_without_its_offsets_is_refused(storage: Storage) -> None:
+def test_a_committed_batch_without_its_offsets_is_rejected(storage: Storage) -> None:
     World().run(storage, 0)
     storage.delete([names.offsets(0)])
     with pytest.raises(RootLost, match="is missing, but batch"):
         opened(storage).begin(0, outer(0))
 
 
-def test_a_commit_that_names_too_few_partitions_is_refused(storage: Storage) -> None:
+def test_a_commit_with_too_few_partitions_is_rejected(storage: Storage) -> None:
     root = opened(storage)
     root.begin(0, outer(0))
     root.commit(0, {0: (IDS.fresh(),)})
@@ -305,7 +305,7 @@ def test_a_commit_that_names_too_few_partitions_is_refused(storage: Storage) -> 
         root.begin(1, outer(1))
 
 
-def test_the_partitions_of_the_root_win(storage: Storage) -> None:
+def test_the_partition_count_of_the_root_applies(storage: Storage) -> None:
     World().run(storage, 0)
     root = opened(storage, wanted(partitions=8, key_groups=128))
     assert (root.binding.partitions, root.binding.key_groups) == (PARTITIONS, 64)
@@ -316,14 +316,14 @@ def test_the_partitions_of_the_root_win(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b'{"format": 1}', b'{"format": 1, "stores": 7}'])
-def test_a_binding_that_is_none_is_refused_by_name(storage: Storage, body: bytes) -> None:
+def test_an_invalid_binding_is_rejected_with_a_typed_error(storage: Storage, body: bytes) -> None:
     storage.create(names.BINDING, body)
     with pytest.raises((CorruptFile, UnknownFormatVersion), match="binding"):
         opened(storage)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"batch": "x"}'])
-def test_a_pending_attempt_that_is_none_is_refused_by_name(storage: Storage, body: bytes) -> None:
+def test_an_invalid_pending_attempt_is_rejected_with_a_typed_error(storage: Storage, body: bytes) -> None:
     attempt = IDS.fresh()
     storage.create(names.pending(0, attempt), body)
     with pytest.raises(CorruptFile, match="pending"):
@@ -353,7 +353,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize(("declared", "difference"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
-def test_a_schema_that_differs_is_refused_with_the_difference(
+def test_a_different_schema_is_rejected_with_the_difference(
     storage: Storage, declared: StoreSchema, difference: str
 ) -> None:
     World().run(storage, 0)
@@ -363,7 +363,7 @@ def test_a_schema_that_differs_is_refused_with_the_difference(
     assert [entry.path for entry in storage.list("")] == before
 
 
-def test_other_stores_are_refused(storage: Storage) -> None:
+def test_other_stores_are_rejected(storage: Storage) -> None:
     World().run(storage, 0)
     with pytest.raises(
         SchemaMismatch, match=r"has the stores \['default'\], but the job declares \['default', 'more'\]"
@@ -375,7 +375,7 @@ def schema_for_spark(storage: Storage) -> str:
     return operators.parse_schema(storage.read(names.state_schema(0)), "schema")[1]
 
 
-def test_an_added_nullable_column_is_recorded_and_spark_is_told_when_the_rows_have_it(storage: Storage) -> None:
+def test_an_added_nullable_column_is_recorded_and_in_sparks_schema_once_the_rows_have_it(storage: Storage) -> None:
     World().run(storage, 0)
     root = opened(storage, wanted(store(GROWN)), batch=1)
     root.begin(1, outer(1))
@@ -393,7 +393,7 @@ def test_an_added_nullable_column_is_recorded_and_spark_is_told_when_the_rows_ha
         opened(storage, wanted(), batch=2)
 
 
-def test_columns_may_be_added_again_and_again(storage: Storage) -> None:
+def test_columns_can_be_added_repeatedly(storage: Storage) -> None:
     values = VALUES
     for batch in range(4):
         root = opened(storage, wanted(store(values)), batch)
@@ -404,7 +404,7 @@ def test_columns_may_be_added_again_and_again(storage: Storage) -> None:
         values = values.append(pa.field(f"column_{batch}", pa.string()))
 
 
-def test_another_column_before_the_batch_of_the_first_is_committed_is_refused_by_name(storage: Storage) -> None:
+def test_a_second_column_before_the_commit_of_the_first_is_rejected_with_a_typed_error(storage: Storage) -> None:
     World().run(storage, 0)
     opened(storage, wanted(store(GROWN)), batch=1).rewrites(1)
     more = opened(storage, wanted(store(GROWN.append(pa.field("best", pa.float64())))), batch=1)

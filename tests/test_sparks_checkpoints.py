@@ -51,7 +51,7 @@ def test_all_of_them_are_there() -> None:
     assert len(FIXTURES) >= FEWEST
 
 
-def test_the_audit_finds_nothing_and_the_dump_shows_what_spark_showed(written: Written, tmp_path: Path) -> None:
+def test_the_audit_is_clean_and_the_dump_equals_sparks_rows(written: Written, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")}
     found = audit.judge(audit.gather(written.storage, scratch=tmp_path / "scratch"))
     assert found.findings == ()
@@ -65,7 +65,7 @@ def test_the_audit_finds_nothing_and_the_dump_shows_what_spark_showed(written: W
     assert {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")} == before
 
 
-def test_a_snapshot_at_the_head_alone_holds_all_of_it(written: Written, tmp_path: Path) -> None:
+def test_a_snapshot_at_the_head_alone_contains_all_rows(written: Written, tmp_path: Path) -> None:
     storage = written.storage
     gathered = snapshots.gather(storage, at_head=True)
     planned = snapshots.plan(gathered, snapshots.SnapshotPolicy(), take_all=True)
@@ -83,7 +83,7 @@ def test_a_snapshot_at_the_head_alone_holds_all_of_it(written: Written, tmp_path
     assert written.differing(dumped(written.checkpoint)) == []
 
 
-def test_it_goes_to_the_other_structure_and_back_with_all_that_it_holds(written: Written, tmp_path: Path) -> None:
+def test_a_switch_to_the_other_structure_and_back_keeps_all_rows(written: Written, tmp_path: Path) -> None:
     storage = written.storage
     here, before = structure_of(storage), dumped(written.checkpoint)
     for to in (here.other, here):
@@ -98,7 +98,7 @@ def test_retention_of_all_its_versions_deletes_nothing(written: Written) -> None
     assert (plan.findings, plan.floor, plan.deletions) == ((), 1, [])
 
 
-def test_a_snapshot_of_sparks_is_read_in_full_before_what_replaces_it_is_deleted(written: Written) -> None:
+def test_sparks_snapshot_is_read_in_full_before_its_fallback_is_deleted(written: Written) -> None:
     """The intact ones are read; with a flipped byte in the newest of one store nothing is deleted."""
     policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
 

@@ -51,7 +51,7 @@ def kinds(audit: Audit) -> list[FindingKind]:
     return [finding.what for finding in audit.findings]
 
 
-def test_changelogs_alone_are_no_base_of_a_store_with_column_families(written: Written, tmp_path: Path) -> None:
+def test_a_store_with_column_families_needs_a_snapshot_as_base(written: Written, tmp_path: Path) -> None:
     """One store has lost the snapshot that names its families: what the other one restores older versions from stays."""
     root = written("v2-transformWithState")
     take(open_storage(str(root)), tmp_path)
@@ -80,7 +80,7 @@ def test_a_changelog_that_was_written_on_top_of_another_one_is_not_replayed(
     assert list((root / refused.value.path).parent.glob("*.zip")) == []
 
 
-def test_what_is_wrong_with_the_only_snapshot_that_names_the_families_is_told(written: Written, tmp_path: Path) -> None:
+def test_the_damage_of_the_only_snapshot_with_the_families_is_reported(written: Written, tmp_path: Path) -> None:
     root = written("v2-transformWithState")
     table = only(root, "state/0/0/SSTs/*.sst")
     table.unlink()
@@ -102,7 +102,7 @@ def test_an_empty_changelog_holds_the_floor(written: Written, tmp_path: Path) ->
     )
 
 
-def test_a_batch_without_offsets_is_none_to_restart_from(written: Written) -> None:
+def test_the_query_cannot_restart_from_a_batch_without_offsets(written: Written) -> None:
     root = written("v2-aggregation")
     for path in (root / "offsets" / "2", root / "offsets" / ".2.crc"):
         path.unlink()
@@ -113,7 +113,7 @@ def test_a_batch_without_offsets_is_none_to_restart_from(written: Written) -> No
     )
 
 
-def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None:
+def test_a_newest_commit_of_a_later_spark_is_not_reported_as_damage(written: Written) -> None:
     root = written("v2-aggregation")
     commit = root / "commits" / "2"
     commit.write_bytes(commit.read_bytes().replace(b"v2\n", b"v7\n"))
@@ -124,7 +124,7 @@ def test_a_newest_commit_of_a_later_spark_is_no_damage(written: Written) -> None
     assert "cannot start" not in found.meaning
 
 
-def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -> None:
+def test_a_damaged_number_in_a_commit_causes_no_loop_of_billions(written: Written) -> None:
     root = written("v1-aggregation")
     shutil.copy(root / "commits" / "2", root / "commits" / "2000000000")
     shutil.copy(root / "offsets" / "2", root / "offsets" / "2000000000")
@@ -134,7 +134,7 @@ def test_a_commit_of_a_damaged_number_is_no_loop_of_billions(written: Written) -
     assert (gap.file, gap.problem) == ("commits/3", "and all commits up to batch 1999999999 are missing")
 
 
-def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
+def test_a_missing_folder_of_an_operator_is_a_finding(written: Written) -> None:
     root = written("v1-two-operators-zstd")
     shutil.rmtree(root / "state" / "0")
     audit = audited(root)
@@ -145,7 +145,7 @@ def test_an_operator_whose_folder_is_gone_is_missed(written: Written) -> None:
 
 
 @pytest.mark.parametrize("name", ["v1-aggregation", "v2-aggregation"])
-def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(written: Written, name: str) -> None:
+def test_a_missing_folder_of_a_partition_is_one_finding_with_its_name(written: Written, name: str) -> None:
     root = written(name)
     shutil.rmtree(root / "state" / "0" / "1")
     audit = audited(root)
@@ -154,21 +154,21 @@ def test_a_partition_whose_folder_is_gone_is_one_finding_by_the_folders_name(wri
     assert "is missing or empty" in found.problem
 
 
-def test_where_all_of_the_state_is_gone_the_audit_does_not_call_it_proved(written: Written) -> None:
+def test_an_audit_without_state_files_reports_the_state_as_unproven(written: Written) -> None:
     root = written("v1-aggregation")
     assert not any("the checkpoint has no store" in text for text in audited(root).unproven)
     shutil.rmtree(root / "state")
     assert any("the checkpoint has no store" in text for text in audited(root).unproven)
 
 
-def test_the_stores_of_a_join_are_known_by_their_folders_where_no_commit_names_them(written: Written) -> None:
+def test_the_folders_reveal_the_stores_of_a_join_that_no_commit_names(written: Written) -> None:
     root = written("v1-join-2")
     shutil.rmtree(root / "state" / "0" / "_metadata")
     audit = audited(root)
     assert (kinds(audit), len(audit.stores)) == ([FindingKind.DESCRIPTION_MISSING], 8)
 
 
-def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
+def test_a_snapshot_of_a_later_spark_is_not_reported_as_damage(written: Written) -> None:
     root = written("v2-transformWithState")
     path = only(root, "state/0/0/1_*.zip")
     with zipfile.ZipFile(path) as archive:
@@ -182,21 +182,21 @@ def test_a_snapshot_of_a_later_spark_is_no_damage(written: Written) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"v2\n[]", b"v2\n{", b"v2\n{}", b"v9\n{}", b"what?"])
-def test_who_cannot_read_the_newest_commit_is_told_what_to_do(written: Written, body: bytes) -> None:
+def test_an_unreadable_newest_commit_is_a_finding_with_an_action(written: Written, body: bytes) -> None:
     root = written("v2-aggregation")
     (root / "commits" / "2").write_bytes(body)
     with pytest.raises(StatekeeperError, match=r"commits/2: .* -> \w+"):
         catalog.heads(open_storage(str(root)))
 
 
-def test_who_lacks_the_newest_offsets_is_told_what_to_do(written: Written) -> None:
+def test_missing_newest_offsets_are_a_finding_with_an_action(written: Written) -> None:
     root = written("v2-aggregation")
     (root / "offsets" / "2").unlink()
     with pytest.raises(ObjectMissing, match=r"offsets/2: .*batch 2.* -> restore"):
         cleaned(root)
 
 
-def test_a_query_of_another_kind_of_state_store_is_not_called_repaired(written: Written) -> None:
+def test_a_query_with_another_state_store_is_not_reported_as_repaired(written: Written) -> None:
     root = written("v2-aggregation")
     for path in root.glob("offsets/[0-9]"):
         path.write_bytes(path.read_bytes().replace(b"RocksDBStateStoreProvider", b"HDFSBackedStateStoreProvider"))
@@ -204,7 +204,7 @@ def test_a_query_of_another_kind_of_state_store_is_not_called_repaired(written: 
         repair.gather(open_storage(str(root)))
 
 
-def test_a_query_that_was_taken_back_to_its_beginning_is_told_and_repaired_and_the_repair_taken_back(
+def test_a_query_rolled_back_to_its_start_is_reported_repaired_and_the_repair_undone(
     written: Written,
 ) -> None:
     """Whoever deletes all commits and offsets leaves snapshots that a later restart takes for its own."""
@@ -225,7 +225,7 @@ def test_a_query_that_was_taken_back_to_its_beginning_is_told_and_repaired_and_t
     assert {entry.path for entry in storage.list(names.STATE)} == before
 
 
-def test_files_of_the_first_batch_are_in_nobodys_way_while_it_runs(written: Written) -> None:
+def test_files_of_the_first_batch_are_no_finding_while_it_runs(written: Written) -> None:
     root = written("v2-aggregation")
     shutil.rmtree(root / "commits")
     for number in (1, 2):

@@ -37,7 +37,7 @@ def confirm(storage: Storage, version: VersionId) -> None:
     storage.create(names.commits(version.version - 1), logs.encode_commit(logs.CommitLog(0, None, digests)))
 
 
-def test_a_version_is_sparks_plain_changelog_under_its_number(hosts: list[Host], storage: Storage) -> None:
+def test_a_version_is_a_spark_changelog_named_by_its_number(hosts: list[Host], storage: Storage) -> None:
     version = attempt(hosts[0], EMPTY, b"1")
     assert [entry.path for entry in storage.list("")] == ["state/0/3/1.changelog"]
     assert read_header(storage.read("state/0/3/1.changelog"), "x") == Header(lineage=None)
@@ -54,7 +54,7 @@ def test_the_same_changes_on_the_same_base_have_the_same_digest_on_any_host(host
     assert hosts[3].read(second[0]) == {b"counter": b"2"}
 
 
-def test_a_zombie_that_does_the_same_again_harms_nobody(hosts: list[Host], storage: Storage) -> None:
+def test_a_zombie_with_the_same_changes_is_harmless(hosts: list[Host], storage: Storage) -> None:
     history = History()
     history.grow(hosts[0], 4)
     zombie = hosts[1].load(history.versions[2])
@@ -63,7 +63,7 @@ def test_a_zombie_that_does_the_same_again_harms_nobody(hosts: list[Host], stora
     assert hosts[2].read(history.head) == history.states[-1]
 
 
-def test_a_zombie_that_replaces_a_confirmed_changelog_is_found_out_by_the_next_load_from_storage(
+def test_the_next_load_from_storage_detects_a_zombie_that_replaced_a_confirmed_changelog(
     hosts: list[Host], storage: Storage
 ) -> None:
     history = History()
@@ -105,9 +105,7 @@ def test_a_zombie_that_finds_its_batch_committed_writes_nothing(hosts: list[Host
     assert hosts[2].read(history.head) == history.states[-1]
 
 
-def test_a_host_that_saw_the_attempt_that_lost_loads_the_one_that_was_confirmed(
-    hosts: list[Host], storage: Storage
-) -> None:
+def test_a_host_with_the_losing_attempt_loads_the_confirmed_one(hosts: list[Host], storage: Storage) -> None:
     base = attempt(hosts[0], EMPTY, b"1")
     lost = attempt(hosts[0], base, b"lost")
     assert hosts[0].read(lost) == {b"counter": b"lost"}
@@ -121,7 +119,7 @@ def test_a_host_that_saw_the_attempt_that_lost_loads_the_one_that_was_confirmed(
         assert host.read(head) == {b"counter": b"3"}
 
 
-def test_a_host_that_made_both_attempts_at_a_version_takes_the_confirmed_one_and_asks_nobody(hosts: list[Host]) -> None:
+def test_a_host_with_both_attempts_loads_the_confirmed_one_without_a_request(hosts: list[Host]) -> None:
     base = attempt(hosts[0], EMPTY, b"1")
     won = attempt(hosts[0], base, b"won")
     attempt(hosts[0], base, b"lost")
@@ -130,7 +128,7 @@ def test_a_host_that_made_both_attempts_at_a_version_takes_the_confirmed_one_and
         assert (store.load_report.base, store.load_report.requests) == (BaseKind.LOCAL, 0)
 
 
-def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_which_it_was(hosts: list[Host]) -> None:
+def test_a_host_with_both_attempts_at_an_intermediate_version_uses_the_one_in_storage(hosts: list[Host]) -> None:
     base = attempt(hosts[0], EMPTY, b"1")
     assert hosts[0].advance_local_copy(base)
     for value in (b"lost", b"won"):
@@ -141,7 +139,7 @@ def test_where_a_host_has_both_attempts_at_a_version_in_between_storage_says_whi
         assert store.load_report.base is BaseKind.LOCAL
 
 
-def test_a_snapshot_of_which_no_commit_tells_the_digest_is_no_base_and_that_is_said(
+def test_a_snapshot_without_a_digest_in_a_commit_is_no_base_and_is_reported(
     hosts: list[Host], storage: Storage, tmp_path: Path
 ) -> None:
     history = History()
@@ -160,9 +158,7 @@ def test_a_snapshot_of_which_no_commit_tells_the_digest_is_no_base_and_that_is_s
         hosts[2].load(history.head)
 
 
-def test_a_chain_may_begin_anew_at_any_version_that_has_a_snapshot(
-    hosts: list[Host], storage: Storage, tmp_path: Path
-) -> None:
+def test_a_chain_can_start_at_any_version_with_a_snapshot(hosts: list[Host], storage: Storage, tmp_path: Path) -> None:
     """As a switchover from structure V2 leaves it."""
     start = VersionId(40, digest="12345678-0000-4000-8000-000000000000")
     publish_snapshot(storage, STORE, start, {b"counter": b"39"}, tmp_path)

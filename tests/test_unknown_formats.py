@@ -139,7 +139,9 @@ VERBS = {
 @pytest.mark.parametrize(
     ("what", "verb"), [(what, verb) for what, (*_, verbs) in CASES.items() for verb in verbs], ids=str
 )
-def test_what_is_not_known_is_refused_by_name_and_nothing_is_written(tmp_path: Path, what: str, verb: str) -> None:
+def test_unknown_formats_are_rejected_with_a_typed_error_and_nothing_is_written(
+    tmp_path: Path, what: str, verb: str
+) -> None:
     fixture, pattern, change, told, _ = CASES[what]
     checkpoint = settled(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip", tmp_path)
     changed = [path for path in checkpoint.glob(pattern) if not path.name.startswith(".")]

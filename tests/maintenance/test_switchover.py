@@ -40,7 +40,7 @@ from tests.support.switching import (
 _ALL_ROWS = Path(__file__).parents[1] / "fixtures" / "checkpoints" / "spark-4.2.0-v1-aggregation-of-all-rows.zip"
 
 
-def test_every_store_gets_a_snapshot_at_its_head_in_the_other_structure_and_holds_what_it_did(
+def test_every_store_gets_a_snapshot_at_its_head_in_the_other_structure_with_the_same_rows(
     prepared: dict[Structure, Checkpoint], source: Structure, storage: Storage, tmp_path: Path
 ) -> None:
     checkpoint = prepared[source].copied_to(storage, tmp_path / "job")
@@ -55,7 +55,7 @@ def test_every_store_gets_a_snapshot_at_its_head_in_the_other_structure_and_hold
     assert audit.judge(audit.gather(storage)).findings == ()
 
 
-def test_structure_v1_is_left_no_snapshot_with_an_id_which_it_could_not_load_beside(
+def test_after_a_switch_to_v1_no_snapshot_with_an_id_prevents_loads(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V2].copied_to(local, tmp_path / "job")
@@ -66,7 +66,7 @@ def test_structure_v1_is_left_no_snapshot_with_an_id_which_it_could_not_load_bes
     assert {place[1] for place in quarantined if place} == set(before)
 
 
-def test_a_snapshot_that_stands_at_the_head_is_used_as_it_is_and_nothing_is_sent_but_its_zip(
+def test_an_existing_snapshot_at_the_head_is_reused_and_only_its_zip_is_uploaded(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     storage = switchable.storage
@@ -79,7 +79,7 @@ def test_a_snapshot_that_stands_at_the_head_is_used_as_it_is_and_nothing_is_sent
     assert is_right(switchable, storage, tmp_path)
 
 
-def test_it_goes_there_and_back_as_often_as_one_likes(
+def test_switchovers_can_be_repeated_in_both_directions(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     storage = switchable.storage
@@ -89,7 +89,7 @@ def test_it_goes_there_and_back_as_often_as_one_likes(
     assert structure_of(storage) is source
 
 
-def test_a_root_of_our_own_goes_there_and_back_by_fresh_digests(local: Storage, tmp_path: Path) -> None:
+def test_an_own_root_is_switched_and_switched_back_with_fresh_digests(local: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(local, tmp_path / "job")
     checkpoint.grow(3)
     seen = set()
@@ -104,7 +104,7 @@ def test_a_root_of_our_own_goes_there_and_back_by_fresh_digests(local: Storage, 
     assert None not in seen
 
 
-def test_in_structure_v2_of_spark_4_0_snapshots_have_the_header_that_it_reads(
+def test_v2_snapshots_for_spark_4_0_have_its_header(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -121,7 +121,7 @@ def test_in_structure_v2_of_spark_4_0_snapshots_have_the_header_that_it_reads(
     } == {"v1"}
 
 
-def test_a_query_that_began_before_4_2_and_left_no_sidecar_may_be_of_4_0_and_has_to_be_told(
+def test_the_spark_release_must_be_given_if_no_sidecar_excludes_4_0(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -132,7 +132,7 @@ def test_a_query_that_began_before_4_2_and_left_no_sidecar_may_be_of_4_0_and_has
     assert not planned(local, Structure.V2, tmp_path, Spark.V4_1).refusals
 
 
-def test_what_leads_back_stays_until_a_second_snapshot_of_the_new_structure_is_what_the_floor_is_restored_from(
+def test_files_of_the_old_structure_stay_until_the_floor_has_a_base_in_the_new_one(
     local: Storage, tmp_path: Path
 ) -> None:
     policy = RetentionPolicy(versions=2, grace_seconds=0)
@@ -168,7 +168,7 @@ def test_what_leads_back_stays_until_a_second_snapshot_of_the_new_structure_is_w
     checkpoint.assert_right(tmp_path / "host")
 
 
-def test_what_a_batch_left_that_did_not_end_is_quarantined(
+def test_files_of_an_unfinished_batch_are_quarantined(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     checkpoint = prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -183,9 +183,7 @@ def test_what_a_batch_left_that_did_not_end_is_quarantined(
     assert is_right(checkpoint, local, tmp_path)
 
 
-def test_a_checkpoint_that_the_audit_finds_fault_with_is_not_switched(
-    switchable: Checkpoint, source: Structure, tmp_path: Path
-) -> None:
+def test_a_checkpoint_with_findings_is_not_switched(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage = switchable.storage
     storage.delete([switchable.stores[1].changelog(version) for version in _changelogs(storage, switchable, 6)])
     before = contents(storage)
@@ -203,7 +201,7 @@ def _changelogs(storage: Storage, checkpoint: Checkpoint, number: int) -> list[V
 
 
 @pytest.mark.parametrize("field", ["ofALaterSpark", "sinkMetadataMap"])
-def test_a_commit_that_holds_something_unknown_is_not_written_anew(
+def test_a_commit_with_unknown_fields_is_not_rewritten(
     switchable: Checkpoint, source: Structure, tmp_path: Path, field: str
 ) -> None:
     """Sinks are known in commits of version 3 alone."""
@@ -215,7 +213,7 @@ def test_a_commit_that_holds_something_unknown_is_not_written_anew(
     assert "would lose" in refusal
 
 
-def test_an_offline_repartition_that_has_not_ended_is_left_alone(
+def test_a_checkpoint_with_an_unfinished_offline_repartition_is_not_switched(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     for batch, partitions in ((5, "2"), (6, "4")):
@@ -226,7 +224,7 @@ def test_an_offline_repartition_that_has_not_ended_is_left_alone(
     assert "offline repartition" in refusal
 
 
-def test_without_the_disk_that_it_may_need_it_does_not_begin(
+def test_without_enough_local_disk_the_switchover_does_not_start(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     gathered = switchover.gather(switchable.storage, scratch=tmp_path)
@@ -236,7 +234,7 @@ def test_without_the_disk_that_it_may_need_it_does_not_begin(
     assert "local disk" in refusal
 
 
-def test_a_maintainer_at_work_is_not_disturbed(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+def test_a_held_lease_blocks_the_switchover(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage, run = switchable.storage, RandomIds().fresh()
     before = contents(storage)
     with lease.held(storage, "gc", run=run, holder="another", clock=SystemClock()), pytest.raises(RootHeld):
@@ -244,7 +242,7 @@ def test_a_maintainer_at_work_is_not_disturbed(switchable: Checkpoint, source: S
     assert contents(storage) == before
 
 
-def test_a_snapshot_that_is_not_read_back_as_it_was_written_stops_it_before_the_commit(
+def test_a_snapshot_with_other_bytes_on_read_back_stops_the_switchover_before_the_commit(
     switchable: Checkpoint, source: Structure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture = Database.capture
@@ -264,7 +262,7 @@ def test_a_snapshot_that_is_not_read_back_as_it_was_written_stops_it_before_the_
     assert before.items() <= contents(switchable.storage).items()
 
 
-def test_one_that_was_begun_for_another_spark_is_not_finished_for_this_one(
+def test_a_switchover_started_for_another_spark_is_not_completed_for_this_one(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -274,7 +272,7 @@ def test_one_that_was_begun_for_another_spark_is_not_finished_for_this_one(
     assert not planned(local, Structure.V2, tmp_path, Spark.V4_2).refusals
 
 
-def test_a_snapshot_that_is_used_as_it_is_is_read_back_under_its_other_name(
+def test_a_reused_snapshot_is_read_back_under_its_new_name(
     switchable: Checkpoint, source: Structure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = switchable.storage
@@ -297,7 +295,7 @@ def test_a_snapshot_that_is_used_as_it_is_is_read_back_under_its_other_name(
     assert is_right(switchable, storage, tmp_path)
 
 
-def test_spark_4_0_is_given_no_operator_of_a_single_partition_in_structure_v2(tmp_path: Path) -> None:
+def test_operators_with_one_partition_are_not_switched_to_v2_of_spark_4_0(tmp_path: Path) -> None:
     with zipfile.ZipFile(_ALL_ROWS) as archive:
         archive.extractall(tmp_path)
     storage = open_storage(str(tmp_path / "checkpoint"))
@@ -306,7 +304,7 @@ def test_spark_4_0_is_given_no_operator_of_a_single_partition_in_structure_v2(tm
     assert not planned(storage, Structure.V2, tmp_path, Spark.V4_1).refusals
 
 
-def test_a_damaged_table_of_the_snapshot_at_the_head_is_no_base_and_its_snapshot_is_made_anew(
+def test_a_snapshot_at_the_head_with_a_damaged_table_is_rebuilt(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     checkpoint = prepared[Structure.V1].copied_to(local, tmp_path / "job")

@@ -40,7 +40,7 @@ WRITES_IN_CI = 3
 """Of the writes one in so many is played in CI; each of them, and each read, among the slow tests."""
 
 
-def test_a_query_that_commits_while_it_is_switched_keeps_its_structure(
+def test_a_query_that_commits_during_its_switchover_keeps_its_structure(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path, source: Structure
 ) -> None:
     prepared[source].copied_to(local, tmp_path / "job")
@@ -65,7 +65,7 @@ def test_a_query_that_commits_while_it_is_switched_keeps_its_structure(
     assert structure_of(local) is source
 
 
-def test_while_it_is_half_done_nothing_else_writes(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+def test_an_incomplete_switchover_blocks_other_verbs(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
     assert switchover.standing(storage) is not None
@@ -79,7 +79,7 @@ def test_while_it_is_half_done_nothing_else_writes(switchable: Checkpoint, sourc
     assert audit.FindingKind.HALF_SWITCHED in {finding.what for finding in found.findings}
 
 
-def test_one_that_is_half_done_in_one_direction_does_not_begin_the_other(
+def test_an_incomplete_switchover_blocks_one_in_the_other_direction(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     die_at(switchable.storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
@@ -87,7 +87,7 @@ def test_one_that_is_half_done_in_one_direction_does_not_begin_the_other(
     assert "is half done" in refusal
 
 
-def test_one_that_hardly_began_is_taken_back_when_the_query_has_purged_the_commit_that_it_started_from(
+def test_a_switchover_before_its_commit_is_aborted_after_the_query_purged_the_starting_commit(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     storage = switchable.storage
@@ -99,7 +99,7 @@ def test_one_that_hardly_began_is_taken_back_when_the_query_has_purged_the_commi
     assert catalog.newest_batch(storage) == 6
 
 
-def test_one_that_lacked_but_its_last_word_is_finished_when_the_query_has_purged_the_commit_that_it_wrote(
+def test_a_switchover_after_its_commit_is_completed_after_the_query_purged_that_commit(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -114,7 +114,7 @@ def test_one_that_lacked_but_its_last_word_is_finished_when_the_query_has_purged
     assert switchover.standing(local) is None
 
 
-def test_what_the_audit_finds_keeps_nobody_half_switched_who_cannot_go_back_any_more(
+def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -127,7 +127,7 @@ def test_what_the_audit_finds_keeps_nobody_half_switched_who_cannot_go_back_any_
     assert switchover.standing(local) is None
 
 
-def test_a_query_that_committed_while_it_was_switched_is_given_its_structure_back_after_a_crash_too(
+def test_a_query_that_committed_during_its_switchover_keeps_its_structure_after_a_crash(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     storage = switchable.storage
@@ -139,7 +139,7 @@ def test_a_query_that_committed_while_it_was_switched_is_given_its_structure_bac
     assert switchover.standing(storage) is None
 
 
-def test_a_query_that_begins_a_batch_while_it_is_switched_keeps_its_structure(
+def test_a_query_that_starts_a_batch_during_its_switchover_keeps_its_structure(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     local, commit = switchable.storage, names.commits(5)
@@ -163,7 +163,7 @@ def test_a_query_that_begins_a_batch_while_it_is_switched_keeps_its_structure(
     assert is_right(switchable, local, tmp_path)
 
 
-def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local: Storage, tmp_path: Path) -> None:
+def test_an_own_root_with_a_started_batch_is_switched_after_confirmation(local: Storage, tmp_path: Path) -> None:
     checkpoint = Checkpoint(local, tmp_path / "job")
     checkpoint.grow(2)
     local.create(names.offsets(2), local.read(names.offsets(1)))
@@ -184,7 +184,7 @@ def test_a_root_of_our_own_in_which_a_batch_is_begun_takes_a_persons_word(local:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_snapshot_that_is_published_when_the_switchover_was_taken_back_meanwhile_goes_again(
+def test_a_snapshot_published_after_the_abort_is_deleted(
     switchable: Checkpoint, source: Structure, tmp_path: Path, moment: str
 ) -> None:
     local = switchable.storage
@@ -217,7 +217,7 @@ def test_a_snapshot_that_is_published_when_the_switchover_was_taken_back_meanwhi
     assert is_right(switchable, local, tmp_path)
 
 
-def test_what_was_planned_before_another_switched_it_is_not_begun(
+def test_a_plan_from_before_another_switchover_is_not_executed(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
     storage = switchable.storage
@@ -231,7 +231,9 @@ def test_what_was_planned_before_another_switched_it_is_not_begun(
     assert contents(storage) == before
 
 
-def test_what_another_has_finished_is_not_taken_back(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+def test_a_switchover_that_another_run_completed_is_not_aborted(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
     clock, standing = after_the_dead(), switchover.standing(storage)
@@ -243,7 +245,7 @@ def test_what_another_has_finished_is_not_taken_back(switchable: Checkpoint, sou
     assert is_right(switchable, storage, tmp_path)
 
 
-def test_no_snapshot_with_an_id_that_was_planned_before_is_put_into_structure_v1(
+def test_a_planned_snapshot_with_an_id_is_not_written_into_v1(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V2].copied_to(local, tmp_path / "job")
@@ -257,7 +259,7 @@ def test_no_snapshot_with_an_id_that_was_planned_before_is_put_into_structure_v1
     assert contents(local) == before
 
 
-def test_what_the_query_has_written_again_stays_without_the_sidecar_of_the_file_before_it(
+def test_a_file_that_the_query_wrote_again_stays_without_the_former_sidecar(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     checkpoint = prepared[Structure.V1].copied_to(local, tmp_path / "job")
@@ -277,7 +279,9 @@ def test_what_the_query_has_written_again_stays_without_the_sidecar_of_the_file_
     assert {path: now.get(path) for path in same} == {path: before[path] for path in same}
 
 
-def test_who_has_lost_the_lease_takes_nothing_back(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_lease_aborts_no_switchover(
+    switchable: Checkpoint, source: Structure, tmp_path: Path
+) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
     standing = switchover.standing(storage)
@@ -292,7 +296,7 @@ def test_who_has_lost_the_lease_takes_nothing_back(switchable: Checkpoint, sourc
     assert contents(storage) == before
 
 
-def test_whatever_write_fails_it_is_of_one_structure_or_refused_and_is_finished_or_taken_back(
+def test_after_any_failed_write_the_checkpoint_has_one_structure_or_is_rejected(
     prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     matrix = CrashMatrix(prepared[source], source, tmp_path)
@@ -305,7 +309,7 @@ def test_whatever_write_fails_it_is_of_one_structure_or_refused_and_is_finished_
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_same_for_every_request(
+def test_after_any_failed_request_the_checkpoint_has_one_structure_or_is_rejected(
     prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     matrix = CrashMatrix(prepared[source], source, tmp_path)

@@ -181,7 +181,7 @@ class _AllOfIt(CommitLog):
 
 @pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_found_is_what_would_be_found_with_all_of_the_log(
+def test_findings_with_a_purged_log_equal_those_with_the_whole_log(
     grown: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, is_own: bool
 ) -> None:
     one = grown.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")

@@ -93,7 +93,7 @@ def test_a_flipped_byte_in_a_new_snapshot_deletes_nothing_and_every_row_loads_wi
     checkpoint.assert_right(tmp_path / "host")
 
 
-def test_the_run_after_a_damaged_base_was_found_keeps_all_that_its_store_needs_and_names_the_file(
+def test_after_a_damaged_base_the_next_run_keeps_the_needed_files_and_names_the_damaged_one(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage = checkpoint.storage
@@ -138,7 +138,7 @@ def test_a_new_base_is_read_once_and_not_again_by_the_next_runs(checkpoint: Chec
     assert set(json.loads(storage.read(names.VERIFIED))) <= {entry.path for entry in storage.list("")}
 
 
-def test_a_file_that_was_replaced_since_its_read_is_read_again(checkpoint: Checkpoint) -> None:
+def test_a_file_replaced_after_its_read_is_read_again(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     collected(storage)
     checkpoint.grow(1)
@@ -151,9 +151,7 @@ def test_a_file_that_was_replaced_since_its_read_is_read_again(checkpoint: Check
     assert DeletionOutcome.DAMAGED in {step.outcome for step in collected(storage)}
 
 
-def test_a_table_in_the_place_of_another_is_found_when_rocksdb_opens_the_snapshot(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_rocksdb_detects_a_table_in_the_place_of_another(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Two intact files whose contents were swapped: every checksum fits."""
     storage = checkpoint.storage
     one, other = tables(checkpoint)[-1], tables(checkpoint, 1)[-1]
@@ -186,7 +184,7 @@ def test_a_plan_reads_nothing_and_writes_nothing(checkpoint: Checkpoint) -> None
     assert {entry.path for entry in storage.list("")} == before
 
 
-def test_a_record_that_cannot_be_read_only_costs_the_reads(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_an_unreadable_record_only_causes_reads(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     collected(storage)
     storage.replace(names.VERIFIED, b'{"state/0/0": [')
@@ -196,7 +194,7 @@ def test_a_record_that_cannot_be_read_only_costs_the_reads(checkpoint: Checkpoin
     checkpoint.assert_right(tmp_path / "host")
 
 
-def test_entries_of_files_that_are_gone_leave_the_record(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_entries_of_deleted_files_are_removed_from_the_record(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     for _ in range(2):
         collected(storage)
@@ -221,7 +219,7 @@ def naming(storage: Storage, path: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_of_many_flipped_bytes_none_makes_retention_lose_the_head(
+def test_with_any_flipped_byte_retention_keeps_the_head(
     grown: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The head loads before, and after retention at the latest without the snapshots that need the damaged file."""

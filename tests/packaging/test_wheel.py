@@ -61,7 +61,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_the_licence_and_marks_its_packages_as_typed(wheel: Path) -> None:
+def test_the_wheel_contains_the_license_and_typed_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"statestore/py.typed", "pipelines/py.typed"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)

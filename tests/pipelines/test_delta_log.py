@@ -60,7 +60,7 @@ def assert_same(log: DeltaLog, path: Path) -> None:
         assert shown == [(one["version"], one["operation"], one.get("userMetadata")) for one in table.history(limit)]
 
 
-def test_what_a_look_reads_does_not_grow_with_the_table(table: Path) -> None:
+def test_the_bytes_read_per_look_do_not_grow_with_the_table(table: Path) -> None:
     log = Counting(table)
     assert_same(log, table)
     opened = log.opened
@@ -80,7 +80,7 @@ def test_what_a_look_reads_does_not_grow_with_the_table(table: Path) -> None:
     assert_same(log, table)
 
 
-def test_commits_of_others_are_seen(table: Path) -> None:
+def test_commits_of_other_writers_are_detected(table: Path) -> None:
     log = DeltaLog(str(table), {})
     assert_same(log, table)
     write_deltalake(table, pa.table({"n": [7]}), mode="overwrite")
@@ -91,7 +91,7 @@ def test_commits_of_others_are_seen(table: Path) -> None:
     assert_same(log, table)
 
 
-def test_a_table_that_is_deleted_made_again_or_cut_back_is_read_anew(table: Path, tmp_path: Path) -> None:
+def test_a_deleted_recreated_or_truncated_table_is_read_again(table: Path, tmp_path: Path) -> None:
     log = DeltaLog(str(table), {})
     assert DeltaLog(str(tmp_path / "no table"), {}).look() is None
     assert_same(log, table)

@@ -45,7 +45,7 @@ def emergency(storage: FaultyStorage, folder: Path, said: list[str]) -> Emergenc
     )
 
 
-def test_snapshots_that_fail_are_tried_with_growing_pauses_and_reported_once(
+def test_failed_snapshots_are_retried_with_growing_pauses_and_reported_once(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     storage, said = Full(checkpoint.storage), []
@@ -60,7 +60,7 @@ def test_snapshots_that_fail_are_tried_with_growing_pauses_and_reported_once(
     assert len(said) == 2, said
 
 
-def test_a_checkpoint_that_cannot_be_read_is_looked_at_as_seldom(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_retried_with_the_same_pauses(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.storage.replace(names.commits(LIMIT), b"no commit")
     said: list[str] = []
     snapshots = emergency(FaultyStorage(checkpoint.storage), tmp_path, said)
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_cannot_be_read_is_looked_at_as_seldom(checkpoint: Che
     assert len(said) == 1
 
 
-def test_when_the_tails_are_short_again_the_next_emergency_is_met_at_once(
+def test_after_the_tails_are_short_again_the_next_emergency_has_no_pause(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -90,7 +90,7 @@ class Forgetful(FaultyStorage):
         return super().create(path, data)
 
 
-def test_snapshots_are_made_when_their_record_cannot_be_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_snapshots_are_taken_even_if_their_record_cannot_be_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
     said: list[str] = []
     assert emergency(Forgetful(checkpoint.storage), tmp_path, said).before(600, 600)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")

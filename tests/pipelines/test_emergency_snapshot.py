@@ -20,7 +20,7 @@ def stream(delta_session, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_job_without_maintenance_makes_its_snapshots_itself_and_says_so_loudly(stream, monkeypatch, caplog):
+def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(stream, monkeypatch, caplog):
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 4)
     for value in range(6):
         stream.append(rows_of((1, value), (2, value)))
@@ -43,7 +43,7 @@ def test_a_job_without_maintenance_makes_its_snapshots_itself_and_says_so_loudly
 
 
 @pytest.mark.spark
-def test_an_emergency_snapshot_that_fails_is_told_and_the_job_goes_on(stream, monkeypatch, caplog):
+def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, monkeypatch, caplog):
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 
@@ -63,7 +63,7 @@ def test_an_emergency_snapshot_that_fails_is_told_and_the_job_goes_on(stream, mo
 
 
 @pytest.mark.spark
-def test_emergency_snapshots_are_made_when_their_record_cannot_be_written(stream, monkeypatch, caplog):
+def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(stream, monkeypatch, caplog):
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 

@@ -48,22 +48,22 @@ def saying(version: str) -> str:
     return f"#!/bin/sh\necho 'openjdk version \"{version}\" 2014-03-18' >&2"
 
 
-def test_without_java_the_job_says_in_one_line_how_to_get_it(tmp_path):
+def test_without_java_the_error_explains_in_one_line_how_to_install_it(tmp_path):
     assert "no java on the PATH" in run_job(tmp_path)
 
 
-def test_a_java_home_that_leads_nowhere_is_named(tmp_path):
+def test_an_invalid_java_home_is_named(tmp_path):
     home = str(tmp_path / "gone")
     assert f"JAVA_HOME is {home}, and there is none" in run_job(tmp_path, JAVA_HOME=home)
 
 
 @pytest.mark.parametrize(("says", "version"), [("1.8.0_402", "8"), ("11.0.22", "11"), ("25", "25")])
-def test_a_java_that_spark_does_not_run_on_is_refused_with_its_version(tmp_path, says, version):
+def test_an_unsupported_java_is_rejected_with_its_version(tmp_path, says, version):
     home = fake_java(tmp_path / "jdk", saying(says))
     assert f"{home}/bin/java is version {version}" in run_job(tmp_path, JAVA_HOME=str(home))
 
 
-def test_a_file_called_java_that_is_no_program_is_refused(tmp_path):
+def test_a_java_file_that_is_not_executable_is_rejected(tmp_path):
     home = fake_java(tmp_path / "jdk", "\0\1\2 no program")
     assert f"{home}/bin/java cannot be run: Exec format error" in run_job(tmp_path, JAVA_HOME=str(home))
 
@@ -108,7 +108,7 @@ print("goes on", head.version)
 """
 
 
-def test_a_full_local_disk_is_named_and_the_state_in_storage_is_untouched(tmp_path):
+def test_a_full_local_disk_is_reported_and_the_state_in_storage_is_unchanged(tmp_path):
     unshare = shutil.which("unshare")
     allowed = unshare and subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode == 0
     if not allowed:

@@ -167,7 +167,7 @@ def test_the_facts_do_not_depend_on_how_the_year_is_cut_into_batches(arrivals):
         assert days[1].equals(state)
 
 
-def test_a_key_in_consecutive_pieces_gives_what_one_call_gives(arrivals):
+def test_a_key_in_consecutive_pieces_gives_the_result_of_one_call(arrivals):
     rows = by_key(arrivals)
     cuts = np.random.default_rng(7).integers(0, rows.num_rows, 300).tolist()
     facts, state = in_pieces(rows, cuts)
@@ -221,13 +221,13 @@ def test_an_early_departure_inherits_no_delay_and_an_early_worst_stays_negative(
     assert past_of(facts) == [(1, None, -5.0, -5.0, None), (2, 102.0, -4.0, -3.0, 0.0)]
 
 
-def test_a_cancelled_first_flight_shows_leg_zero_and_makes_no_state():
+def test_a_cancelled_first_flight_shows_leg_zero_and_creates_no_state():
     facts, state = job.update(flights(flight(0, None, None)), NO_STATE)
     assert past_of(facts) == [(0, None, None, None, None)]
     assert state.num_rows == 0
 
 
-def test_a_cancelled_flight_shows_what_stands_and_changes_nothing():
+def test_a_cancelled_flight_shows_the_current_state_and_does_not_change_it():
     rows = flights(flight(0, 10.0, 30.0), flight(60, None, None), flight(200, 20.0, -5.0))
     facts, state = job.update(rows, NO_STATE)
     assert past_of(facts) == [(1, None, 10.0, 10.0, None), (1, None, 10.0, 10.0, None), (2, 210.0, 15.0, 20.0, 20.0)]
@@ -243,7 +243,7 @@ def test_a_flight_without_tail_number_has_no_past_and_leaves_none():
     assert state["tailnum"].to_pylist() == ["N1"]
 
 
-def test_a_diverted_leg_counts_but_hands_no_delay_on():
+def test_a_diverted_leg_counts_but_propagates_no_delay():
     first, state = job.update(flights(flight(0, 10.0, None)), NO_STATE)
     assert state["last_arr_delay"].to_pylist() == [None]
     in_next_batch, _ = job.update(flights(flight(100, 20.0, 4.0)), state)

@@ -50,7 +50,7 @@ def test_a_fed_table_has_one_day_and_one_file_per_commit(tmp_path, arrivals):
         assert {"txn": {"appId": APP_ID, "version": version - 1}} in actions
 
 
-def test_a_feeder_that_starts_again_goes_on_and_stops_at_the_last_day(tmp_path, arrivals):
+def test_a_restarted_feeder_continues_and_stops_at_the_last_day(tmp_path, arrivals):
     week = pa.concat_tables(source.days(arrivals)[:7])
     Feeder(tmp_path / "departures", week).feed(4)
     again = Feeder(tmp_path / "departures", week)
@@ -69,13 +69,13 @@ def test_a_feeder_that_lost_the_race_for_a_day_does_not_append_it_again(tmp_path
     assert fed_rows(tmp_path / "departures").num_rows == sum(day.num_rows for day in source.days(arrivals)[:2])
 
 
-def test_a_table_of_something_else_is_refused(tmp_path):
+def test_a_table_with_other_data_is_rejected(tmp_path):
     write_deltalake(tmp_path / "departures", pa.table({"other": [1]}))
     with pytest.raises(SchemaMismatch, match="does not hold flights"):
         Feeder(tmp_path / "departures", source.SCHEMA.empty_table())
 
 
-def test_the_table_is_never_cleaned_of_commits_that_a_stream_may_still_have_to_read(tmp_path, arrivals):
+def test_commits_that_a_stream_may_still_read_are_not_removed(tmp_path, arrivals):
     Feeder(tmp_path / "departures", arrivals.slice(0, 0))
     assert DeltaTable(tmp_path / "departures").metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
 
@@ -104,7 +104,7 @@ def go(*feeders):
         feeding.stdin.flush()
 
 
-def test_a_feeder_killed_at_any_point_loses_no_day_and_doubles_none(tmp_path, arrivals):
+def test_a_feeder_killed_at_any_point_appends_each_day_once(tmp_path, arrivals):
     path, days, chance = tmp_path / "departures", source.days(arrivals), random.Random(7)
     reached = []
     for _ in range(6):
@@ -135,13 +135,13 @@ def test_a_data_file_without_its_commit_is_not_read_and_its_day_is_appended_once
     assert len(list(path.glob("*.parquet"))) == 5
 
 
-def test_a_table_whose_making_was_cut_short_is_made(tmp_path, arrivals):
+def test_an_incompletely_created_table_is_completed(tmp_path, arrivals):
     (tmp_path / "departures" / "_delta_log").mkdir(parents=True)
     feeder = Feeder(tmp_path / "departures", arrivals)
     assert (feeder.fed(), feeder.feed(1)) == (0, 1)
 
 
-def test_two_feeders_at_one_table_append_each_day_once(tmp_path, arrivals):
+def test_two_feeders_of_one_table_append_each_day_once(tmp_path, arrivals):
     path, days = tmp_path / "departures", source.days(arrivals)
     feeders = [ready_to_feed(path, 60) for _ in range(2)]
     go(*feeders)
@@ -152,7 +152,7 @@ def test_two_feeders_at_one_table_append_each_day_once(tmp_path, arrivals):
     assert len(list(path.glob("*.parquet"))) > 60
 
 
-def test_running_ahead_waits_for_the_reader_and_ends_with_the_last_day(tmp_path, arrivals):
+def test_a_feeder_waits_for_the_reader_and_ends_with_the_last_day(tmp_path, arrivals):
     feeder = Feeder(tmp_path / "departures", pa.concat_tables(source.days(arrivals)[:9]))
     read, widest = 0, 0
     stop = threading.Event()
@@ -170,7 +170,7 @@ def test_running_ahead_waits_for_the_reader_and_ends_with_the_last_day(tmp_path,
     assert 0 < widest <= 3
 
 
-def test_running_ahead_obeys_stop_while_the_reader_stands_still(tmp_path, arrivals):
+def test_a_feeder_ahead_of_an_idle_reader_can_be_stopped(tmp_path, arrivals):
     feeder = Feeder(tmp_path / "departures", arrivals)
     stop = threading.Event()
     ahead = threading.Thread(target=feeder.run_ahead, args=(stop, lambda: 0, 2, 60.0))

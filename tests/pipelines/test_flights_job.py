@@ -12,7 +12,7 @@ DAYS = 2
 
 
 @pytest.mark.spark
-def test_a_job_that_has_read_all_that_was_fed_ends_at_once_when_started_again_and_goes_on_with_more(tmp_path: Path):
+def test_a_restarted_job_ends_at_once_without_new_input_and_processes_new_input(tmp_path: Path):
     assert batches_of_a_run(tmp_path, DAYS) == list(range(DAYS))
     assert batches_of_a_run(tmp_path, DAYS) == []
     assert batches_of_a_run(tmp_path, DAYS + 1) == list(range(DAYS, DAYS + 1))

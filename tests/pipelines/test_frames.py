@@ -41,9 +41,7 @@ def test_a_pandas_function_that_returns_its_input_changes_no_bit_of_any_type(tab
 
 @SLOW
 @given(st.lists(st.none() | st.integers(0, 2**64 - 1)), st.lists(st.none() | st.integers(0, 2**32 - 1)))
-def test_nans_of_all_payloads_zeros_of_both_signs_and_nulls_stay_what_they_are(
-    doubles: list[int | None], floats: list[int | None]
-) -> None:
+def test_nan_payloads_signed_zeros_and_nulls_are_preserved(doubles: list[int | None], floats: list[int | None]) -> None:
     for bits, word, kind in ((doubles, pa.uint64(), pa.float64()), (floats, pa.uint32(), pa.float32())):
         column = pa.array(bits, word).view(kind)
         back = there_and_back(pa.table({"real": column})).column("real").combine_chunks()
@@ -69,12 +67,12 @@ WIDE = {
 
 
 @pytest.mark.parametrize("what", WIDE)
-def test_what_pandas_own_dtypes_would_change_stays(what):
+def test_values_that_pandas_default_dtypes_change_are_preserved(what):
     table = pa.table({"c": WIDE[what]})
     assert encode_values(there_and_back(table)).equals(encode_values(table))
 
 
-def test_keys_that_differ_only_beyond_the_digits_of_a_double_stay_two_keys_beside_a_null(tmp_path):
+def test_keys_beyond_the_precision_of_a_double_stay_distinct_beside_a_null(tmp_path):
     task = Task(tmp_path, frames=Frames.PANDAS)
     keys = [2**53, 2**53 + 1, None]
     rows = pa.table({"key": keys, "name": ["a"] * 3, "value": keys}, schema=GIVEN.schema)
@@ -154,7 +152,7 @@ def returned(values: Any) -> pd.DataFrame | pa.Table:
 
 
 @pytest.mark.parametrize("what", LOSSY)
-def test_a_lossy_cast_is_refused_with_the_column_the_value_and_both_types(what):
+def test_a_lossy_cast_is_rejected_with_the_column_the_value_and_both_types(what):
     values, kind, said = LOSSY[what]
     with pytest.raises(WrongResult, match=said) as refused:
         as_table(returned(values), pa.schema([("c", kind)]), "the output")

@@ -63,7 +63,7 @@ def _assigned(partitions: int) -> Assignments:
     return Assignments.of(bases, snapshots)
 
 
-def test_what_a_task_unpickles_is_the_same_whatever_the_number_of_partitions():
+def test_the_unpickled_objects_of_a_task_do_not_depend_on_the_number_of_partitions():
     few, many = (sum(1 for _ in pickletools.genops(dumps(_assigned(partitions)))) for partitions in (10, 1000))
     assert many <= 1.3 * few
     # What it receives grows, and is copied without being looked at: not a tenth of a kilobyte a version.

@@ -42,7 +42,7 @@ def asked(known: KnownSnapshots, storage: Storage) -> list[tuple[Kind, str]]:
     return [(request.kind, request.path) for request in watched.trace]
 
 
-def test_while_nothing_changes_a_look_lists_the_lease_and_nothing_else(checkpoint: Checkpoint) -> None:
+def test_without_changes_only_the_lease_is_listed(checkpoint: Checkpoint) -> None:
     known = KnownSnapshots(checkpoint.storage)
     assert known.versions == catalog.snapshots(checkpoint.storage)
     for _ in range(5):
@@ -51,7 +51,9 @@ def test_while_nothing_changes_a_look_lists_the_lease_and_nothing_else(checkpoin
     assert len(checkpoint.storage.list(names.LEASES)) <= 2
 
 
-def test_what_maintenance_made_and_deleted_is_read_from_its_records(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_taken_and_deleted_snapshots_are_read_from_the_records_of_maintenance(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     known = KnownSnapshots(checkpoint.storage)
     checkpoint.grow(2)
     maintained(tmp_path, "snapshot", "--all")
@@ -67,7 +69,7 @@ def test_what_maintenance_made_and_deleted_is_read_from_its_records(checkpoint: 
     assert all(len(versions) == 1 for versions in known.versions.values())
 
 
-def test_snapshots_of_a_run_that_died_are_seen_when_the_next_one_begins(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_snapshots_of_a_dead_run_are_found_when_the_next_run_starts(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage, clock = checkpoint.storage, SystemClock()
     known = KnownSnapshots(storage)
     checkpoint.grow(2)
@@ -88,7 +90,7 @@ def test_snapshots_of_a_run_that_died_are_seen_when_the_next_one_begins(checkpoi
     assert asked(known, storage) == [(Kind.LIST, names.LEASES)]
 
 
-def test_a_record_that_is_damaged_costs_a_listing_of_everything_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_damaged_record_causes_one_full_listing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     known = KnownSnapshots(checkpoint.storage)
     checkpoint.grow(2)
     maintained(tmp_path, "snapshot", "--all")

@@ -90,7 +90,7 @@ def run_in_one_partition(stream: Stream, tables: list[pa.Table], **limits: int |
         ),
     ],
 )
-def test_a_partition_of_millions_of_rows_and_keys_is_worked_on_in_bounded_memory(
+def test_a_partition_of_millions_of_rows_and_keys_is_processed_in_bounded_memory(
     fresh_workers, tmp_path, count, keys, bound_bytes, record_property
 ):
     stream = Stream(fresh_workers, tmp_path, ROWS)
@@ -108,7 +108,7 @@ def test_a_partition_of_millions_of_rows_and_keys_is_worked_on_in_bounded_memory
     assert state_of(stream).equals(expected(tables))
 
 
-def test_a_key_with_a_million_rows_is_refused_by_name_and_in_pieces_when_that_is_allowed(fresh_workers, tmp_path):
+def test_a_key_with_a_million_rows_is_rejected_or_split_if_configured(fresh_workers, tmp_path):
     count = 1_000_000
     stream = Stream(fresh_workers, tmp_path, ROWS)
     chance = np.random.default_rng(7)

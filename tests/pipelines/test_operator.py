@@ -39,7 +39,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.spark
-def test_each_partition_commits_each_batch_also_those_without_rows(stream):
+def test_each_partition_commits_each_batch_even_without_rows(stream):
     stream.append(rows_of((1, 10), (1, 5), (2, 7)))
     stream.append(rows_of((1, -1), (2, -2)))
     stream.append(ROWS.empty_table())
@@ -158,7 +158,7 @@ def in_two_stores(rows: pa.Table, state: Any) -> Update:
 
 
 @pytest.mark.spark
-def test_several_named_stores_hold_and_lose_keys_each_by_itself(stream):
+def test_named_stores_keep_and_delete_keys_independently(stream):
     operator = adding(
         in_two_stores,
         state={"totals": STATE, "newest": pa.schema([("value", pa.int64())])},
@@ -188,7 +188,7 @@ def add_up_in_pandas(rows: Any, state: Any) -> Update:
 
 
 @pytest.mark.spark
-def test_pandas_frames_do_what_arrow_tables_do(stream):
+def test_pandas_frames_give_the_result_of_arrow_tables(stream):
     stream.append(rows_of((1, 10), (1, 5), (2, 7), (None, 3)))
     stream.append(rows_of((1, 1), (2, -7), (None, 1)))
     stream.run(adding(add_up_in_pandas, frames=Frames.PANDAS))
@@ -258,7 +258,7 @@ def test_a_key_of_a_batch_that_is_repeated_is_counted_once(stream, dies_at):
 
 
 @pytest.mark.spark
-def test_a_wrong_result_stops_the_query_by_name_and_commits_nothing(stream):
+def test_a_wrong_result_stops_the_query_with_a_typed_error_and_commits_nothing(stream):
     def forgets_a_column(rows: pa.Table, state: pa.Table) -> Update:
         table = add_up(rows, state).output
         return Update(table.drop_columns(["total"]), table)
@@ -276,7 +276,7 @@ def test_a_wrong_result_stops_the_query_by_name_and_commits_nothing(stream):
 
 
 @pytest.mark.spark
-def test_an_error_of_the_users_own_comes_out_with_its_name_and_commits_nothing(stream):
+def test_a_user_error_is_shown_with_its_name_and_commits_nothing(stream):
     def fails(rows: pa.Table, state: pa.Table) -> Update:
         raise LookupError("no tariff for zone 7")
 
@@ -287,7 +287,7 @@ def test_an_error_of_the_users_own_comes_out_with_its_name_and_commits_nothing(s
 
 
 @pytest.mark.spark
-def test_a_hot_key_is_refused_by_name_in_the_running_query(stream):
+def test_a_hot_key_is_rejected_with_a_typed_error_in_the_running_query(stream):
     stream.append(rows_of(*[(7, 1)] * 30, (8, 1)))
     with pytest.raises(HotKey, match=r"more than 20 rows of one key in a batch: \{'key': 7\}"):
         stream.run(adding(pieces=Pieces(rows=10, hot_key_rows=20)))
@@ -297,7 +297,7 @@ def test_a_hot_key_is_refused_by_name_in_the_running_query(stream):
 
 
 @pytest.mark.spark
-def test_the_partition_count_of_the_root_wins_and_that_is_said(stream, caplog):
+def test_the_partition_count_of_the_root_applies_and_is_logged(stream, caplog):
     stream.append(rows_of((1, 10), (2, 20)))
     assert len(stream.run(adding(), partitions=3)[0].partitions) == 3
     stream.append(rows_of((1, 1)))
@@ -309,7 +309,7 @@ def test_the_partition_count_of_the_root_wins_and_that_is_said(stream, caplog):
 
 @pytest.mark.spark
 @pytest.mark.parametrize("stream", [Structure.V2], indirect=True)
-def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stream):
+def test_near_the_lineage_ceiling_the_job_stops_with_a_typed_error_and_an_action(stream):
     for value in (1, 2):
         stream.append(rows_of((1, value)))
     stream.run(adding(), partitions=1)
@@ -338,7 +338,7 @@ def test_near_the_lineage_ceiling_the_job_stops_by_name_and_says_what_to_do(stre
 
 
 @pytest.mark.spark
-def test_the_hosts_copies_move_forward_behind_the_batches_and_hold_what_was_committed(stream):
+def test_local_copies_advance_after_the_batches_and_hold_the_committed_rows(stream):
     for batch in range(10):
         stream.append(rows_of((batch, 1), (0, 1)))
     stream.run(adding(), partitions=1)

@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.spark
-def test_a_changed_schema_is_refused_with_the_difference(stream):
+def test_a_changed_schema_is_rejected_with_the_difference(stream):
     stream.append(rows_of((1, 10)))
     stream.run(adding())
     stream.append(rows_of((1, 5)))
@@ -75,7 +75,7 @@ def add_up_with_most(rows: pa.Table, state: pa.Table) -> Update:
 
 
 @pytest.mark.spark
-def test_columns_added_at_the_end_come_into_all_rows_in_one_version_also_when_that_batch_is_repeated(stream):
+def test_columns_added_at_the_end_are_in_all_rows_of_one_version_even_if_the_batch_is_repeated(stream):
     def die(batch: int, phase: Phase) -> None:
         if (batch, phase) == (2, Phase.PENDING_WRITTEN):
             raise ConnectionError("the driver dies here")
@@ -103,7 +103,7 @@ def test_columns_added_at_the_end_come_into_all_rows_in_one_version_also_when_th
 
 
 @pytest.mark.spark
-def test_columns_with_dots_and_quotes_in_their_names_are_keys_like_others(delta_session, tmp_path):
+def test_column_names_with_dots_and_quotes_can_be_keys(delta_session, tmp_path):
     schema = pa.schema([("a.b", pa.int64()), ("at`s", pa.int64()), ("value", pa.int64())])
 
     def add(rows: pa.Table, state: pa.Table) -> Update:
@@ -149,7 +149,7 @@ def unsupported(session: Any, folder: Any, column: str, *, key: str = "key", **o
 
 
 @pytest.mark.spark
-def test_input_columns_of_types_that_cannot_be_held_are_refused_before_the_first_batch(delta_session, tmp_path):
+def test_input_columns_of_unsupported_types_are_rejected_before_the_first_batch(delta_session, tmp_path):
     assert "column pause has Spark's type interval" in unsupported(
         delta_session, tmp_path, "make_interval(0, 1) AS pause"
     )
@@ -166,7 +166,7 @@ def test_input_columns_of_types_that_cannot_be_held_are_refused_before_the_first
 
 
 @pytest.mark.spark
-def test_two_columns_of_one_name_are_refused_and_names_that_differ_by_case_are_not(stream):
+def test_duplicate_column_names_are_rejected_and_names_that_differ_by_case_are_accepted(stream):
     stream.append(rows_of((1, 10), (1, 5)))
     with pytest.raises(SchemaMismatch, match="two columns of one name -> it has"):
         stream.start(adding(), rows=stream.rows().selectExpr("key", "at", "value", "at AS value"))
@@ -176,7 +176,7 @@ def test_two_columns_of_one_name_are_refused_and_names_that_differ_by_case_are_n
 
 
 @pytest.mark.spark
-def test_a_column_that_the_stream_does_not_have_is_named(delta_session, tmp_path, stream):
+def test_a_column_missing_in_the_stream_is_named(delta_session, tmp_path, stream):
     with pytest.raises(SchemaMismatch, match=r"the stream has no columns \['zone'\] .*it has \['key', 'at', 'value'\]"):
         stream.start(adding(order_by=["zone"]))
 
@@ -193,7 +193,7 @@ def test_a_column_that_the_stream_does_not_have_is_named(delta_session, tmp_path
     ],
 )
 @pytest.mark.parametrize("part", ["state", "output"])
-def test_a_declaration_with_a_type_that_state_cannot_hold_is_refused_by_its_column(part, kind, instead):
+def test_a_declaration_with_an_unsupported_type_is_rejected_with_its_column(part, kind, instead):
     with pytest.raises(UnsupportedType, match="column odd") as refused:
         adding(
             **{
@@ -205,14 +205,14 @@ def test_a_declaration_with_a_type_that_state_cannot_hold_is_refused_by_its_colu
     assert instead in str(refused.value)
 
 
-def test_a_declaration_that_contradicts_itself_is_refused():
+def test_a_contradictory_declaration_is_rejected():
     with pytest.raises(SchemaMismatch, match="without key columns"):
         adding(keys=[])
     with pytest.raises(SchemaMismatch, match=r"\['key'\] are keys and value columns at once"):
         adding(state=OUTPUT)
 
 
-def test_a_spark_connect_session_is_refused_before_anything_is_asked_of_it():
+def test_a_spark_connect_session_is_rejected_before_any_request():
     # What a Connect session lacks: its own package needs a server that is not part of the environment.
     stream: Any = SimpleNamespace(sparkSession=SimpleNamespace(), schema=StructType().add("key", StringType()))
     with pytest.raises(UnsupportedEnvironment, match=r"Spark Connect session -> run the job with classic Spark"):

@@ -100,14 +100,14 @@ REFUSED: dict[str, tuple[StatefulOperator, dict[str, Any], type[StatekeeperError
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_wrong_declaration_is_refused_by_start(delta_session, tmp_path, what):
+def test_start_rejects_a_wrong_declaration(delta_session, tmp_path, what):
     operator, changes, error, said = REFUSED[what]
     with pytest.raises(error, match=said):
         begin(delta_session, tmp_path, operator, **changes)
     assert not list(tmp_path.iterdir()), "nothing was written"
 
 
-def test_rows_that_cannot_be_batches_of_a_stream_are_refused_by_start(delta_session, tmp_path):
+def test_start_rejects_rows_that_cannot_be_batches_of_a_stream(delta_session, tmp_path):
     table = delta_session.range(3).selectExpr("id AS key", "id AS at")
     for stream, error, said in [
         (table, UnsupportedEnvironment, "is not a stream -> read them with spark.readStream"),
@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_batches_of_a_stream_are_refused_by_start(delta_sess
         )
 
 
-def test_places_inside_of_each_other_and_places_that_cannot_be_written_are_refused_by_start(delta_session, tmp_path):
+def test_start_rejects_nested_and_unwritable_locations(delta_session, tmp_path):
     root = str(tmp_path / "root")
     for changes, said in [
         ({"checkpoint": root}, "the root .* is the checkpoint"),
@@ -138,7 +138,7 @@ def test_places_inside_of_each_other_and_places_that_cannot_be_written_are_refus
         begin(delta_session, tmp_path, root=str(tmp_path / "file" / "root"))
 
 
-def test_a_sink_that_would_refuse_the_output_is_refused_by_start(delta_session, tmp_path):
+def test_start_rejects_a_sink_that_cannot_store_the_output(delta_session, tmp_path):
     retention = "delta.setTransactionRetentionDuration"
     DeltaTable.create(str(tmp_path / "forgets"), OUTPUT, configuration={retention: "interval 1 days"})
     DeltaTable.create(str(tmp_path / "narrow"), OUTPUT.remove(1))
@@ -156,14 +156,14 @@ def test_a_sink_that_would_refuse_the_output_is_refused_by_start(delta_session, 
         begin(delta_session, tmp_path)
 
 
-def test_in_the_session_of_the_how_to_a_root_gets_as_many_partitions_as_there_are_key_groups_at_most(delta_session):
+def test_a_root_has_at_most_one_partition_per_key_group(delta_session):
     with conf(delta_session, {"spark.sql.shuffle.partitions": "200"}):
         assert chosen_partitions(delta_session, None, 128) == 128
     with conf(delta_session, {"spark.sql.shuffle.partitions": "7"}):
         assert chosen_partitions(delta_session, None, 128) == 7
 
 
-def test_a_root_that_does_not_belong_to_the_query_is_refused_by_start(delta_session, tmp_path):
+def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
     root, checkpoint = (open_storage(str(tmp_path / name)) for name in ("root", "checkpoint"))
     stream = rate(delta_session)
     columns = row_columns(OPERATOR, stream)
@@ -191,6 +191,6 @@ def test_a_root_that_does_not_belong_to_the_query_is_refused_by_start(delta_sess
         check()
 
 
-def test_frames_of_pandas_are_checked_like_tables(delta_session, tmp_path):
+def test_pandas_frames_are_checked_like_tables(delta_session, tmp_path):
     with pytest.raises(UnusableFunction, match="two arguments"):
         begin(delta_session, tmp_path, replace(OPERATOR, frames=Frames.PANDAS, update=lambda rows: Update(None)))

@@ -82,7 +82,7 @@ def lose_blocks(session: SparkSession) -> None:
 # -- attempts of tasks -------------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_that_fails_after_its_commit_is_run_again_and_one_version_is_chosen(
+def test_an_attempt_that_fails_after_its_commit_is_repeated_and_one_version_is_selected(
     job: Job, session: SparkSession
 ) -> None:
     job.driver = tasks.FailsAfterCommit
@@ -91,7 +91,7 @@ def test_an_attempt_that_fails_after_its_commit_is_run_again_and_one_version_is_
     job.assert_right(3, session)
 
 
-def test_a_report_on_another_base_than_was_sent_fails_the_batch(job: Job, session: SparkSession) -> None:
+def test_a_report_with_a_wrong_base_fails_the_batch(job: Job, session: SparkSession) -> None:
     class BuildsElsewhere(BatchDriver):
         def _checked(self, reports: Sequence[PartitionReport], *rest: object) -> list[PartitionReport]:
             store = replace(reports[0].stores[0], base=VersionId(7, STRANGER))
@@ -173,7 +173,7 @@ def two_hosts(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_of_speculative_twins_that_both_commit_one_is_in_state_and_output(job: Job, two_hosts: str) -> None:
+def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, two_hosts: str) -> None:
     job.feed(4)
     speculation = conf(
         speculation="true",
@@ -200,9 +200,7 @@ def test_of_speculative_twins_that_both_commit_one_is_in_state_and_output(job: J
 # -- the materialised output -------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_is_lost_before_the_sink_starts_a_new_attempt_in_the_same_call(
-    job: Job, session: SparkSession
-) -> None:
+def test_a_block_lost_before_the_sink_causes_a_new_attempt_in_the_same_call(job: Job, session: SparkSession) -> None:
     observer = once(1, Phase.SINK_WRITING, lambda: lose_blocks(session))
     reports = job.feed(3).run(session, observer)
     assert [report.attempts for report in reports] == [1, 2, 1]
@@ -211,16 +209,14 @@ def test_a_block_that_is_lost_before_the_sink_starts_a_new_attempt_in_the_same_c
     job.assert_right(3, session)
 
 
-def test_rows_of_an_attempt_that_was_not_chosen_start_a_new_attempt(job: Job, session: SparkSession) -> None:
+def test_rows_of_an_unselected_attempt_cause_a_new_attempt(job: Job, session: SparkSession) -> None:
     job.driver = tasks.choosing_others(1)
     reports = job.feed(2).run(session)
     assert [report.attempts for report in reports] == [2, 1]
     job.assert_right(2, session)
 
 
-def test_after_three_attempts_whose_rows_are_foreign_the_batch_fails_by_name_and_runs_after_a_restart(
-    job: Job, session: SparkSession
-) -> None:
+def test_three_attempts_with_foreign_rows_fail_the_batch_and_a_restart_runs_it(job: Job, session: SparkSession) -> None:
     job.driver = tasks.choosing_others(3)
     with pytest.raises(ForeignBlock, match=r"could not be read as chosen, 3 times -> .*runs again when the query"):
         job.feed(2).run(session)
@@ -234,7 +230,7 @@ def test_after_three_attempts_whose_rows_are_foreign_the_batch_fails_by_name_and
 # -- drivers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_killed_between_sink_and_commit_log_takes_the_ids_of_the_attempt_that_the_sink_holds(
+def test_a_driver_killed_between_sink_and_commit_log_adopts_the_ids_of_the_attempt_in_the_sink(
     job: Job, session: SparkSession
 ) -> None:
     job.feed(4)
@@ -288,7 +284,7 @@ class TwoDrivers:
     ],
 )
 @ONLY_V2
-def test_of_two_drivers_one_is_in_the_sink_and_the_other_takes_its_ids_and_is_told(
+def test_one_of_two_drivers_writes_the_sink_and_the_other_adopts_its_ids_with_a_warning(
     job: Job, session: SparkSession, batch: int, first: Phase, second: Phase
 ) -> None:
     ended = TwoDrivers(job, session, batch).race(first, second)
@@ -300,13 +296,13 @@ def test_of_two_drivers_one_is_in_the_sink_and_the_other_takes_its_ids_and_is_to
 
 
 @ONLY_V2
-def test_two_drivers_that_make_the_root_at_once_agree_on_it(job: Job, session: SparkSession) -> None:
+def test_two_drivers_that_create_the_root_at_once_use_the_same_one(job: Job, session: SparkSession) -> None:
     ended = TwoDrivers(job, session, 0).race(Phase.STARTED, Phase.STARTED)
     assert set(ended) <= set(Outcome), ended
     job.assert_right(1)
 
 
-def test_of_two_drivers_of_a_sink_that_cannot_be_asked_one_is_refused(job: Job, session: SparkSession) -> None:
+def test_one_of_two_drivers_with_an_at_least_once_sink_is_rejected(job: Job, session: SparkSession) -> None:
     written: list[pd.DataFrame] = []
     job.sink = AtLeastOnceSink(lambda rows, _: written.append(rows.toPandas()))
     ended = TwoDrivers(job, session, 0).race(Phase.SINK_WRITTEN, Phase.SINK_WRITTEN)
@@ -368,7 +364,9 @@ def test_a_root_restored_with_a_gap_is_lost(job: Job, session: SparkSession) -> 
         job.run(session)
 
 
-def test_a_checkpoint_restored_from_an_older_copy_runs_what_is_done_once_only(job: Job, session: SparkSession) -> None:
+def test_a_checkpoint_restored_from_an_older_copy_does_not_repeat_committed_batches(
+    job: Job, session: SparkSession
+) -> None:
     job.feed(1).run(session)
     shutil.copytree(job.checkpoint, job.folder / "older")
     job.feed(2).run(session)
@@ -383,7 +381,7 @@ def test_a_checkpoint_restored_from_an_older_copy_runs_what_is_done_once_only(jo
     job.assert_right(4)
 
 
-def test_a_batch_with_other_offsets_is_refused(job: Job, session: SparkSession) -> None:
+def test_a_batch_with_other_offsets_is_rejected(job: Job, session: SparkSession) -> None:
     job.feed(1).run(session)
     path = job.root / "offsets" / "1"
     path.write_bytes(
@@ -404,9 +402,7 @@ def in_sink(job: Job, batch: int, metadata: dict[str, str]) -> None:
     write_deltalake(table, empty, mode="append", commit_properties=properties)
 
 
-def test_a_sink_that_holds_the_batch_from_an_attempt_that_nobody_knows_is_refused(
-    job: Job, session: SparkSession
-) -> None:
+def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, session: SparkSession) -> None:
     job.feed(1).run(session)
     body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
     in_sink(job, 1, {"userMetadata": body})
@@ -415,7 +411,7 @@ def test_a_sink_that_holds_the_batch_from_an_attempt_that_nobody_knows_is_refuse
     assert job.committed() == 1
 
 
-def test_a_sink_that_holds_the_batch_and_cannot_say_from_whom_is_refused(job: Job, session: SparkSession) -> None:
+def test_a_sink_with_the_batch_but_no_attempt_is_rejected(job: Job, session: SparkSession) -> None:
     job.feed(1).run(session)
     in_sink(job, 1, {})
     with pytest.raises(SinkConflict, match=r"no commit says which attempt made batch 1 -> .*compare table and state"):
@@ -423,7 +419,7 @@ def test_a_sink_that_holds_the_batch_and_cannot_say_from_whom_is_refused(job: Jo
     assert job.committed() == 1
 
 
-def test_a_sink_that_holds_the_attempt_of_other_offsets_is_refused(job: Job, session: SparkSession) -> None:
+def test_a_sink_with_an_attempt_of_other_offsets_is_rejected(job: Job, session: SparkSession) -> None:
     job.feed(2)
     with pytest.raises(ZeroDivisionError):
         job.run(session, once(1, Phase.SINK_WRITTEN, lambda: 1 // 0))

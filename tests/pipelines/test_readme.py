@@ -23,7 +23,7 @@ def _readings(*rows: tuple[str | None, int, float]) -> pa.Table:
     return pa.table({"sensor": list(sensor), "at": at, "value": list(value)})
 
 
-def test_the_example_of_a_stateful_operator_runs_as_it_stands(delta_session: SparkSession, tmp_path: Path) -> None:
+def test_the_example_of_a_stateful_operator_runs_unchanged(delta_session: SparkSession, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "StatefulOperator(" in block]
     readings = str(tmp_path / "readings")

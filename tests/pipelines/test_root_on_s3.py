@@ -39,7 +39,7 @@ def _copied(root: Storage, folder: Path) -> None:
         target.write_bytes(root.read(entry.path))
 
 
-def test_a_root_in_a_bucket_holds_the_state_and_another_host_goes_on_from_it(
+def test_another_host_continues_from_a_root_in_a_bucket(
     delta_session: SparkSession, s3_server: S3Server, tmp_path: Path
 ) -> None:
     spec = StorageSpec(f"s3://{s3_server.make_bucket()}/state", tuple(s3_server.options.items()))

@@ -35,12 +35,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, list, l
         shutil.rmtree(application)
 
 
-def test_state_and_output_are_right_when_tasks_wander(ran: tuple[Job, list, list[str]]) -> None:
+def test_state_and_output_are_correct_when_tasks_change_hosts(ran: tuple[Job, list, list[str]]) -> None:
     job, _, _ = ran
     job.assert_right(BATCHES)
 
 
-def test_a_host_fetches_what_it_lacks_and_not_what_it_holds(ran: tuple[Job, list, list[str]]) -> None:
+def test_a_host_fetches_only_missing_files(ran: tuple[Job, list, list[str]]) -> None:
     job, reports, _ = ran
     fetched: Counter[str] = Counter()
     uploaded: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def test_a_host_fetches_what_it_lacks_and_not_what_it_holds(ran: tuple[Job, list
     assert sum(fetched.values()) <= len(uploaded) * chosen
 
 
-def test_an_executor_that_is_lost_with_its_rows_starts_a_new_attempt_in_the_same_call(
+def test_an_executor_lost_with_its_rows_causes_a_new_attempt_in_the_same_call(
     ran: tuple[Job, list, list[str]],
 ) -> None:
     _, reports, warnings = ran

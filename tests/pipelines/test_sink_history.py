@@ -82,7 +82,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_table_that_lost_rows_of_earlier_batches_stops_the_query_until_it_is_accepted(delta_session, table, what):
+def test_a_table_without_rows_of_earlier_batches_stops_the_query_until_it_is_accepted(delta_session, table, what):
     change, said = CHANGES[what]
     before = position(table)
     assert DeltaSink(str(table)).look(QUERY, 2, before).position == before
@@ -97,7 +97,7 @@ def test_a_table_that_lost_rows_of_earlier_batches_stops_the_query_until_it_is_a
     assert accepting.look(QUERY, 3, look.position).held is None, "what was accepted is no change for the next batch"
 
 
-def test_what_an_owner_does_to_rows_and_files_of_a_table_is_no_replacement(delta_session, table):
+def test_changes_by_the_owner_of_a_table_are_no_replacement(delta_session, table):
     before = position(table)
     sql("DELETE FROM {table} WHERE batch = 0")(delta_session, table)
     write_deltalake(str(table), pa.table({"batch": [9]}), mode="append")
@@ -108,21 +108,21 @@ def test_what_an_owner_does_to_rows_and_files_of_a_table_is_no_replacement(delta
     assert look.position.version > before.version
 
 
-def test_a_root_of_an_earlier_release_did_not_record_where_the_table_was(table):
+def test_a_root_of_an_earlier_release_has_no_recorded_table_version(table):
     assert DeltaSink(str(table)).look(QUERY, 1, None).held == "attempt 1"
     assert DeltaSink(str(table)).look(QUERY, 2, None).held is None
     with pytest.raises(SinkChanged, match="no batch of this query after 1"):
         DeltaSink(str(table)).look(QUERY, 3, None)
 
 
-def test_a_table_that_forgets_its_transactions_is_rejected(table):
+def test_a_table_with_transaction_retention_is_rejected(table):
     DeltaTable(str(table)).alter.set_table_properties({RETENTION: "interval 1 hours"})
     with pytest.raises(UnsafeSink, match=r"interval 1 hours: it forgets .*UNSET TBLPROPERTIES"):
         DeltaSink(str(table)).look(QUERY, 2, position(table))
 
 
 @pytest.mark.spark
-def test_a_sink_that_changes_between_two_runs_of_a_query_is_noticed_by_the_next_one(delta_session, tmp_path):
+def test_a_sink_changed_between_two_runs_of_a_query_is_detected(delta_session, tmp_path):
     def die(batch: int, phase: Phase) -> None:
         if (batch, phase) == (1, Phase.SINK_WRITTEN):
             raise ConnectionError("the driver dies here")
@@ -145,7 +145,7 @@ def test_a_sink_that_changes_between_two_runs_of_a_query_is_noticed_by_the_next_
 
 
 @pytest.mark.spark
-def test_a_batch_is_not_written_twice_into_a_table_that_would_forget_it(delta_session, tmp_path):
+def test_a_batch_is_not_written_twice_into_a_table_with_transaction_retention(delta_session, tmp_path):
     stream = Stream(delta_session, tmp_path, ROWS)
     stream.append(rows_of((1, 10)))
     DeltaTable.create(stream.facts, adding().output, configuration={RETENTION: "interval 0 seconds"})

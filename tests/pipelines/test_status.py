@@ -53,7 +53,7 @@ def test_in_a_terminal_the_live_table_shows_dagster_beside_the_phase_of_the_job(
             assert said.getvalue().count("\nDagster ") == before, "the table tells it already"
 
 
-def test_where_there_is_no_terminal_a_process_that_dies_is_told_in_a_line_and_once(tmp_path: Path) -> None:
+def test_without_a_terminal_a_dead_process_is_reported_once_in_one_line(tmp_path: Path) -> None:
     out, said = console(terminal=False)
     with one_child(tmp_path) as children:
         platform = Platform("http://127.0.0.1:3000", children)
@@ -72,7 +72,7 @@ def test_where_there_is_no_terminal_a_process_that_dies_is_told_in_a_line_and_on
             assert len(told()) == len(set(told())), "each once"
 
 
-def test_without_anything_beside_it_nothing_is_told_of_it(tmp_path: Path) -> None:
+def test_without_other_processes_no_process_is_shown(tmp_path: Path) -> None:
     out, said = console(terminal=False)
     with Status(out, SystemClock()) as status:
         status.tell_beside()

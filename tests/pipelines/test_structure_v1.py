@@ -35,7 +35,7 @@ def died() -> None:
     raise RuntimeError("the driver dies")
 
 
-def test_a_job_of_structure_v1_survives_its_attempts_and_its_driver_and_spark_reads_what_it_left(
+def test_a_v1_job_survives_repeated_attempts_and_driver_failures_and_spark_reads_its_state(
     job: Job, delta_session: SparkSession
 ) -> None:
     job.driver = tasks.FailsAfterCommit
@@ -61,9 +61,7 @@ def test_a_job_of_structure_v1_survives_its_attempts_and_its_driver_and_spark_re
     job.assert_right(4, delta_session)
 
 
-def test_a_zombie_whose_function_is_not_deterministic_is_refused_by_the_next_load_of_a_new_host(
-    job: Job, delta_session: SparkSession
-) -> None:
+def test_a_new_host_rejects_the_changelog_of_a_nondeterministic_zombie(job: Job, delta_session: SparkSession) -> None:
     job.feed(2).run(delta_session)
     zombie = job.store(1, 0, job.folder / "local-of-a-zombie")
     keys, _ = zip(*zombie.scan(), strict=True)
@@ -80,9 +78,7 @@ def test_a_zombie_whose_function_is_not_deterministic_is_refused_by_the_next_loa
     assert job.committed() == 3
 
 
-def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt_of_the_other_one(
-    job: Job, delta_session: SparkSession
-) -> None:
+def test_a_job_or_attempt_of_the_other_structure_is_rejected(job: Job, delta_session: SparkSession) -> None:
     job.feed(1).run(delta_session)
     job.structure = Structure.V2
     before = sorted(path for path in job.root.rglob("*") if path.is_file())
@@ -100,7 +96,7 @@ def test_a_job_that_asks_for_the_other_structure_is_refused_and_so_is_an_attempt
 
 
 @pytest.mark.parametrize("structure", Structure, ids=lambda structure: structure.value)
-def test_a_job_goes_on_in_the_other_structure_after_its_root_was_switched_and_back_again(
+def test_a_job_continues_after_its_root_was_switched_and_switched_back(
     job: Job, delta_session: SparkSession, structure: Structure
 ) -> None:
     job.structure = structure

@@ -46,7 +46,7 @@ COUNTS = st.lists(st.integers(1, 40), max_size=30)
 
 @settings(deadline=None)
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 4_000))
-def test_any_rows_in_any_batches_come_out_as_whole_keys_in_order_and_none_is_lost(counts, cuts, rows, size_bytes):
+def test_any_rows_in_any_batches_are_returned_as_whole_keys_in_order_without_loss(counts, cuts, rows, size_bytes):
     given_rows = table(keys_of(counts))
     limits = Pieces(rows, size_bytes, hot_key_rows=40, hot_key_bytes=NO_LIMIT)
     pieces = list(whole_keys(cut(given_rows, cuts), encode, limits, key_columns=["key"]))
@@ -60,7 +60,7 @@ def test_any_rows_in_any_batches_come_out_as_whole_keys_in_order_and_none_is_los
 
 @settings(deadline=None)
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 60))
-def test_hot_keys_that_may_be_split_come_in_pieces_and_the_others_whole(counts, cuts, rows, hot_key_rows):
+def test_splittable_hot_keys_come_in_pieces_and_other_keys_whole(counts, cuts, rows, hot_key_rows):
     given_rows = table(keys_of(counts))
     limits = Pieces(rows, NO_LIMIT, hot_key_rows, NO_LIMIT, split_hot_keys=True)
     pieces = list(whole_keys(cut(given_rows, cuts), encode, limits, key_columns=["key"]))
@@ -72,7 +72,7 @@ def test_hot_keys_that_may_be_split_come_in_pieces_and_the_others_whole(counts, 
 
 @settings(deadline=None)
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 39))
-def test_a_key_with_more_rows_than_allowed_is_refused_wherever_the_batches_are_cut(counts, cuts, rows, hot_key_rows):
+def test_a_key_with_too_many_rows_is_rejected_for_any_batch_boundaries(counts, cuts, rows, hot_key_rows):
     limits = Pieces(rows, NO_LIMIT, hot_key_rows, NO_LIMIT)
     hot = [number for number, count in enumerate(counts) if count > hot_key_rows]
     pieces = whole_keys(cut(table(keys_of(counts)), cuts), encode, limits, key_columns=["key"])
@@ -87,14 +87,14 @@ def test_a_key_with_more_rows_than_allowed_is_refused_wherever_the_batches_are_c
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=60), CUTS, st.integers(1, 60))
-def test_no_piece_is_larger_than_a_limit_and_a_slice_however_large_the_batches(counts, cuts, rows):
+def test_a_piece_is_at_most_a_limit_and_a_slice_for_any_batch_size(counts, cuts, rows):
     hot_key_rows = 5
     limits = Pieces(rows, NO_LIMIT, hot_key_rows)
     for piece in whole_keys(cut(table(keys_of(counts)), cuts), encode, limits, key_columns=["key"]):
         assert len(piece) <= max(rows, hot_key_rows) + rows
 
 
-def test_wide_rows_make_short_pieces():
+def test_pieces_of_wide_rows_have_fewer_rows():
     limits = Pieces(size_bytes=100_000)
     rows = table([f"{n:06}" for n in range(2_000)], payload_bytes=1_000)
     pieces = list(whole_keys([rows], encode, limits, key_columns=["key"]))
@@ -109,7 +109,7 @@ def test_a_key_with_few_rows_and_many_bytes_is_hot_too():
         list(whole_keys(rows, encode, limits, key_columns=["key"]))
 
 
-def test_what_is_held_at_a_time_does_not_grow_with_the_partition():
+def test_the_memory_does_not_grow_with_the_partition():
     batches = 200
     limits = Pieces(rows=5_000)
 

@@ -82,7 +82,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_from_an_update_function_is_refused_by_name_and_nothing_is_committed(task, what):
+def test_an_invalid_result_of_an_update_function_is_rejected_and_not_committed(task, what):
     task.returned, said = GARBAGE[what]
     with pytest.raises(WrongResult, match=said) as refused:
         task.run()
@@ -91,7 +91,7 @@ def test_garbage_from_an_update_function_is_refused_by_name_and_nothing_is_commi
     assert task.no_file_is_left_over()
 
 
-def test_what_is_declared_goes_through_and_is_there_for_the_next_batch(task):
+def test_declared_results_are_accepted_and_stored_for_the_next_batch(task):
     assert [row["label"] for row in task.run()] == ["one", "two"]
     task.returned = Update(OUT.slice(0, 0))
     assert task.run() == []
@@ -112,7 +112,7 @@ NESTED = [
 
 
 @pytest.mark.parametrize(("kind", "right", "wrong", "place"), NESTED, ids=["struct", "list", "map"])
-def test_nulls_are_looked_for_at_any_depth_of_the_output(tmp_path, kind, right, wrong, place):
+def test_nulls_are_found_at_any_depth_of_the_output(tmp_path, kind, right, wrong, place):
     schema = pa.schema([("deep", kind)])
     task = Task(tmp_path, output=schema)
     task.returned = Update(pa.table({"deep": pa.array(right, kind)}))
@@ -122,7 +122,7 @@ def test_nulls_are_looked_for_at_any_depth_of_the_output(tmp_path, kind, right, 
         task.run()
 
 
-def test_narrower_numbers_dictionaries_and_columns_of_nothing_but_nulls_become_what_is_declared(task):
+def test_narrow_numbers_dictionaries_and_null_columns_are_cast_to_the_declared_types(task):
     labels = pa.array(["one", "one"]).dictionary_encode()
     state = changed(NEW, total=pa.array([1, 2, 3], pa.int8()), tags=pa.nulls(3), key=pa.array([1.0, 2.0, None]))
     task.returned = Update(changed(OUT, label=labels), state.select(["tags", "total", "name", "key"]))
@@ -136,7 +136,7 @@ def test_narrower_numbers_dictionaries_and_columns_of_nothing_but_nulls_become_w
     [NEW.to_pandas().assign(total=["a", "b", "c"]), NEW.to_pandas().assign(total=[1, "b", None]), {"total": [1]}],
     ids=["texts", "a mixture", "a dict"],
 )
-def test_garbage_in_pandas_is_refused_as_well(tmp_path, state):
+def test_invalid_pandas_results_are_rejected(tmp_path, state):
     task = Task(tmp_path, frames=Frames.PANDAS)
     task.returned = Update(OUT.to_pandas(), state)
     with pytest.raises(WrongResult, match="state of store 'default'"):
@@ -171,7 +171,7 @@ def test_with_several_stores_none_is_committed_when_one_result_is_wrong(tmp_path
     assert task.no_file_is_left_over()
 
 
-def test_an_error_of_the_users_own_passes_as_it_is(task):
+def test_a_user_error_is_raised_unchanged(task):
     class Broken:
         @property
         def output(self) -> Any:
@@ -191,7 +191,7 @@ def test_an_error_of_the_users_own_passes_as_it_is(task):
     assert task.no_file_is_left_over()
 
 
-def test_a_wrong_result_keeps_its_name_on_the_way_through_a_traceback_of_spark(task):
+def test_a_typed_error_survives_sparks_traceback(task):
     task.returned, _ = GARBAGE["numbers for texts"]
     with pytest.raises(WrongResult) as refused:
         task.run()
@@ -201,7 +201,7 @@ def test_a_wrong_result_keeps_its_name_on_the_way_through_a_traceback_of_spark(t
     assert "the columns are key: int64, label: string" in str(found)
 
 
-def test_a_version_that_no_lineage_can_hold_is_refused_when_it_is_loaded(task, monkeypatch):
+def test_a_version_beyond_the_lineage_ceiling_is_rejected_at_load(task, monkeypatch):
     task.run()
     monkeypatch.setattr("statestore.store.LINEAGE_STOP_BYTES", 50)
     with pytest.raises(LineageCeiling, match="1 versions since the newest snapshot"):

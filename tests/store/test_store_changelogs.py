@@ -13,7 +13,7 @@ from tests.support.hosts import STORE, History, Host
 from tests.support.stores import GONE, ONLY_V2, flip, overwrite
 
 
-def test_a_cached_changelog_that_is_damaged_is_fetched_again(host: Host) -> None:
+def test_a_damaged_cached_changelog_is_fetched_again(host: Host) -> None:
     history = History()
     history.grow(host, 3)
     assert host.advance_local_copy(history.versions[1])
@@ -26,7 +26,7 @@ def test_a_cached_changelog_that_is_damaged_is_fetched_again(host: Host) -> None
 
 @pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "flipped"])
-def test_a_missing_or_damaged_changelog_names_file_store_version_and_what_still_loads(
+def test_an_error_for_a_changelog_names_file_store_version_and_the_loadable_versions(
     host: Host, other: Host, storage: Storage, damage: str, cold: bool
 ) -> None:
     history = History()
@@ -50,7 +50,7 @@ def test_a_missing_or_damaged_changelog_names_file_store_version_and_what_still_
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage"])
-def test_a_head_that_is_missing_or_damaged_is_named_and_the_version_before_still_loads(
+def test_a_missing_or_damaged_head_is_named_and_the_version_before_loads(
     host: Host, other: Host, storage: Storage, damage: str
 ) -> None:
     history = History()
@@ -67,7 +67,7 @@ def test_a_head_that_is_missing_or_damaged_is_named_and_the_version_before_still
     assert other.read(history.versions[2]) == history.states[2]
 
 
-def test_a_first_changelog_that_is_gone_leaves_the_empty_version(host: Host, other: Host, storage: Storage) -> None:
+def test_without_the_first_changelog_only_the_empty_version_loads(host: Host, other: Host, storage: Storage) -> None:
     history = History()
     history.grow(host, 2)
     storage.delete([STORE.changelog(history.versions[1])])
@@ -76,12 +76,12 @@ def test_a_first_changelog_that_is_gone_leaves_the_empty_version(host: Host, oth
 
 
 @ONLY_V2
-def test_a_version_that_never_was_is_named(host: Host) -> None:
+def test_a_version_that_never_existed_is_named(host: Host) -> None:
     with pytest.raises(VersionNotLoadable, match=GONE.id):
         host.load(GONE)
 
 
-def test_a_file_that_is_restored_is_believed_again(host: Host, other: Host, storage: Storage) -> None:
+def test_a_restored_file_is_used_again(host: Host, other: Host, storage: Storage) -> None:
     history = History()
     history.grow(host, 3)
     path = STORE.changelog(history.versions[2])
@@ -94,7 +94,7 @@ def test_a_file_that_is_restored_is_believed_again(host: Host, other: Host, stor
 
 
 @ONLY_V2
-def test_a_changelog_without_lineage_under_an_id_is_refused_by_name(host: Host, storage: Storage) -> None:
+def test_a_changelog_with_an_id_and_no_lineage_is_rejected_with_a_typed_error(host: Host, storage: Storage) -> None:
 
     storage.create(STORE.changelog(GONE), written([(b"a", b"b")], Header(None)))
     with pytest.raises(UnknownFormatVersion, match="header has no lineage"):

@@ -15,7 +15,7 @@ from tests.support.stores import names
 # --- what a task sees ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_put_or_deleted_is_seen_before_and_after_the_commit(host: Host) -> None:
+def test_puts_and_deletes_are_visible_before_and_after_the_commit(host: Host) -> None:
     first = host.commit(EMPTY, {b"a": b"1", b"b": b"2", b"c": b"3"})
     with host.load(first) as store:
         store.put(column([b"b", b"d"]), column([b"22", b"4"]))
@@ -42,7 +42,7 @@ def test_a_null_value_deletes_and_the_last_change_of_a_key_wins(host: Host) -> N
     assert host.read(version) == {b"b": b"2"}
 
 
-def test_a_scan_of_a_prefix_sees_just_these_keys_in_order(host: Host) -> None:
+def test_a_scan_of_a_prefix_returns_only_its_keys_in_order(host: Host) -> None:
     version = host.commit(EMPTY, {key: key for key in (b"a", b"b", b"ba", b"b\xff", b"b\xff\xff", b"c", b"")})
     with host.load(version) as store:
         store.put(column([b"b", b"bb", b"c"]), column([None, b"new", b"x"]))
@@ -52,7 +52,7 @@ def test_a_scan_of_a_prefix_sees_just_these_keys_in_order(host: Host) -> None:
         assert [key for key, _ in store.scan()] == [b"", b"a", b"ba", b"bb", b"b\xff", b"b\xff\xff", b"c"]
 
 
-def test_what_is_put_during_a_scan_does_not_disturb_it(host: Host) -> None:
+def test_puts_during_a_scan_do_not_affect_it(host: Host) -> None:
     version = host.commit(EMPTY, {b"%02d" % n: b"old" for n in range(20)})
     with host.load(version) as store:
         store.put(column([b"05"]), column([b"new"]))
@@ -64,7 +64,7 @@ def test_what_is_put_during_a_scan_does_not_disturb_it(host: Host) -> None:
         assert dict(store.scan())[b"05"] == b"new!"
 
 
-def test_an_abort_leaves_nothing_behind(host: Host, storage: Storage) -> None:
+def test_an_abort_discards_all_changes(host: Host, storage: Storage) -> None:
     version = host.commit(EMPTY, {b"a": b"1"})
     before = names(storage)
     with host.load(version) as store:
@@ -75,7 +75,7 @@ def test_an_abort_leaves_nothing_behind(host: Host, storage: Storage) -> None:
     store.abort()
 
 
-def test_versions_without_changes_are_versions(host: Host, other: Host) -> None:
+def test_a_commit_without_changes_creates_a_version(host: Host, other: Host) -> None:
     history = History()
     for _ in range(3):
         history.commit(host, {})
@@ -87,7 +87,7 @@ def test_versions_without_changes_are_versions(host: Host, other: Host) -> None:
     assert host.read(head) == {b"a": b"1"}
 
 
-def test_a_store_that_was_committed_takes_no_more_changes(host: Host) -> None:
+def test_a_committed_store_accepts_no_more_changes(host: Host) -> None:
     store = host.load(EMPTY)
     store.put(column([b"a"]), column([b"1"]))
     version = store.commit()
@@ -101,7 +101,7 @@ def test_a_store_that_was_committed_takes_no_more_changes(host: Host) -> None:
 @pytest.mark.parametrize(
     "key", [b"\xff\xff\xff\xff", b"\xff\xff\xff\xff statekeeper: what this copy holds", b"\xff" * 9]
 )
-def test_a_key_that_the_local_copy_keeps_for_itself_is_refused_before_it_is_committed(host: Host, key: bytes) -> None:
+def test_a_reserved_key_of_the_local_copy_is_rejected_before_the_commit(host: Host, key: bytes) -> None:
     with host.load(EMPTY) as store:
         with pytest.raises(UnsupportedType, match="ff ff ff ff"):
             store.put(column([b"a", key]), column([b"1", b"2"]))
@@ -110,7 +110,7 @@ def test_a_key_that_the_local_copy_keeps_for_itself_is_refused_before_it_is_comm
     assert host.read(version) == {}
 
 
-def test_keys_and_values_of_other_lengths_are_a_mistake_of_the_caller(host: Host) -> None:
+def test_keys_and_values_of_different_lengths_are_rejected(host: Host) -> None:
     with host.load(EMPTY) as store, pytest.raises(ValueError, match=r"length|arguments"):
         store.put(column([b"a", b"b"]), column([b"1"]))
 
@@ -129,7 +129,7 @@ batches = st.dictionaries(keys, st.none() | st.binary(max_size=5), max_size=8)
     st.binary(max_size=2),
 )
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_two_hosts_that_take_turns_hold_what_a_dict_holds(
+def test_two_alternating_hosts_equal_a_dict(
     storage: Storage,
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[Changes, bool, bool, bool]],
@@ -157,7 +157,7 @@ def test_two_hosts_that_take_turns_hold_what_a_dict_holds(
             assert host.read(version) == state
 
 
-def test_more_changes_than_memory_may_hold_are_seen_and_committed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_larger_than_memory_are_visible_and_committed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statestore.engine.pending_changes.SPILL_KEYS", 10)
     base: State = {b"%04d" % n: b"old" for n in range(100)}
     version = host.commit(EMPTY, base)

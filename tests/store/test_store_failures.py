@@ -22,7 +22,7 @@ from tests.support.stores import ONLY_V2, names
 
 
 @pytest.mark.parametrize("fault", [None, Fault.LOST_REPLY])
-def test_a_failed_upload_keeps_the_changes_and_a_second_commit_sends_the_same_object(
+def test_after_a_failed_upload_a_second_commit_uploads_the_same_object(
     storage: Storage, tmp_path: Path, fault: Fault | None, structure: Structure
 ) -> None:
     host = Host(storage, tmp_path / "a", structure=structure)
@@ -96,7 +96,7 @@ def fill_disk(root: Path, folder: Path, base: VersionId, answers: multiprocessin
     store.abort()
 
 
-def test_half_a_changelog_is_never_sent_even_when_there_is_room_again(tmp_path: Path) -> None:
+def test_a_partial_changelog_is_never_uploaded_even_after_space_is_free_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     storage = open_storage(str(root))
     host = Host(storage, tmp_path / "host")
@@ -124,7 +124,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     os.system(f"umount -l '{place}'")
 
 
-def test_a_full_local_disk_is_named_and_storage_unharmed(host: Host, storage: Storage, small_disk: Path) -> None:
+def test_a_full_local_disk_is_reported_and_storage_is_unchanged(host: Host, storage: Storage, small_disk: Path) -> None:
     history = History()
     noise = {os.urandom(8): os.urandom(1000) for _ in range(4000)}
     history.commit(host, noise)

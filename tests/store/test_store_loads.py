@@ -27,7 +27,7 @@ def test_a_warm_load_makes_no_request(host: Host) -> None:
         assert dict(store.scan()) == history.states[-1]
 
 
-def test_a_copy_on_another_branch_or_further_on_is_not_moved(host: Host) -> None:
+def test_a_copy_on_another_branch_or_ahead_is_unchanged(host: Host) -> None:
     history = History()
     history.grow(host, 3)
     twin = host.commit(history.versions[2], {b"twin": b"1"})
@@ -53,7 +53,7 @@ def test_a_cold_load_fetches_each_changelog_once_after_one_listing(host: Host, o
     assert not metrics.replaced_damaged_copy
 
 
-def test_a_host_catches_up_with_what_another_wrote_by_fetching_just_that(host: Host, other: Host) -> None:
+def test_a_host_fetches_only_the_changelogs_that_another_host_wrote(host: Host, other: Host) -> None:
     history = History()
     history.grow(host, 4)
     other.read(history.head)
@@ -65,7 +65,7 @@ def test_a_host_catches_up_with_what_another_wrote_by_fetching_just_that(host: H
     assert metrics.requests == 2
 
 
-def test_a_commit_is_one_request_of_the_bytes_it_says(host: Host, storage: Storage) -> None:
+def test_a_commit_is_one_request_of_the_reported_size(host: Host, storage: Storage) -> None:
     version = host.commit(EMPTY, {b"a": b"1"})
     with host.load(version) as store:
         store.put(column([b"aa", b"b"]), column([b"11", None]))
@@ -87,7 +87,7 @@ def test_a_commit_is_one_request_of_the_bytes_it_says(host: Host, storage: Stora
 
 
 @ONLY_V2
-def test_twins_that_commit_the_same_version_do_not_disturb_each_other(host: Host, other: Host) -> None:
+def test_twins_that_commit_the_same_version_do_not_affect_each_other(host: Host, other: Host) -> None:
     base = host.commit(EMPTY, {b"a": b"1"})
     mine, theirs = host.load(base), other.load(base)
     mine.put(column([b"a"]), column([b"mine"]))
@@ -99,7 +99,7 @@ def test_twins_that_commit_the_same_version_do_not_disturb_each_other(host: Host
     assert other.read(last) == {b"a": b"theirs", b"b": b"2"}
 
 
-def test_a_copy_on_another_branch_is_built_anew_and_not_caught_up(host: Host) -> None:
+def test_a_copy_on_another_branch_is_rebuilt(host: Host) -> None:
     base = host.commit(EMPTY, {b"a": b"1"})
     dead = host.commit(base, {b"dead": b"x"})
     assert host.read(dead) == {b"a": b"1", b"dead": b"x"}
@@ -132,7 +132,7 @@ def test_a_zombie_that_loads_an_older_version_harms_neither_itself_nor_its_succe
     assert host.read(history.versions[3]) == history.states[3]
 
 
-def test_an_open_version_is_read_to_its_end_while_others_replace_the_copy(host: Host) -> None:
+def test_an_open_version_stays_readable_while_others_replace_the_copy(host: Host) -> None:
     history = History()
     history.grow(host, 6)
     assert host.advance_local_copy(history.head)

@@ -54,7 +54,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("back", [0, 1])
-def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, back: int) -> None:
+def test_a_damaged_local_copy_is_rebuilt_and_reported(host: Host, damage: str, back: int) -> None:
     """`back` 1: the copy is to be caught up; else it holds just the wanted version."""
     history = History()
     history.grow(host, 3)
@@ -69,7 +69,7 @@ def test_a_damaged_local_copy_is_rebuilt_and_said_so(host: Host, damage: str, ba
     assert len(list(host.folder.glob("db-*"))) == 1
 
 
-def test_damage_that_only_a_read_shows_fails_one_task_and_not_the_next(host: Host) -> None:
+def test_damage_found_by_a_read_fails_one_task_and_not_the_next(host: Host) -> None:
     history = History()
     history.commit(host, {b"key %05d" % number: b"%d" % number * 40 for number in range(2000)})
     host.read(history.head)
@@ -83,7 +83,7 @@ def test_damage_that_only_a_read_shows_fails_one_task_and_not_the_next(host: Hos
     assert host.read(history.head) == history.states[-1]
 
 
-def test_a_folder_that_somebody_emptied_is_built_anew(host: Host) -> None:
+def test_an_emptied_folder_is_rebuilt(host: Host) -> None:
     history = History()
     history.grow(host, 3)
     shutil.rmtree(host.folder)
@@ -111,7 +111,7 @@ def lock_held_by_another_process(folder: Path) -> Iterator[None]:
         process.join(60)
 
 
-def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: Host) -> None:
+def test_a_lock_that_is_held_too_long_causes_a_private_copy(host: Host) -> None:
     history = History()
     history.grow(host, 4)
     assert host.advance_local_copy(history.head)
@@ -131,7 +131,7 @@ def test_a_lock_that_is_held_too_long_is_worked_around_by_a_private_copy(host: H
     assert host.read(twin) == {**history.states[2], b"x": b"y"}
 
 
-def test_a_batch_goes_on_while_the_copy_is_being_changed(host: Host) -> None:
+def test_a_batch_continues_while_the_copy_advances(host: Host) -> None:
     history = History()
     history.grow(host, 2)
     with lock_held_by_another_process(host.folder):

@@ -55,7 +55,7 @@ def test_a_snapshot_of_the_version_itself_needs_no_changelog(
     assert host.read(history.head) == history.states[-1]
 
 
-def test_a_warm_host_does_not_fetch_a_snapshot_to_go_one_version_on(
+def test_a_warm_host_does_not_fetch_a_snapshot_to_advance_one_version(
     host: Host, storage: Storage, tmp_path: Path
 ) -> None:
     history = History()
@@ -67,7 +67,7 @@ def test_a_warm_host_does_not_fetch_a_snapshot_to_go_one_version_on(
         assert store.lineage == carried(host, [history.head])
 
 
-def test_a_copy_older_than_what_retention_left_is_replaced_from_a_snapshot(
+def test_a_copy_older_than_the_retained_files_is_replaced_from_a_snapshot(
     host: Host, other: Host, storage: Storage, tmp_path: Path
 ) -> None:
     history = History()
@@ -90,7 +90,7 @@ def test_known_snapshots_shorten_the_lineage(host: Host, other: Host, storage: S
     assert other.read(history.head) == history.states[-1]
 
 
-def test_the_trace_goes_further_back_when_the_presumed_snapshot_is_gone(
+def test_if_the_presumed_snapshot_is_missing_the_trace_continues_to_older_versions(
     host: Host, other: Host, storage: Storage, tmp_path: Path
 ) -> None:
     history = History()
@@ -119,7 +119,7 @@ SNAPSHOT_DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", SNAPSHOT_DAMAGES)
-def test_a_damaged_snapshot_is_reported_and_an_older_one_with_a_longer_replay_used(
+def test_a_damaged_snapshot_is_reported_and_an_older_one_is_used(
     host: Host, other: Host, storage: Storage, tmp_path: Path, damage: str
 ) -> None:
     history = History()
@@ -153,7 +153,7 @@ def test_a_damaged_snapshot_is_reported_and_an_older_one_with_a_longer_replay_us
     assert len(list(other.folder.glob("db-*"))) == 1
 
 
-def test_when_all_snapshots_are_damaged_the_load_begins_with_nothing(
+def test_if_all_snapshots_are_damaged_the_load_replays_from_the_empty_version(
     host: Host, other: Host, storage: Storage, tmp_path: Path
 ) -> None:
     history = History()
@@ -205,7 +205,7 @@ def long_lineage(storage: Storage, length: int) -> VersionId:
 
 
 @ONLY_V2
-def test_near_the_ceiling_the_store_stops_by_name_and_a_snapshot_lets_it_go_on(
+def test_near_the_ceiling_the_store_stops_with_a_typed_error_until_a_snapshot_exists(
     storage_spec: object, storage: Storage, host: Host, tmp_path: Path
 ) -> None:
     if not storage.url.startswith("file:"):
