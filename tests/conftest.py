@@ -1,4 +1,4 @@
-"""What tests of several packages share: a store on local disk and one on S3, and one Spark session."""
+"""Fixtures of several packages: a store on local disk and one on S3, and one Spark session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ settings.load_profile("no deadline")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, what shares a Spark session is one's business, and what starts jobs of its own another's."""
+    """Group tests for several workers: one worker runs all tests of a Spark session, another those that start their
+    own jobs."""
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if params.get("storage_spec") == "s3":

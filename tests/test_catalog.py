@@ -1,4 +1,4 @@
-"""What a checkpoint at rest shows: heads by the commit log, files by store."""
+"""Heads of a checkpoint from the commit log, and its files by store."""
 
 from __future__ import annotations
 

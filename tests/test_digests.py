@@ -1,4 +1,4 @@
-"""Digests: what a chain of files tells apart."""
+"""Digests detect differences between chains of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files give a version: every decision of many random histories against a model that knows all."""
+"""The files that restore a version: decisions for many random histories, compared with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole checkpoints of ordinary queries that look unusual, as Spark left them: no verb reports a problem that is none."""
+"""Native checkpoints of unusual but correct queries: no verb reports a false problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many partitions an operator has is not always what its metadata says."""
+"""Operators whose number of partitions differs from their metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def begin(storage: Storage, name: str = operators.AGGREGATION, key_json: str = B
 
 
 def commit(storage: Storage, batch: int, ids: int | None, pinned: int = 2) -> None:
-    """A batch that names so many partitions, or none."""
+    """Commit a batch with this number of partitions, or without ids."""
     conf = {**STATE_CONF, SHUFFLE_PARTITIONS: str(pinned)}
     storage.create(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, conf, ())))
     named = None if ids is None else {0: tuple((IDS[partition],) for partition in range(ids))}

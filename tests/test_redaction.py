@@ -1,4 +1,4 @@
-"""Secrets stay out of what people and logs are shown."""
+"""Secrets do not appear in output and logs."""
 
 from __future__ import annotations
 

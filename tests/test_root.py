@@ -1,4 +1,4 @@
-"""A root through its life, with the death of its driver at every storage request; and what a root refuses."""
+"""The life of a root, with a crash of its driver at every storage request, and rejected requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole checkpoints that Spark wrote, each damaged by hand: what retention, snapshots and the audit make of them."""
+"""Damaged native checkpoints: the reaction of retention, snapshots and the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structure V1, where attempts at one version replace each other's file: what the digests tell, and what goes on."""
+"""Structure V1, in which attempts at one version replace each other's file: detection by digests."""
 
 from __future__ import annotations
 

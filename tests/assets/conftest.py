@@ -1,4 +1,4 @@
-"""A fleet on local disk, as `statekeeper.toml` names it, and Dagster without a daemon."""
+"""A fleet on local disk, configured by `statekeeper.toml`, and a Dagster instance without a daemon."""
 
 from __future__ import annotations
 

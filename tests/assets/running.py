@@ -1,4 +1,4 @@
-"""Dagster as people start it, in processes of its own, and what it says through GraphQL."""
+"""Starts Dagster in its own processes, as users do, and queries it through GraphQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Running:
-    """A platform that was started; `process` is the command that a person would have typed."""
+    """A started platform. `process` is the command of the user."""
 
     process: subprocess.Popen[str]
     port: int
@@ -110,7 +110,7 @@ class Running:
         return found
 
     def launch(self, query: str) -> None:
-        """A run of `maintain_query` by hand, as a person does who has mended something."""
+        """Launch a run of `maintain_query` by hand, as a user does after a repair."""
         mutation = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
             ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
         selector = {
@@ -124,7 +124,7 @@ class Running:
 
 
 def succeeded(platform: Running, at_least: int = 1) -> list[dict[str, Any]]:
-    """So many runs of `maintain_query` that succeeded, newest first, as soon as there are so many."""
+    """Wait for this number of successful runs of `maintain_query`, and return them newest first."""
 
     def look() -> list[dict[str, Any]] | None:
         runs = platform.runs(statuses=["SUCCESS"])
@@ -188,7 +188,8 @@ def running(
 
 
 def assert_gone(sessions: Collection[int], seconds: float = 30) -> None:
-    """Nothing of these sessions is left, or within so many seconds: what Spark's JVM has started ends a moment after it."""
+    """Assert that all processes of these sessions end within this number of seconds. Processes of Spark's JVM end a
+    moment after it."""
     deadline = time.monotonic() + seconds
     while left := [one for session in sessions for one in in_session(session)]:
         said = [(one.id, one.parent, one.command[:200]) for one in left]
@@ -202,7 +203,7 @@ def _family(process_id: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The asset `checkpoint_format` plans, does what a person launches it for, and shows when something is half done."""
+"""The asset `checkpoint_format` plans, executes a launched switchover, and shows an incomplete one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dagster loads, from wherever it is started, and the schedules."""
+"""The definitions that Dagster loads from any directory, and the schedules."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_old_runs_are_deleted_with_their_files_and_recent_ones_stay(
 
 
 class _Later:
-    """A clock that is so many days ahead."""
+    """A clock that is this number of days ahead."""
 
     def __init__(self, days: int) -> None:
         self._days = days

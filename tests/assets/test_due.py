@@ -1,4 +1,4 @@
-"""When a query is due for a run of maintenance: decided by figures, remembered in a cursor."""
+"""Decides when a query is due for a maintenance run, from figures and a cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job `maintain_query` on real checkpoints: what it did is in the metadata, and what is broken stops it."""
+"""The job `maintain_query` on real checkpoints: its metadata reports its actions, and damage stops it."""
 
 from __future__ import annotations
 

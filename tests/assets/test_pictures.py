@@ -1,4 +1,4 @@
-"""The pictures in metadata: what they show, that they are images, and that they are small enough to be shown at once."""
+"""The pictures in metadata: their contents, their format, and their size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of it as people start it: the sensor ticks, runs are made, files go, checks turn red and green again."""
+"""The platform as users start it: the sensor ticks, runs start, files are deleted, checks turn red and green."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _COMMANDS = {"webserver": "dagster_webserver", "daemon": "dagster._daemon", "cod
 
 
 def process_ids(platform: Running) -> dict[str, int]:
-    """The children of the platform by what they are."""
+    """Return the child processes of the platform by kind."""
     children = children_of(platform.process.pid)
     return {name: one.id for one in children for name, part in _COMMANDS.items() if part in one.command}
 

@@ -1,4 +1,4 @@
-"""The same with Postgres as Dagster's storage: a real server, started here where Debian's packages have put one."""
+"""The platform with a real Postgres server as Dagster's storage. The server comes from Debian's packages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def as_postgres(*command: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """The server's own: the folders that pytest makes are for their owner alone."""
+    """The folder of the server. Folders of pytest are accessible to their owner only."""
     with tempfile.TemporaryDirectory(prefix="statekeeper-postgres-") as made:
         yield Path(made)
 
@@ -64,7 +64,7 @@ def postgres(folder: Path) -> Iterator[int]:
 
 @pytest.fixture
 def home(folder: Path, postgres: int, tmp_path: Path) -> Path:
-    """A DAGSTER_HOME as docs/how-to/postgres.md describes it, with a database of its own."""
+    """A DAGSTER_HOME as in docs/how-to/postgres.md, with its own database."""
     database = f"dagster_{next(_NUMBERS)}"
     run(folder, "createdb", "-h", "127.0.0.1", "-p", str(postgres), "-U", "dagster", database)
     described = (REPOSITORY / "docs" / "how-to" / "postgres.md").read_text()
@@ -99,7 +99,7 @@ def test_a_run_with_postgres_storage_has_the_same_result(
 
 
 def sqlite_files(home: Path) -> list[Path]:
-    """Where Dagster would have put what should have gone to Postgres."""
+    """Return SQLite files that Dagster created instead of using Postgres."""
     return list(home.rglob("*.db"))
 
 

@@ -1,4 +1,4 @@
-"""The sensors, called as the daemon calls them: what they ask for, what they remember, what they say."""
+"""The sensors, called as by the daemon: their run requests, cursors and messages."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_failed_run_is_reported_with_its_query_its_file_and_the_next_command(
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that remembers what it was told."""
+    """A server that records the messages that it receives."""
     told: list[dict[str, str]] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):

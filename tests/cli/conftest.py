@@ -1,4 +1,4 @@
-"""A root on local disk, for the command to be called on."""
+"""A root on local disk, for calls of the command line."""
 
 from __future__ import annotations
 

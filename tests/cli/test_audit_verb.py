@@ -1,4 +1,4 @@
-"""`statekeeper audit`, as a person or a program calls it."""
+"""`statekeeper audit`, called by a user or a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command, as a person or a program calls it."""
+"""The command line, called by a user or a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`statekeeper dump` and `statekeeper diff`, on a root of our own and on what Spark before it could have left."""
+"""`statekeeper dump` and `statekeeper diff`, on an own root and on checkpoints of earlier Sparks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`statekeeper gc` and `lease`, as a person runs them."""
+"""`statekeeper gc` and `statekeeper lease`."""
 
 from __future__ import annotations
 

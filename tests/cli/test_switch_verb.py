@@ -1,4 +1,4 @@
-"""`statekeeper switch` shows its plan, does it when told, and says what comes next."""
+"""`statekeeper switch` shows its plan, executes it after confirmation, and prints the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docs site builds without a warning, and nothing that the code has is missing in it."""
+"""The docs site builds without a warning, and documents everything in the code."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_each_public_name_of_statestore_is_documented(site: Path) -> None:
 
 
 def _code(page: Path) -> Iterator[str]:
-    """Each line of the blocks without a language, and what stands in backticks in the text."""
+    """Yield each line of the blocks without a language, and each text in backticks."""
     language: str | None = None
     for line in page.read_text().splitlines():
         fence = re.match(r"^ *```(\w*)", line)

@@ -1,4 +1,4 @@
-"""The scripts of `examples/` run as they are."""
+"""The scripts of `examples/` run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies on disk while a job runs and is maintained, as a picture."""
+"""Draws the bytes on disk while a job runs and is maintained."""
 
 from __future__ import annotations
 

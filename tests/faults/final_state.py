@@ -1,4 +1,4 @@
-"""What the flights job left in its folder, held against pandas and against itself."""
+"""Compares the final files of the flights job with pandas and with each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flights job, killed from within at a chosen point: its own functions, with an observer and a feeder that kill.
+"""The flights job, killed from within at a selected point by an observer and a feeder.
 
     python -m tests.faults.flights_under_fire --folder FOLDER --days N [--shot JSON]
 
@@ -102,12 +102,12 @@ class Gun:
             self._in_background(self._fire_while_jvm_starts)
 
     def arm_for_append(self) -> None:
-        """Fire within the feeder's append that begins now."""
+        """Fire during the append that starts now."""
         if self.point_is(Point.FEEDER):
             self._in_background(self._fire_after, _FEED_SECONDS)
 
     def fire(self, **about: object) -> None:
-        """Kill what the shot is for. The last that this process does, unless the victim is another one."""
+        """Kill the victim of the shot. If the victim is this process, this does not return."""
         assert self._shot is not None
         if not self._once.acquire(blocking=False):
             return
@@ -184,7 +184,7 @@ class Gun:
 
 
 class FeederUnderFire(Feeder):
-    """Feeds a few days ahead only, tells the gun of each append, and stands still where the job is to be idle."""
+    """Feeds a few days ahead, reports each append to the gun, and pauses where the job must be idle."""
 
     def __init__(self, path: str, arrivals: pa.Table, gun: Gun) -> None:
         self._gun = gun

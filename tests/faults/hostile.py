@@ -1,4 +1,4 @@
-"""Checkpoints in which somebody has planted a file, under every verb that reads: `python -m tests.faults.hostile FOLDER`.
+"""Runs every reading verb on checkpoints with planted files: `python -m tests.faults.hostile FOLDER`.
 
 Each case is played in a process of its own with little memory and a time-out. Printed is one JSON object a case: what each
 verb ended with, and what it wrote outside of its scratch folder.
@@ -48,7 +48,7 @@ Plant = Callable[[Path, Path], None]
 
 @dataclass(frozen=True)
 class Hostile:
-    """A case. `says`: for some of the verbs, what their output holds, and the exit code."""
+    """A case. `says`: expected output and exit code of some verbs."""
 
     root: str
     plant: Plant
@@ -276,7 +276,7 @@ def main() -> int:
 
 
 def _played(name: str, cache: Path, folder: Path) -> dict[str, Any]:
-    """What became of a case, in a process of its own."""
+    """Run a case in its own process, and return its result."""
     result, log = folder / "result", folder / "log"
     result.unlink(missing_ok=True)
     pid = os.fork()

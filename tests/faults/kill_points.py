@@ -56,7 +56,7 @@ _AT_ANY_MOMENT = {Point.JVM_START, Point.LOCAL_COPY, Point.FEEDER, Point.ONE_WOR
 
 @dataclass(frozen=True)
 class Shot:
-    """One kill: after so many finished batches of the run, and how far into what goes on then, from 0 to 1."""
+    """One kill: after this number of finished batches of the run, and at this fraction (0 to 1) of the next step."""
 
     point: Point
     batches: int

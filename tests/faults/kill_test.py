@@ -1,4 +1,4 @@
-"""Kills the flights job with SIGKILL, again and again, and compares what is left at the end with pandas.
+"""Kills the flights job repeatedly with SIGKILL, and compares the final state with pandas.
 
     python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
         [--resume]
@@ -48,12 +48,12 @@ _FEWEST_DAYS = 120
 
 
 class Broken(Exception):
-    """A run did what it must never do; the text says what, with the end of its output."""
+    """A run violated a requirement. The text describes it and contains the end of the output."""
 
 
 @dataclass
 class Campaign:
-    """Runs of the job in one folder, over the first `days` of the year, and what was seen of them."""
+    """Runs of the job in one folder, over the first `days` of the year, and their results."""
 
     folder: Path
     days: int
@@ -102,7 +102,7 @@ class Campaign:
             )
 
     def _leave_nothing(self, session: int) -> None:
-        """The driver is dead; what it started has to follow it, by itself or now."""
+        """After the death of the driver, wait until its child processes end, or kill them."""
         end = time.monotonic() + _GONE_SECONDS
         while left := in_session(session):
             if time.monotonic() > end:
@@ -234,7 +234,8 @@ def _settle(maintenance: MaintenanceLoop) -> None:
 
 
 def _days_for(planned: list[Shot], fewest: int) -> int:
-    """Days for all shots with their progress, what a shot may overrun, and a few at the end without one."""
+    """Return the days that all shots need, including their progress and a margin, and a few final days without a
+    shot."""
     needed = sum(shot.batches for shot in planned if shot.point is not Point.JVM_START) + len(planned) // 2
     return min(_DAYS_OF_A_YEAR, max(fewest, needed + _FED_AHEAD + 2))
 

@@ -1,4 +1,4 @@
-"""Maintenance beside a job under fire: snapshots, audits and retention in a loop, each a process that may be killed."""
+"""Maintenance during the kill test: snapshots, audits and retention in a loop, each in a process that may be killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUIET_CODES = (0, NotACheckpoint.exit_code)
 
 @dataclass(frozen=True)
 class Sample:
-    """What lay below `state/` when so many batches were committed."""
+    """Size of `state/` at this number of committed batches."""
 
     batches: int
     files: int

@@ -1,4 +1,4 @@
-"""What a simulated checkpoint has been promised to keep, judged beside the library by names and sizes alone."""
+"""The guarantees for a simulated checkpoint, verified without the library by names and sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.memory import MemoryStorage
 
 
 class Lost(AssertionError):
-    """A version that was promised cannot be restored, or is not what was committed."""
+    """A guaranteed version cannot be restored, or differs from the committed one."""
 
 
 class Untidy(AssertionError):
-    """Nothing is lost, but a round of maintenance that nothing disturbs does not leave what it should."""
+    """No version is lost, but an undisturbed round of maintenance leaves unexpected files."""
 
 
 class Promises:
@@ -89,7 +89,7 @@ class Promises:
                 raise Lost(f"{store} {version} is not restorable any more after {why}; the floor is {self.floor}")
 
     def rot(self) -> None:
-        """Something was damaged from outside: what does not load now was not lost by us."""
+        """Record damage from outside: versions that do not load now are not lost by the library."""
         for store in self._stores:
             loads = self._restorable(store)
             self.rotten |= {(store, number) for number in self._numbers() if number not in loads}
@@ -112,7 +112,8 @@ class Promises:
         return found
 
     def files(self) -> list[str]:
-        """The files of committed versions, and all tables: what may rot, but for what belongs to running attempts."""
+        """Return the files that may rot: those of committed versions and all tables, except those of running
+        attempts."""
         named = {
             path
             for of_version in self.committed.values()

@@ -1,4 +1,4 @@
-"""What keeps a checkpoint safe, taken out of the library one by one: a simulation must see that each is missed."""
+"""Removes the protections of a checkpoint one by one. A simulation must detect each removal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ gathering, planning, deleting = (
 
 @dataclass(frozen=True)
 class Protection:
-    """Something that is missed when it is taken out, soonest in the weather that `weather` makes of chance's."""
+    """A protection whose removal must cause a failure, soonest with the probabilities of `weather`."""
 
     what: str
     removed: Callable[[], AbstractContextManager[object]]

@@ -1,4 +1,4 @@
-"""Many schedules of a query, its maintainers and all that can befall them, in virtual time: `make simulate SEEDS=1000`.
+"""Simulates many schedules of a query, its maintainers and failures in virtual time: `make simulate SEEDS=1000`.
 
 python -m tests.faults.simulate --seeds 1000 --first 0
 python -m tests.faults.simulate --seed 17 --trace           one of them again, turn by turn

@@ -1,4 +1,4 @@
-"""Who is at a simulated checkpoint: a query with its tasks, maintainers, Spark's own, what rots, and an auditor."""
+"""The actors of a simulation: a query with its tasks, maintainers, Spark's maintenance, bit rot and an auditor."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _sent(opened: StateStore) -> VersionId:
 
 
 class Maintainer:
-    """One of ours: makes snapshots and deletes, in turns, as the verbs of the command do."""
+    """A Statekeeper maintainer: takes snapshots and deletes, in turns, like the verbs of the command line."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -245,8 +245,8 @@ class Maintainer:
 
 
 def maintain_as_spark(world: World, actor: Actor) -> None:
-    """Snapshots as an executor makes them: tables of earlier ones are named again, whatever is announced, and nobody
-    looks afterwards whether they are still there."""
+    """Take snapshots like a Spark executor: reuse earlier tables even if their deletion is announced, and do not
+    check afterwards that they exist."""
     scratch = world.folder("spark")
     chance = world.turns.chance
     while not world.closing:
@@ -345,7 +345,7 @@ def audit(world: World, actor: Actor) -> None:
 
 
 def require_right(world: World, store: StorePath, version: VersionId) -> None:
-    """A version holds what was committed, restored from storage alone. Raises `Lost`."""
+    """Restore a version from storage alone, and compare it with the committed one. Raises `Lost`."""
     folder = world.folder("auditor")
     try:
         with world.loader(store, world.root, folder).restore(version, folder / "database").database as database:

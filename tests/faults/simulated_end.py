@@ -1,5 +1,5 @@
-"""What must hold when all have gone home: an undisturbed round of maintenance succeeds, and leaves what is promised and
-nothing else."""
+"""Requirements at the end of a simulation: an undisturbed round of maintenance succeeds and leaves exactly the
+guaranteed files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLE = 5
 
 
 def require_good_end(world: World) -> None:
-    """Raises `Lost`, or what the library raises in a round that nothing disturbs."""
+    """Raises `Lost`, or the error of the library in an undisturbed round."""
     _let_time_pass(world, 2 * LIFE_SECONDS)
     world.promises.require("all that happened")
     promised = world.promises.promised()

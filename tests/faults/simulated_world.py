@@ -1,4 +1,4 @@
-"""What the actors of a simulation share: the root, how they reach it, and what each version holds."""
+"""State that the actors of a simulation share: the root, their storage clients, and the contents of each version."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class World:
         return folder
 
     def failed(self, actor: Actor, error: StatekeeperError) -> None:
-        """A process met an error of the library and goes on, or starts again."""
+        """Record an error of the library in a process that continues or restarts."""
         self.counts.errors[f"{actor.name.partition(' ')[0]}: {error.code}"] += 1
         self.turns.note(f"{actor.name}: {error.code}")
 
@@ -132,7 +132,7 @@ class World:
 
 
 class Root(MemoryStorage):
-    """The root itself, which nothing befalls. It sees what is committed, and what each deletion leaves."""
+    """The root, without faults. It records commits and the result of each deletion."""
 
     def __init__(self, world: World) -> None:
         super().__init__(lambda: world.written_at_seconds)

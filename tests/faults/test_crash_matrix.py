@@ -1,4 +1,4 @@
-"""Each request that a load and a commit make, with each fault that can befall it, on local disk and on S3.
+"""Each request of a load and a commit, with each fault that can occur, on local disk and on S3.
 
 After each: a restart on the same scratch folder and one on a fresh host must find nothing lost and nothing wrong, and
 the operation must run to its end.

@@ -67,7 +67,7 @@ def operator(**limits: int | bool) -> StatefulOperator:
 
 @pytest.fixture
 def fresh_workers(delta_session: SparkSession) -> Iterator[SparkSession]:
-    """A worker's peak memory is that of its whole life: here each task has one of its own."""
+    """Start each task in its own worker, because the peak memory of a worker covers its whole life."""
     settings = delta_session._jvm.org.apache.spark.SparkEnv.get().conf()
     settings.set("spark.python.worker.reuse", "false")
     yield delta_session

@@ -84,7 +84,7 @@ KEY = (1.5, 2.5, "ä.b", b"\0\xff", Decimal("12.34"), DAY, MOMENT, True, {"real"
 
 
 def number_of_rows(rows: pa.Table, state: pa.Table) -> Update:
-    """Counts the rows of each key, whatever the key is: two values are equal when they look the same."""
+    """Count the rows of each key of any type. Two values are equal if their text is equal."""
     rows = rows.select(KEYS.names)
 
     def looks(row: dict[str, Any]) -> str:

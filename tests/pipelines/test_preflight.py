@@ -1,4 +1,4 @@
-"""`start` raises what can be known before the first batch, and writes nothing then."""
+"""`start` raises every error that is detectable before the first batch, and writes nothing then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races that streaming jobs lose: attempts that die late, twins, zombies, second drivers, roots of another time.
+"""Races between attempts, twins, zombies and drivers, and roots of another time line.
 
 Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is refused is told by name what to do.
 """
@@ -68,13 +68,13 @@ def changelogs(job: Job, version: int) -> list[Path]:
 
 
 def assert_attempts(job: Job, version: int, changelogs_in_v2: int) -> None:
-    """In structure V1 an attempt replaces what another left."""
+    """Assert the number of attempts. In structure V1 an attempt replaces the files of another."""
     expected = job.partitions if job.structure is Structure.V1 else changelogs_in_v2
     assert len(changelogs(job, version)) == expected
 
 
 def lose_blocks(session: SparkSession) -> None:
-    """What the death of all executors does to what they had materialised."""
+    """Lose the materialized blocks, as after the death of all executors."""
     for rdd in session.sparkContext._jsc.getPersistentRDDs().values():
         rdd.unpersist(True)
 
@@ -393,7 +393,7 @@ def test_a_batch_with_other_offsets_is_rejected(job: Job, session: SparkSession)
 
 
 def in_sink(job: Job, batch: int, metadata: dict[str, str]) -> None:
-    """Puts a batch of no rows into the sink, as somebody else's."""
+    """Write an empty batch of another writer into the sink."""
     properties = CommitProperties(
         custom_metadata=metadata, app_transactions=[Transaction(f"statekeeper-{job.query_id}", batch)]
     )

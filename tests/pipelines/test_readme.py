@@ -1,4 +1,4 @@
-"""The README's example runs, and does what it says."""
+"""The README's example runs with the described result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose state root lies in a bucket, behind a real HTTP server."""
+"""A job with its state root in a bucket, behind a real HTTP server."""
 
 from __future__ import annotations
 

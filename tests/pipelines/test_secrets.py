@@ -1,4 +1,4 @@
-"""What a job is told in secret does not show."""
+"""Secrets of a job are not shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that wander between executors, each of which has local state of its own."""
+"""Tasks that move between executors, each with its own local state."""
 
 from __future__ import annotations
 

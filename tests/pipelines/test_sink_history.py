@@ -1,4 +1,4 @@
-"""A Delta table that others deleted, replaced or rolled back is noticed before the next batch, on real Delta."""
+"""A Delta table that was deleted, replaced or rolled back is detected before the next batch, on real Delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a job and of Dagster beside it: in a terminal, and where the output goes to a file."""
+"""The status output of a job and of Dagster: in a terminal and in a file."""
 
 from __future__ import annotations
 

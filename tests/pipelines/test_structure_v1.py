@@ -1,4 +1,4 @@
-"""A whole job in structure V1: restarts, dead attempts, Spark's own reader, and what it refuses."""
+"""A whole job in structure V1: restarts, dead attempts, Spark's own reader, and rejected requests."""
 
 from __future__ import annotations
 

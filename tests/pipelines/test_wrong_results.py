@@ -1,4 +1,4 @@
-"""Whatever an update function returns: it is what was declared, or it is refused by name and nothing is committed.
+"""A result of an update function has the declared form, or is rejected with a typed error and not committed.
 
 The tasks run here without Spark, in this process; test_operator.py shows the errors that reach the user through Spark.
 """

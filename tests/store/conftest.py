@@ -1,4 +1,4 @@
-"""Two hosts that work on one store."""
+"""Two hosts that use one store."""
 
 from __future__ import annotations
 

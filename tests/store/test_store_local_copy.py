@@ -29,7 +29,7 @@ def spoil(path: Path) -> None:
 
 
 def alter(path: Path) -> None:
-    """Whatever the marker says, this is not what the version holds."""
+    """Change the rows of a copy, but not its marker."""
     with Database.open_for_writing(path, EngineLimits()) as database:
         database._rdict[b"of nobody"] = b"altered"
 

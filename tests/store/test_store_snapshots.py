@@ -194,7 +194,7 @@ def test_foreign_files_beside_the_stores_are_ignored(host: Host, other: Host, st
 
 
 def long_lineage(storage: Storage, length: int) -> VersionId:
-    """Put a version into storage whose changelog names so many before it. Nothing else of them is there."""
+    """Write a version and its `length` predecessors as changelogs, without a snapshot."""
 
     lineage = tuple(VersionId(number, f"{number:08x}-0000-4000-8000-000000000000") for number in range(1, length + 1))
     version = VersionId(length + 1, GONE.id)

@@ -49,7 +49,7 @@ def flipped(data: bytes, position: int) -> bytes:
 
 
 def loads(checkpoint: Checkpoint, batch: int, host: Path) -> bool:
-    """Whether every store loads that batch's version on a new host; what loads has to be right."""
+    """Return whether every store loads the version of a batch on a new host. Loaded rows must be correct."""
     try:
         checkpoint.assert_right(host, batch)
     except StatekeeperError:

@@ -60,7 +60,7 @@ def one_by_one(records: Records) -> Records:
 
 
 def changelog_with_families(number: int, lineage: Sequence[VersionId] | None, family: bytes) -> bytes:
-    """As Spark writes it for stores with column families, and nobody else does."""
+    """Encode a changelog as Spark does for stores with column families."""
     body, key, value = io.BytesIO(), family + b"key %d" % number, b"value"
     writer = BlockWriter(body)
     writer.write(utf("v2") if lineage is None else utf("v4") + utf(lineage_json(tuple(lineage))))

@@ -1,4 +1,4 @@
-"""A checkpoint of several stores as a job's driver and tasks leave it, without Spark, and the model of what it holds."""
+"""A checkpoint of several stores, written without Spark like a job does, and the model of its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT_ID = "5ba7c0de-0000-4000-8000-000000000000"
 
 
 class Checkpoint:
-    """One operator with `partitions` stores; batch N is what `batch` was called with for the (N+1)th time."""
+    """One operator with `partitions` stores. The (N+1)th call of `batch` creates batch N."""
 
     def __init__(
         self,
@@ -105,14 +105,14 @@ class Checkpoint:
         )
 
     def assert_right(self, host: Path, batch: int | None = None) -> None:
-        """Every store holds at that batch's version (by default the head's) what the model does, for this host."""
+        """Assert that every store on this host equals the model at the version of a batch (default: the head)."""
         number = len(self.versions) - 1 if batch is None else batch + 1
         for partition, store in enumerate(self.stores):
             with self.load(store, self.versions[number][partition], host) as opened:
                 assert dict(opened.scan()) == self.states[number][partition], store
 
     def assert_snapshots_are_right(self, host: Path) -> None:
-        """Every store has a snapshot at its head that alone gives what the model holds."""
+        """Assert that every store has a snapshot at its head that alone equals the model."""
         for store, version, state in zip(self.stores, self.versions[-1], self.states[-1], strict=True):
             with self.load(store, version, host) as opened:
                 metrics = opened.load_report

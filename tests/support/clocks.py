@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SleeplessClock:
-    """Notes how long it was asked to wait, and is there at once."""
+    """Records the requested waits, and returns at once."""
 
     def __init__(self, now_seconds: float = 1_700_000_000.0) -> None:
         self._started_seconds = now_seconds

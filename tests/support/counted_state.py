@@ -1,4 +1,4 @@
-"""State with a schema: rows that count by name and day."""
+"""State with a schema: counts by name and day."""
 
 from __future__ import annotations
 

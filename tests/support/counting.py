@@ -74,13 +74,13 @@ OPERATOR = StatefulOperator(["key"], ["number"], VALUES, OUTPUT, count, Frames.P
 
 
 def rows_of(batch: int, rows: int = 40, keys: int = 12) -> pd.DataFrame:
-    """The rows of a batch: the same whenever they are asked for; each number is in it once."""
+    """Return the rows of a batch: always the same, with each number once."""
     random = np.random.default_rng(batch)
     return pd.DataFrame({"key": random.integers(0, keys, rows), "number": batch * 1_000_000 + np.arange(rows)})
 
 
 class Watching:
-    """Keeps what batches report; `act` is called when a batch enters a phase."""
+    """Records the reports of batches. `act` is called when a batch enters a phase."""
 
     def __init__(self, act: Callable[[int, Phase], None] = lambda batch, phase: None) -> None:
         self.reports: list[BatchReport] = []
@@ -101,7 +101,7 @@ def once(batch: int, phase: Phase, act: Callable[[], None]) -> Watching:
 
 @dataclass
 class Job:
-    """The counting job in a folder of its own, and what it should have made."""
+    """The counting job in its own folder, and its expected result."""
 
     folder: Path
     partitions: int = 2
@@ -137,7 +137,7 @@ class Job:
         return int(DeltaTable(str(self.input)).version())
 
     def feed(self, batches: int, rows: Callable[[int], pd.DataFrame] = rows_of) -> Job:
-        """Append so many batches: a commit each, a file each."""
+        """Append batches: one commit with one file each."""
         for _ in range(batches):
             table = pa.Table.from_pandas(rows(self.fed), schema=INPUT, preserve_index=False)
             write_deltalake(str(self.input), table, mode="append")
@@ -175,7 +175,7 @@ class Job:
         return StatefulQuery(query, driver, watch)
 
     def run(self, session: SparkSession, observer: Watching | None = None) -> list[BatchReport]:
-        """Run what is in the input to its end. Raises what ended the query."""
+        """Process the whole input. Raises the error that ended the query."""
         observer = observer or Watching()
         self.start(session, observer).await_termination()
         return observer.reports
@@ -269,7 +269,7 @@ def killing(batch: str, phase: str, process: Callable[[], int]) -> Watching:
 def in_a_process(
     job: Job, *options: str, timeout_seconds: float = 400, code: int = 0
 ) -> tuple[list[BatchReport], list[str]]:
-    """Run what is in the input in a process of its own: its reports and warnings, when it ends by itself."""
+    """Process the input in a separate process. Return its reports and warnings if it ends normally."""
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)

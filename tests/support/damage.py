@@ -1,4 +1,4 @@
-"""Damage to a small file, enumerated: each bit pattern of a byte that matters, and each prefix."""
+"""Enumerates damage to a small file: bit patterns of each important byte, and each prefix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def prefixes(data: bytes) -> Iterator[bytes]:
 
 
 def value_or_error(act: Callable[[bytes], T], data: bytes, *, names: str) -> T | StatekeeperError:
-    """What `act` makes of the bytes, or the library's error, which must name the file; any other exception is raised."""
+    """Return the result of `act` on the bytes, or the library's error, which must name the file. Other exceptions
+    are raised."""
     try:
         return act(data)
     except StatekeeperError as error:

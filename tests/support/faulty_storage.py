@@ -1,4 +1,4 @@
-"""A storage that fails where a plan says so, around a real one."""
+"""A storage that fails as planned, around a real one."""
 
 from __future__ import annotations
 

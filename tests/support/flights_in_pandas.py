@@ -1,4 +1,4 @@
-"""The facts and the last state of the flights, computed once more: in pandas, over the whole input at once.
+"""The facts and the last state of the flights, computed independently in pandas over the whole input.
 
 It shares nothing with `pipelines.flights` but the definition: it reads the archive itself, orders it itself, and lets
 groupby, shift and expanding do what the job does with runs, seeds and state.
@@ -63,12 +63,12 @@ def state(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def assert_facts_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
-    """Row for row, whatever the order: the same flights, each once, floats to 1e-6."""
+    """Assert the same flights in any order, each once, with floats equal to 1e-6."""
     ours, theirs = (side.sort_values(FLIGHT, ignore_index=True).fillna({"tailnum": ""}) for side in (ours, theirs))
     pd.testing.assert_frame_equal(ours, theirs[ours.columns], check_dtype=False, rtol=0, atol=1e-6)
 
 
 def assert_state_equal(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
-    """Row for row, whatever the order: the same aircraft, each once, floats to 1e-6."""
+    """Assert the same aircraft in any order, each once, with floats equal to 1e-6."""
     ours, theirs = (side.sort_values("tailnum", ignore_index=True) for side in (ours, theirs))
     pd.testing.assert_frame_equal(ours[theirs.columns], theirs, check_dtype=False, rtol=0, atol=1e-6)

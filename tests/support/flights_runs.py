@@ -1,4 +1,4 @@
-"""Runs of the flights job in a process of its own."""
+"""Runs of the flights job in its own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def batches_of_a_run(folder: Path, days: int, seconds: float = 180) -> list[int]:
-    """Run the job until so many days are read; the batches that this run finished."""
+    """Run the job until this number of days is read. Return the batches that this run finished."""
     command = [sys.executable, "-m", "tests.faults.flights_under_fire", "--folder", str(folder), "--days", str(days)]
     log = folder / "fire.jsonl"
     before = len(log.read_text().splitlines()) if log.exists() else 0

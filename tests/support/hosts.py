@@ -1,4 +1,4 @@
-"""Hosts that take turns at one store, and the model of what the store then holds."""
+"""Hosts that alternate on one store, and the model of its rows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Host:
 
 @dataclass
 class History:
-    """Versions that were committed one after the other, and what each of them holds."""
+    """Versions committed one after the other, and the rows of each."""
 
     versions: list[VersionId] = field(default_factory=lambda: [EMPTY])
     states: list[State] = field(default_factory=lambda: [{}])
@@ -121,7 +121,7 @@ class History:
         return version
 
     def grow(self, host: Host, batches: int) -> None:
-        """Commit so many batches, each of which puts, overwrites and deletes."""
+        """Commit batches that put, overwrite and delete keys."""
         for _ in range(batches):
             number = len(self.versions)
             self.commit(

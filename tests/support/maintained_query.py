@@ -76,7 +76,7 @@ class Query:
         made.states.append(shadow.states[-1])
 
     def is_right(self) -> bool:
-        """Whether the stores hold what the batches put into them, loaded from storage."""
+        """Return whether the stores, loaded from storage, contain the rows of the batches."""
         return held(self.storage, self.folder / "host") == dict(
             zip(self.checkpoint.stores, self.checkpoint.states[-1], strict=True)
         )
@@ -99,7 +99,7 @@ class Query:
         assert structure_of(self.storage) is to
 
     def repair(self) -> None:
-        """After the newest two batches were taken back by deleting their commits and offsets."""
+        """Roll back the newest two batches by deleting their commits and offsets, then repair."""
         for made in (self.checkpoint, self.shadow):
             for _ in range(2 if made else 0):
                 assert made is not None

@@ -1,4 +1,4 @@
-"""A maintainer that does not wait long before it decides that a query is stopped."""
+"""A maintainer that waits briefly before it treats a query as stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A root in memory, for simulations: the same guarantees as on disk and on S3, and times that a test says."""
+"""A root in memory for simulations: same guarantees as disk and S3, with a clock of the test."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Reports:
 
 
 class Task:
-    """One partition of an operator whose update function returns what it is told to."""
+    """One partition of an operator whose update function returns the given results."""
 
     def __init__(self, folder: Path, **declared: Any) -> None:
         self.folder = folder

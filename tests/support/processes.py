@@ -25,7 +25,7 @@ class Process:
 
     @property
     def is_spark(self) -> bool:
-        """Whether it is Spark's JVM, not the one that only says its version or makes Spark's command line."""
+        """Return whether this is Spark's JVM, not one that prints its version or builds Spark's command line."""
         is_java = self.command.split("\0", 1)[0].rsplit("/", 1)[-1] == "java"
         return is_java and "\0org.apache.spark." in self.command and "\0org.apache.spark.launcher." not in self.command
 
@@ -59,7 +59,7 @@ def _those(wanted: Callable[[int, int], bool]) -> list[Process]:
 
 
 def kill(process_ids: list[int]) -> None:
-    """SIGKILL to each; one that is gone already is no matter."""
+    """Send SIGKILL to each process. Processes that already ended are ignored."""
     for process_id in process_ids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, signal.SIGKILL)
@@ -79,7 +79,7 @@ def python_workers(processes: list[Process]) -> list[int]:
 
 
 def any_lock_is_held(locks: list[Path]) -> bool:
-    """Whether some process holds a lock on one of these files, asked without touching the locks."""
+    """Return whether a process holds a lock on one of these files, without acquiring the locks."""
     held = _locked_inodes()
     for lock in locks:
         with contextlib.suppress(FileNotFoundError):

@@ -40,7 +40,7 @@ def planned(storage: Storage, spark: Spark | None = None) -> RepairPlan:
 
 
 def apply(storage: Storage, plan: RepairPlan, *, clock: SystemClock | SleeplessClock | None = None) -> str:
-    """Do what it says; the run's id."""
+    """Execute a repair, and return the id of the run."""
     run = RandomIds().fresh()
     for _ in runs.repair(storage, plan, run=run, holder="a test", clock=clock or SystemClock()):
         pass
@@ -57,7 +57,8 @@ def put_back(storage: Storage, run: str) -> list[str]:
 
 
 def aggressively_collected(storage: Storage, *, days: float = 0, stopped: bool = True) -> retention.RetentionPlan:
-    """What a run that looks at everything found, and has deleted: by a clock that is so many days ahead, without grace."""
+    """Run retention on all stores with a clock that is this number of days ahead and no grace period. Return its
+    plan."""
     clock = SleeplessClock(SystemClock().now_seconds() + days * 86_400)
     policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
     gathered = retention.gather(storage, policy, clock=clock, everything=True)

@@ -86,7 +86,7 @@ class World:
         return root
 
     def assert_allowed(self, storage: Storage) -> None:
-        """What is there can be read whole, and the commit log holds the ids of what the sink holds."""
+        """Assert that all files are readable, and that the commit log contains the ids of the attempts in the sink."""
         for entry in storage.list(""):
             read_whole(entry.path, storage.read(entry.path))
         head = catalog.newest_batch(storage)
@@ -105,7 +105,7 @@ def ids_of(storage: Storage, batch: int) -> dict[int, tuple[str, ...]]:
 
 
 def read_whole(path: str, data: bytes) -> None:
-    """Raises for a file that is not what its name says."""
+    """Raises for a file whose content does not match its name."""
     match path.split("/"):
         case ["offsets", _]:
             logs.parse_offsets(data, path)

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks S3 (moto), with faults on the wire: replies that are lost, refused or cut short."""
+"""A real HTTP server that implements S3 (moto), with network faults: lost, rejected or truncated replies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Rule:
 
 
 class S3Server:
-    """Start it once; each test makes a bucket of its own."""
+    """Start it once. Each test creates its own bucket."""
 
     def __init__(self) -> None:
         self._store = DomainDispatcherApplication(create_backend_app)
@@ -75,7 +75,7 @@ class S3Server:
         self._ask("PUT", f"/{bucket}/{key}", data, acl)
 
     def open_uploads(self, bucket: str) -> int:
-        """How many uploads were begun and neither finished nor dropped: each goes on costing money."""
+        """Return the number of uploads that were neither completed nor aborted: each one costs money."""
         return self._ask("GET", f"/{bucket}?uploads").count(b"<UploadId>")
 
     def check_credentials(self, check: bool) -> None:

@@ -1,4 +1,4 @@
-"""Real snapshots in Spark's format, made of a closed RocksDB: what maintenance, or Spark, would have left in storage."""
+"""Real snapshots in Spark's format from a closed RocksDB, as maintenance or Spark writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at the files of a store, and damages them."""
+"""Reads and damages the files of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stateful operator on a small stream: a Delta table, one file and one batch a commit, all below one folder."""
+"""A stateful operator on a small stream: a Delta table with one file and one batch per commit, in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.interop import sparks_reader
 
 
 class Seen:
-    """Keeps what the query reports; `at` is called at each phase and may raise."""
+    """Records the reports of the query. `at` is called at each phase and may raise."""
 
     def __init__(self, at: Callable[[int, Phase], None] | None = None) -> None:
         self.batches: list[BatchReport] = []
@@ -36,7 +36,7 @@ class Seen:
 
 
 class Stream:
-    """The table, and what an operator on it leaves behind: `root`, `checkpoint`, `facts`, `local`."""
+    """The table, and the folders of an operator on it: `root`, `checkpoint`, `facts`, `local`."""
 
     def __init__(self, session: SparkSession, folder: Path, schema: pa.Schema) -> None:
         self.session = session
@@ -85,7 +85,7 @@ class Stream:
         )
 
     def run(self, operator: StatefulOperator, **how: Any) -> list[BatchReport]:
-        """Run all that is there; returns what each batch reported, or raises what stopped the query."""
+        """Process all input. Return the reports of the batches, or raise the error that stopped the query."""
         seen = how.pop("seen", None) or Seen()
         self.start(operator, seen=seen, **how).await_termination()
         return seen.batches

@@ -1,4 +1,4 @@
-"""Checkpoints in either structure, as Spark leaves them: without our binding, and in V1 without ids."""
+"""Native checkpoints in either structure: without a binding, and in V1 without ids."""
 
 from __future__ import annotations
 

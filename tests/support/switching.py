@@ -1,4 +1,4 @@
-"""Switches checkpoints in tests, as `statekeeper switch` does, and dies on the way."""
+"""Switches checkpoints like `statekeeper switch`, with crashes at selected requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks and drivers that go wrong at a chosen moment; a module of its own, since Spark's workers import it."""
+"""Tasks and drivers that fail at a selected moment. Spark's workers import this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for Arrow types, values and tables that the state format holds."""
+"""Strategies for Arrow types, values and tables that the state format supports."""
 
 from __future__ import annotations
 

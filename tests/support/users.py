@@ -1,4 +1,4 @@
-"""Users of the system that have no name: a checkpoint of one, maintained by another."""
+"""System users without a name: one owns a checkpoint, another maintains it."""
 
 from __future__ import annotations
 

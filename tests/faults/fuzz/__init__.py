@@ -1,4 +1,4 @@
-"""Damaged checkpoints under every verb: `make fuzz`.
+"""Runs every verb on damaged checkpoints: `make fuzz`.
 
 roots     the checkpoints that are damaged: fixtures that Spark wrote, and roots of our own
 files     a tree on disk: its files by kind, copies that keep links, FIFOs and sparse files

@@ -1,4 +1,4 @@
-"""Damaged checkpoints under every verb, with printed counts: `make fuzz CASES=2000 FUZZ_SEED=1`.
+"""Runs every verb on damaged checkpoints and prints counts: `make fuzz CASES=2000 FUZZ_SEED=1`.
 
 python -m tests.faults.fuzz --cases 2000 --seed 1      goes on where the last run with this seed was stopped
 python -m tests.faults.fuzz --seed 1 --case 17         one of them again, with what each verb says

@@ -38,7 +38,7 @@ _LINES = 12
 
 @dataclass
 class Seen:
-    """What a case came to: `calls` are verbs with their exit codes; `failures` say what did not hold."""
+    """Result of a case. `calls`: verbs with their exit codes. `failures`: violated requirements."""
 
     case: int
     root: str
@@ -63,7 +63,7 @@ def play(seed: int, case: int, cache: Path, scratch: Path, only: frozenset[str] 
 
 
 class Case:
-    """A case in its folder: `outside` must not change, `root` is the damaged checkpoint, copies of it lie beside."""
+    """A case in its folder. `outside` must not change; `root` is the damaged checkpoint, with copies beside it."""
 
     def __init__(self, seen: Seen, chance: random.Random, folder: Path) -> None:
         self._seen = seen
@@ -199,7 +199,7 @@ def _shown(result: Result) -> str:
 
 
 def _in_short(error: BaseException) -> str:
-    """An error that no verb may end with: what it is, and where in the library it comes from."""
+    """Describe an undocumented error of a verb: its type, and its origin in the library."""
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if "/statestore/" in frame.filename]
     last = places[-1] if places else None
     where = f", at statestore/{last.filename.rpartition('/statestore/')[2]}:{last.lineno}" if last else ""

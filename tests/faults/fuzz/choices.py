@@ -1,4 +1,4 @@
-"""What damages draw: a file, a length; and how they write a file's new bytes."""
+"""Random choices of damages (a file, a length), and writes of changed files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sidecar_of(place: Path) -> Path:
 
 
 def written(root: Path, path: str, data: bytes, done: str, chance: random.Random | None = None) -> str:
-    """Write a file's new bytes; in half of the cases with a source of chance its sidecars are gone, so that it is read."""
+    """Write new bytes of a file. In half of the random cases, delete its sidecars, so that the file is read."""
     (root / path).write_bytes(data)
     if chance is None or chance.random() < 0.5:
         return f"{path}: {done}"

@@ -1,4 +1,4 @@
-"""Faults that are built into the library on purpose, to see that the harness finds each: `--break NAME`."""
+"""Faults injected into the library to verify that the harness finds each: `--break NAME`."""
 
 from __future__ import annotations
 

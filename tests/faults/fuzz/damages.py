@@ -1,4 +1,4 @@
-"""What can happen to a checkpoint on disk: each damage changes a tree and says what it did.
+"""Damages of a checkpoint on disk: each changes a tree and describes the change.
 
 A damage draws all it needs from one source of chance, out of names in a fixed order: a seed gives the same damage again.
 """

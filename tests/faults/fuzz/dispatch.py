@@ -1,4 +1,4 @@
-"""A process for each case, a few at a time: what hangs is killed, and what takes too much memory fails alone."""
+"""Runs each case in its own process, a few at a time, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOG_BYTES = 4000
 
 @dataclass(frozen=True)
 class Ended:
-    """How a case ended: what `case.Seen` holds, as an object."""
+    """Result of a process: the content of `case.Seen`, decoded."""
 
     seen: dict[str, Any]
     seconds: float
@@ -86,7 +86,7 @@ def _start(seed: int, case: int, folder: Path, only: frozenset[str] | None) -> _
 
 
 def _in_child(seed: int, case: int, cache: Path, place: Path, only: frozenset[str] | None) -> None:
-    """Play a case and end the process; what it says is in `log`, what it came to in `seen`."""
+    """Run a case and end the process. Its output is in `log`, its result in `seen`."""
     code = 1
     try:
         os.setsid()
@@ -115,7 +115,7 @@ def _in_child(seed: int, case: int, cache: Path, place: Path, only: frozenset[st
 
 
 def limit_memory() -> None:
-    """Let this process have no more than `MEMORY_BYTES` beside what it has."""
+    """Limit this process to `MEMORY_BYTES` more than it uses now."""
     # Threads reserve much more address space than they use: few arenas and small stacks, so that the limit means something.
     ctypes.CDLL(None).mallopt(_ARENAS, 2)
     threading.stack_size(1024 * 1024)

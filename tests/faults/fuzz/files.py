@@ -1,4 +1,4 @@
-"""A checkpoint as a tree of files, which may hold links, FIFOs, sparse files and names that are no text."""
+"""A checkpoint as a tree of files, including links, FIFOs, sparse files and names that are not text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folders_of(root: Path) -> list[str]:
 
 
 def by_kind(root: Path) -> dict[str, list[str]]:
-    """The files of a checkpoint by what they are."""
+    """Return the files of a checkpoint by kind."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in files_of(root):
         found[next((kind for kind, pattern in _KINDS if pattern.fullmatch(path)), "other")].append(path)

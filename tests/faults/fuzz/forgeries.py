@@ -1,4 +1,4 @@
-"""Damage below a format: JSON that parses, records and members of a zip whose checksums fit."""
+"""Damage with correct checksums: valid JSON, records and members of a zip with wrong contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that the library loads of each head, as digests: what a damage took away, and what a verb must not."""
+"""Digests of the rows that the library loads from each head, to detect losses by a damage or a verb."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMITS = EngineLimits(block_bytes=4096)
 
 @dataclass
 class Heads:
-    """Loads the heads of checkpoints that are copies of one another; what did not change is loaded once."""
+    """Loads the heads of checkpoints that are copies of one another. Unchanged heads are loaded once."""
 
     scratch: Path
     _known: dict[tuple[str, ...], str | None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The checkpoints that are damaged, each made once for a run of the harness: a `Root` and a `Stage` name one.
+"""The checkpoints to damage, each created once per run of the harness. A `Root` and a `Stage` identify one.
 
 Roots of our own get ids from a seed, so that a case finds the same names each time.
 """

@@ -1,4 +1,4 @@
-"""Every verb of the command line, as the harness calls it: in process, with all that it says caught."""
+"""Calls every verb of the command line in this process, and captures its output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITERS = ("gc", "snapshot", "repair", "switch")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a verb. `may_be_usage`: exit code 2 is an answer to what the checkpoint holds."""
+    """One call of a verb. `may_be_usage`: exit code 2 is valid for some contents of the checkpoint."""
 
     verb: str
     arguments: tuple[str, ...]
