@@ -1,4 +1,4 @@
-"""The crash matrix of retention: whatever request fails, each retained version loads, and a second run ends well."""
+"""The crash matrix of retention: after any failed request, each retained version loads and a second run succeeds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARE_ON_S3 = 16
 
 
 def garbage_collection(storage: Storage, clock: Clock) -> None:
-    """What `statekeeper gc --apply` does."""
+    """Run retention like `statekeeper gc --apply`."""
     gathered = retention.gather(storage, POLICY, clock=clock)
     planned = retention.plan(gathered, POLICY)
     for _ in runs.delete(storage, gathered, planned, holder="a test", clock=clock, ids=RandomIds()):

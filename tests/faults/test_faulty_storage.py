@@ -1,4 +1,4 @@
-"""The instrument itself: what it breaks, and that it breaks nothing else."""
+"""The faulty storage itself: it causes exactly the planned faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody planted in a checkpoint: every verb that reads ends with a typed outcome, in little memory."""
+"""Planted files in a checkpoint: every reading verb ends with a typed outcome, in little memory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def batch(number: int) -> dict[bytes, bytes | None]:
 
 
 def victim(root: Path, folder: Path, say: Connection) -> None:
-    """Goes on from the newest version that was reported, and reports each that it commits. Never ends by itself."""
+    """Continue from the newest reported version, and report each commit. Never ends by itself."""
     host = Host(open_storage(str(root)), folder / "host")
     log = folder / "commits"
     head = newest(log)

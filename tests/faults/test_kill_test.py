@@ -1,4 +1,4 @@
-"""A few kills of the flights job, in CI; `make kill-test` does many. And what the test of the many is made of."""
+"""A few kills of the flights job for CI (`make kill-test` runs many), and tests of the parts of the kill test."""
 
 from __future__ import annotations
 

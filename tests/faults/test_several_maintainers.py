@@ -1,4 +1,4 @@
-"""Several maintainers at one root, each a process of its own, that get in each other's way while the query goes on."""
+"""Several maintainers of one root, each in its own process, while the query runs."""
 
 from __future__ import annotations
 

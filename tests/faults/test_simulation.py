@@ -1,4 +1,4 @@
-"""A few seeds of the simulation, in CI; `make simulate` does many. And that it would see what it looks for."""
+"""A few seeds of the simulation for CI (`make simulate` runs many), and tests of its power to detect losses."""
 
 from __future__ import annotations
 

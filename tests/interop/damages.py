@@ -1,4 +1,4 @@
-"""One file of a checkpoint, damaged: which, and how. What the audit does not prove of such a file."""
+"""Damage to one file of a checkpoint, and the class of facts that the audit does not prove of such a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `statekeeper dump` says of a checkpoint, in the shape in which Spark's own reader shows it."""
+"""The output of `statekeeper dump`, in the form of Spark's own reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a query whose checkpoint does not lie on local disk: the same of a bucket and of an HDFS."""
+"""Tests of a query whose checkpoint is not on local disk: the same for a bucket and for HDFS."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.storage.hdfs import MiniHdfs
 
 
 class HdfsQuery(ElsewhereQuery):
-    """A query whose checkpoint lies on HDFS, in a folder of its own; its input is on local disk, as ever."""
+    """A query whose checkpoint is on HDFS, in its own folder. Its input is on local disk."""
 
     def __init__(
         self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], server: MiniHdfs

@@ -258,7 +258,7 @@ class NativeQuery:
 
     @property
     def root(self) -> str:
-        """The checkpoint's URL, as Statekeeper is told it."""
+        """The URL of the checkpoint for Statekeeper."""
         return str(self.checkpoint)
 
     def repartition(self, partitions: int) -> None:
@@ -268,7 +268,7 @@ class NativeQuery:
             manager.repartition(str(self.checkpoint), partitions, True)
 
     def run(self, batches: int) -> None:
-        """So many more batches, from the checkpoint on, with fresh input each; the query starts, and ends."""
+        """Run this number of further batches from the checkpoint, each with fresh input. The query starts and ends."""
         for batch in range(self.batches, self.batches + batches):
             for side in ("left", "right"):
                 path = self.folder / side / f"{batch:05}.parquet"

@@ -65,7 +65,7 @@ class Result:
 
     @property
     def is_missed(self) -> bool:
-        """Whether Spark stumbles over what the audit has called whole."""
+        """Return whether Spark fails on a checkpoint that the audit accepts."""
         return self.audit == CLEAN and self.spark != SAME
 
 
@@ -157,7 +157,7 @@ def is_of_the_machine(error: Exception) -> bool:
 
 
 def audits_word(root: str, scratch: Path, damage: Damage) -> tuple[str, tuple[str, ...]]:
-    """What the audit says."""
+    """Return the result of the audit."""
     try:
         found = audit.judge(audit.gather(open_storage(root), scratch=scratch))
     except StatekeeperError as error:

@@ -38,7 +38,7 @@ def environment(server: S3Server) -> dict[str, str]:
 
 
 class BucketQuery(ElsewhereQuery):
-    """A query whose checkpoint lies in a bucket of its own; its input is on local disk, as ever."""
+    """A query whose checkpoint is in its own bucket. Its input is on local disk."""
 
     def __init__(
         self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], server: S3Server

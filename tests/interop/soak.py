@@ -85,7 +85,7 @@ class Maintenance:
 
 
 def expected(batches: int) -> tuple[dict[int, Counter[str]], Counter[tuple[str, int, int]]]:
-    """What each batch puts out, and what the state holds in the end."""
+    """Return the expected output of each batch, and the final state."""
     seen: dict[str, list[int]] = {}
     outputs = {}
     for batch in range(batches):

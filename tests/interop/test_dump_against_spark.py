@@ -38,7 +38,7 @@ BATCHES = 2
 
 @dataclass
 class Run:
-    """A query, its checkpoint, and what was dumped of it: by version, all rows."""
+    """A query, its checkpoint, and all its dumped rows by version."""
 
     query: NativeQuery
     folder: Path

@@ -1,5 +1,5 @@
-"""Spark keeps its checkpoint on HDFS, Statekeeper works on the same folder by WebHDFS, and Spark goes on after each verb
-as a twin does that nobody touched. `make interop-hdfs`."""
+"""Spark keeps its checkpoint on HDFS, Statekeeper maintains it over WebHDFS, and Spark continues after each verb
+like an unmaintained twin: `make interop-hdfs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark wrote by itself, snapshots and changelogs of structure V2, is loaded by the store."""
+"""The store loads snapshots and changelogs of structure V2 that Spark wrote."""
 
 from __future__ import annotations
 

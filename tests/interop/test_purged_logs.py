@@ -1,4 +1,4 @@
-"""Retention purges `offsets/` and `commits/` of Spark's own queries; each Spark starts from what is left."""
+"""Retention purges `offsets/` and `commits/` of native queries, and each Spark starts from the remaining files."""
 
 from __future__ import annotations
 

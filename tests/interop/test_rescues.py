@@ -1,4 +1,4 @@
-"""Queries that Spark cannot start any more, and one command each after which it goes on as if nothing had happened."""
+"""Queries that Spark cannot start, and the command after which each continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def take_snapshots(query: NativeQuery, scratch: Path) -> None:
 
 
 def expected(batches: int) -> Counter[tuple[str, int, int]]:
-    """What the aggregation holds after so many batches."""
+    """Return the expected state of the aggregation after this number of batches."""
     seen: dict[str, list[int]] = {}
     for batch in range(batches):
         for row in rows(batch).to_pylist():

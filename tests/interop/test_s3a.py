@@ -1,5 +1,5 @@
-"""Spark keeps its checkpoint in a bucket through `s3a://`, Statekeeper works on the same bucket, and Spark goes on after
-each verb as a twin does that nobody touched.
+"""Spark keeps its checkpoint in a bucket through `s3a://`, Statekeeper maintains it, and Spark continues after each
+verb like an unmaintained twin. Most tests take minutes: `make interop-s3a`.
 
 Most of it takes minutes: `make interop-s3a`.
 """

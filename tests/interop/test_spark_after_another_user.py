@@ -1,4 +1,4 @@
-"""Spark of one user goes on with its checkpoint while root maintains it with umask 077."""
+"""Spark of one user continues with its checkpoint while root maintains it with umask 077."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class UsersQuery:
         return self.folder / "checkpoint"
 
     def run(self, batches: int, **confs: str) -> dict[str, list[str]]:
-        """So many more batches; what the state holds then."""
+        """Run this number of further batches, and return the state."""
         report = self.folder / "report.json"
         given = [str(self.folder), str(batches), str(self.batches), json.dumps({**self.confs, **confs}), str(report)]
         environment = {

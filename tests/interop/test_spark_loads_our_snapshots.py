@@ -1,4 +1,4 @@
-"""Snapshots that were made outside: Spark reads the state from them alone, and the job goes on from them."""
+"""Snapshots of Statekeeper: Spark reads the state from them alone, and the job continues from them."""
 
 from __future__ import annotations
 

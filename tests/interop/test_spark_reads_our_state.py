@@ -1,4 +1,4 @@
-"""What a stateful operator leaves in its root, read by Spark's own `statestore` source."""
+"""Spark's own `statestore` source reads the root of a stateful operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the JVM's own codecs make of some megabytes is read."""
+"""Megabytes that the JVM's own codecs compressed are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar that an executor left without its zip: Spark goes on after snapshot and gc, as if it had never been there."""
+"""A sidecar that an executor left without its zip: Spark continues after snapshot and gc."""
 
 from __future__ import annotations
 

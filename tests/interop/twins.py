@@ -43,7 +43,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Twin:
-    """What a query that nobody touched put out by batch, and its state: when it was saved as `middle`, and at its end."""
+    """The outputs of an unmaintained query by batch, and its state when it was saved as `middle` and at its end."""
 
     outputs: Mapping[int, Counter[str]]
     middle: State
@@ -62,7 +62,7 @@ def changelogs(storage: Storage) -> list[str]:
 
 
 def clean(storage: Storage, scratch: Path, *, but: frozenset[FindingKind] = frozenset()) -> None:
-    """The audit finds nothing, or nothing but what is named."""
+    """Assert that the audit has no findings except the named ones."""
     found = audit.judge(audit.gather(storage, scratch=scratch))
     assert [finding for finding in found.findings if finding.what not in but] == []
     assert found.stores

@@ -1,4 +1,4 @@
-"""What a load serves from memory over the host's copy, and how the copy moves on behind it."""
+"""Changes that a load serves from memory over the local copy, and the advance of the copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tables_at_level_0(host: Host) -> int:
 
 
 def numbered(batch: int) -> Changes:
-    """Puts, overwrites, and deletes what the batch before put."""
+    """Return the changes of a batch: a put, an overwrite, and a delete of the key of the batch before."""
     return {b"key %04d" % batch: b"x" * 20, b"counter": b"%d" % batch, b"key %04d" % (batch - 1): None}
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint shows of how its query is set."""
+"""Settings of a query that its checkpoint reveals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`statekeeper.toml`: what it says holds, and what it says wrong is named."""
+"""`statekeeper.toml`: its keys apply, and an error names a wrong key."""
 
 from __future__ import annotations
 

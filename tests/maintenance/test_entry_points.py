@@ -68,7 +68,7 @@ class World:
         return self.folder / "statekeeper.toml"
 
     def contents(self) -> dict[str, bytes]:
-        """All but what maintenance writes about itself."""
+        """Return all files except leases and the history of maintenance."""
         own = (names.LEASES, names.HISTORY)
         return {e.path: self.storage.read(e.path) for e in self.storage.list("") if not e.path.startswith(own)}
 
@@ -204,7 +204,7 @@ def nobody_confirms(world: World) -> Iterator[None]:
 
 @contextmanager
 def the_query_runs(world: World) -> Iterator[None]:
-    """It writes what it is about to commit, again and again, and it is gone when the block ends."""
+    """Append to a temporary file in the state folder until the block ends, and delete the file then."""
     path, ended = world.root / "state" / "0" / "0" / ".of the query.tmp", threading.Event()
 
     def write() -> None:

@@ -84,7 +84,7 @@ def test_the_families_are_those_of_the_newest_base(root: Storage, tmp_path: Path
 def test_with_a_damaged_newest_base_an_older_one_may_lack_families_and_no_snapshot_is_taken(
     root: Storage, tmp_path: Path
 ) -> None:
-    """The older one names all families that have keys: that the newer one names `timers` nobody would know."""
+    """The older base names all families with keys, and does not reveal that the newer one names `timers`."""
     publish(root, 3, [DEFAULT + b"key %d" % n for n in (1, 2, 3)], {"default": 0, "values": 1}, tmp_path)
     keys = [*(DEFAULT + b"key %d" % n for n in (1, 2, 3, 4)), VALUES + b"key 5"]
     paths = publish(root, 5, keys, {"default": 0, "values": 1, "timers": 2}, tmp_path)
@@ -112,7 +112,7 @@ def test_a_base_whose_options_name_no_merge_operator_is_rejected(root: Storage, 
 
 
 def rewritten(root: Storage, path: str, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> None:
-    """The same snapshot with other small files, as somebody who may write to the bucket can leave it."""
+    """Return the same snapshot with other small files, as a user with write access to the bucket can create it."""
     found = read_snapshot(root.read(path), path)
     root.replace(path, encode_snapshot(replace(found, files=change(found.files))))
 

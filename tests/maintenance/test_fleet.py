@@ -1,4 +1,4 @@
-"""Finding the checkpoints of a fleet: configured ones and those below a parent, whatever is in them."""
+"""Discovery of the checkpoints of a fleet: configured ones, and those below a parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retention pass that looks only at what can have changed: the same deletions, and far fewer requests."""
+"""A retention pass that examines only stores that can have changed: same deletions, far fewer requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
 
 
 def collect(storage: Storage) -> tuple[RetentionFacts, list[Deleted]]:
-    """What `statekeeper gc --apply` does."""
+    """Run retention like `statekeeper gc --apply`."""
     gathered = retention.gather(storage, POLICY, clock=CLOCK)
     planned = retention.plan(gathered, POLICY)
     return gathered, list(runs.delete(storage, gathered, planned, holder="a test", clock=CLOCK, ids=RandomIds()))

@@ -1,4 +1,4 @@
-"""What maintenance adds belongs to the user of the query, for each verb that writes."""
+"""New files of each writing verb belong to the user of the query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps that nobody watches: what the mode lets them do, and that nothing is deleted while anything is broken."""
+"""Unattended passes: they obey the mode, and delete nothing while the audit has errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many stores at a time: in order, bounded, and whatever happens to one of them."""
+"""Work on many stores at a time: ordered, bounded, and robust against failures of one store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots from outside: which stores deserve one, what is uploaded, and that nothing is lost whatever happens."""
+"""Snapshots: the selected stores, the uploaded files, and the absence of losses after any failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Maintenance of a root of our own in structure V1: it reads what was confirmed, and keeps what tells it."""
+"""Maintenance of an own root in structure V1: it reads confirmed changelogs, and keeps the commits with their
+digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A switchover that dies, and one beside which somebody else is at work: a query, another run, a person."""
+"""A switchover that crashes, or runs concurrently with a query, another run or a user."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_snapshot_published_after_the_abort_is_deleted(
     before = contents(local)
 
     class Slow:
-        """Makes a snapshot for so long that a person breaks its lease and takes the switchover back."""
+        """Takes so long for a snapshot that a user breaks its lease and aborts the switchover."""
 
         is_broken = False
 

@@ -1,4 +1,5 @@
-"""Logs that nobody purges: audit and retention hold of them what has files, and find what they would find with all."""
+"""Logs that are never purged: audit and retention keep only versions with files in memory, and have the same
+findings."""
 
 from __future__ import annotations
 

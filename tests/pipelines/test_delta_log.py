@@ -1,4 +1,4 @@
-"""What asking a Delta sink costs, and that what is kept of its log is never older than the table."""
+"""The requests to a Delta sink, and the freshness of the cached part of its log."""
 
 from __future__ import annotations
 

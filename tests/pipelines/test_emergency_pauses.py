@@ -1,4 +1,4 @@
-"""Emergency snapshots that fail: how often they are tried again, and what is said of it."""
+"""Failed emergency snapshots: the pauses between attempts, and the messages."""
 
 from __future__ import annotations
 

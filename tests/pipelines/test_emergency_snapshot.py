@@ -1,4 +1,4 @@
-"""When nobody makes snapshots any more, the job makes them itself before its lineage is too long; on real Spark."""
+"""Without maintenance, a job takes snapshots before its lineage is too long; on real Spark."""
 
 from __future__ import annotations
 

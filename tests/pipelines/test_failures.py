@@ -1,4 +1,4 @@
-"""What a user sees of a job that fails with a typed error: the error, once."""
+"""A job that fails with a typed error shows the error once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feeder of the flights job: each day in exactly one commit, whatever happens to the feeder."""
+"""The feeder of the flights job appends each day in exactly one commit, after any failure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ feeder.feed(int(sys.argv[2]))
 
 
 def ready_to_feed(path, upto_day):
-    """A feeder in a process of its own, which begins when it is told to."""
+    """A feeder in its own process, which starts on a signal."""
     command = [sys.executable, "-c", FEED, path, str(upto_day)]
     feeding = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert feeding.stdout.readline() == "ready\n"

@@ -1,4 +1,4 @@
-"""What a job holds, asks and sends must not grow with the batches that it has run, nor per task with its partitions."""
+"""The memory, requests and messages of a job do not grow with its batches, nor per task with its partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running query asks of storage to see the snapshots of its maintenance, and what it then knows."""
+"""The requests of a running query to find the snapshots of its maintenance, and their result."""
 
 from __future__ import annotations
 

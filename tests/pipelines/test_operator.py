@@ -1,4 +1,4 @@
-"""A stateful operator at its limits, on real Spark and real Delta: what works, and what is rejected."""
+"""A stateful operator at its limits, on real Spark and real Delta: supported and rejected inputs."""
 
 from __future__ import annotations
 

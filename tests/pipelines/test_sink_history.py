@@ -25,7 +25,7 @@ RETENTION = "delta.setTransactionRetentionDuration"
 
 
 def write(table: Path, batch: int) -> None:
-    """What a batch leaves in the table, as Spark writes it."""
+    """Write a batch into the table as Spark does."""
     attempt = Attempt(QUERY, "root", batch, f"attempt {batch}")
     properties = CommitProperties(
         {"userMetadata": json.dumps({"statekeeper": vars(attempt)})},

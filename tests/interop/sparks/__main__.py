@@ -62,7 +62,7 @@ def _bundles(cases: Iterable[Case]) -> list[list[Case]]:
 
 
 def _run(cases: Sequence[Case]) -> None:
-    """Keep a result of each case; what goes wrong in one is no other's business."""
+    """Keep a result of each case. A failure of one case does not affect the others."""
     with Sparks(FOLDER / "logs" / str(os.getpid())) as sparks:
         for group, of_group in itertools.groupby(cases, key=lambda case: case.group):
             scratch = FOLDER / "scratch" / str(os.getpid())

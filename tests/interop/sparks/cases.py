@@ -40,7 +40,7 @@ _TOLD_OF_4_0 = frozenset({FindingKind.SNAPSHOT_OF_SPARK_4_0})
 
 
 class Kind(Enum):
-    """What a case shows."""
+    """The subject of a case."""
 
     RESTART = "goes on from our snapshots"
     UPGRADE = "a later one goes on from our snapshots"
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the matrix. `to`: the Spark that goes on."""
+    """One line of the matrix. `to`: the Spark that continues the query."""
 
     group: Group
     kind: Kind

@@ -20,7 +20,7 @@ _JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_
 
 
 class Refused(Exception):
-    """What Spark says instead of doing what it was asked for."""
+    """Spark's error for a request that it rejected."""
 
 
 class RemoteSpark:

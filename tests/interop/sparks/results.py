@@ -47,7 +47,7 @@ class Result:
 
 @cache
 def code() -> str:
-    """What the results depend on, as one digest."""
+    """Return one digest of everything that the results depend on."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in _CODE for path in REPOSITORY.glob(pattern)}):
         digest.update(f"{path.relative_to(REPOSITORY)}\n".encode() + path.read_bytes())

@@ -65,7 +65,7 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
 def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_although_statekeeper_loads(
     tmp_path: Path,
 ) -> None:
-    """SPARK-56216: the repair wants changelogs back to version 1, whatever snapshot stands in between."""
+    """SPARK-56216: the repair needs changelogs back to version 1, even with a snapshot in between."""
     storage = open_storage(str(tmp_path / "root"))
     describe(storage)
     versions = [VersionId(n, f"{n:08x}-0000-4000-8000-000000000000") for n in range(1, 9)]
@@ -128,7 +128,7 @@ def test_a_table_whose_size_contradicts_the_manifest_is_found_although_the_snaps
 def test_late_snapshots_of_dead_attempts_orphan_tables_and_temporary_files_are_no_findings(
     v2: Checkpoint, tmp_path: Path
 ) -> None:
-    """SPARK-51714, SPARK-42353: what never committed is loaded by nobody."""
+    """SPARK-51714, SPARK-42353: no load uses uncommitted files."""
     publish_snapshot(v2.storage, STORE, VersionId(6, SOME_ID), {b"dead": b"attempt"}, tmp_path / "dead")
     v2.storage.create(STORE.table_file(f"000042-{SOME_ID}.sst"), b"nobody names it")
     v2.storage.create(f"{STORE.folder}/.6_{SOME_ID}.zip.{SOME_ID}.tmp", b"half")

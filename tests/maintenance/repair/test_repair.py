@@ -144,7 +144,7 @@ def test_snapshots_of_spark_4_0_get_the_header_that_the_next_spark_reads(
 
 
 def test_a_native_snapshot_with_a_repaired_header_is_still_recognized_as_native(checkpoint: Checkpoint) -> None:
-    """What Spark has written it may name again: retention must not take such a snapshot for one of ours."""
+    """Spark may name the tables of its snapshot again, so retention must not treat the snapshot as Statekeeper's."""
     storage = checkpoint.storage
     ours, *sparks = as_spark_4_0(storage)
     for path in sparks:

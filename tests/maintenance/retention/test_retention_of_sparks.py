@@ -49,7 +49,7 @@ def test_native_logs_below_the_floor_are_deleted_except_those_that_a_start_reads
 
 
 def test_only_the_batch_logs_of_a_native_checkpoint_are_purged(native: Checkpoint) -> None:
-    """What sources and sinks log, compacted or not, is theirs; and a name that nobody gives is nobody's to delete."""
+    """Logs of sources and sinks belong to them, compacted or not, and files with unknown names are never deleted."""
     theirs = {
         "sources/0/0",
         "sources/0/9.compact",
