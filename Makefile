@@ -38,8 +38,13 @@ FETCH := from pipelines.session import S3A_PACKAGES, spark_session; spark_sessio
 	@$(BIN)/python -c "$(FETCH)" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
+# The tests wait for thousands of small files to be on disk. With 8 GB free in memory, their temporary folder is there.
+MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
+	test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 2>/dev/null && echo /dev/shm)
 test: env .venv/.jars
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
+	@folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && \
+	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
+	TMPDIR="$$folder" $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
 
 # What takes minutes each: large partitions, each request on S3, processes killed in turn, every operator of Spark's.
 slow-test: env

@@ -26,7 +26,7 @@ STRUCTURES = pytest.mark.parametrize("structure", [Structure.V2, pytest.param(St
 POLICY = RetentionPolicy(versions=3, grace_seconds=0)
 RETAINED_BATCHES = (9, 10, 11)
 FEWEST_CASES = 60
-SHARE_ON_S3 = 16
+SHARE_ON_S3 = 32
 """On S3 one case in so many, each with requests over HTTP; all of them among the slow tests."""
 
 
