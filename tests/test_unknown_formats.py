@@ -95,8 +95,8 @@ HEADS = "state/0/*/3_*.changelog"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ALL = ("snapshot", "gc", "audit", "dump")
 CASES = {
-    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata 'v3'", ALL),
-    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata 'v3'", ALL),
+    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata version 'v3'", ALL),
+    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata version 'v3'", ALL),
     "commits": (AGGREGATION, "commits/*", under("v4"), "log version v4", ALL),
     "offsets": (AGGREGATION, "offsets/*", under("v3"), "log version v3", ("snapshot", "gc", "dump")),
     "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", HDFS), "HDFSBackedStateStore", ALL),
@@ -104,7 +104,7 @@ CASES = {
         FAMILIES,
         "offsets/*",
         with_conf("rocksdb.mergeOperatorVersion", "3"),
-        "mergeOperatorVersion is 3",
+        "mergeOperatorVersion=3",
         ALL,
     ),
     "an encoding": (
@@ -114,8 +114,8 @@ CASES = {
         "encodes its rows as arrow",
         ("dump",),
     ),
-    "a schema": (AGGREGATION, SCHEMA, saying(b"v2", b"v9"), "state schema 'v9'", ("dump",)),
-    "a schema of families": (FAMILIES, SCHEMAS, saying(b"v3", b"v9"), "state schema 'v9'", ("dump",)),
+    "a schema": (AGGREGATION, SCHEMA, saying(b"v2", b"v9"), "state schema version 'v9'", ("dump",)),
+    "a schema of families": (FAMILIES, SCHEMAS, saying(b"v3", b"v9"), "state schema version 'v9'", ("dump",)),
     "a key encoder": (
         FAMILIES,
         SCHEMAS,
@@ -123,9 +123,15 @@ CASES = {
         "HashPrefixKeyEncoderSpec_99",
         ("dump",),
     ),
-    "a snapshot's metadata": (ZIPS, "state/0/*/*.zip", inside_the_zip(under("v3")), "snapshot metadata b'v3'", ALL),
+    "a snapshot's metadata": (
+        ZIPS,
+        "state/0/*/*.zip",
+        inside_the_zip(under("v3")),
+        "snapshot metadata version b'v3'",
+        ALL,
+    ),
     "a changelog": (AGGREGATION, HEADS, unpacked(saying(b"v3", b"v9")), "changelog format v9", ALL),
-    "a record": (FAMILIES, HEADS, first_record_of_kind(0x30), "a record of kind 0x30", ("snapshot", "audit", "dump")),
+    "a record": (FAMILIES, HEADS, first_record_of_kind(0x30), "unknown kind 0x30", ("snapshot", "audit", "dump")),
     "a codec": (AGGREGATION, HEADS, lambda data: b"BROTLI" + data, "no changelog of a codec that Spark has", ALL),
 }
 VERBS = {

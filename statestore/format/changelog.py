@@ -5,9 +5,9 @@
     v3   UTF "v3", UTF lineage JSON, records, int -1                 as v1, structure V2 (SPARK-49883)
     v4   UTF "v4", UTF lineage JSON, typed records, byte 00          as v2, structure V2
 
-A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes. In a typed one a byte
-stands before it, its `Kind`. Records count in their order: the last put or deletion of a key wins, what is merged after
-it is appended.
+A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes the key. A typed record
+starts with one more byte, its `Kind`. Records apply in order: the last put or delete of a key wins, and later merges
+append to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, 
 
 
 class Kind(enum.IntEnum):
-    """What a typed record does. A range goes from the key, inclusive, to the value, exclusive."""
+    """The operation of a typed record. A DELETE_RANGE goes from the key, inclusive, to the value, exclusive."""
 
     PUT = 0x01
     DELETE = 0x10
@@ -48,15 +48,16 @@ _LAST_WINS = (Kind.PUT, Kind.DELETE)
 _INT = struct.Struct(">i")
 _LONGEST_VERSION_BYTES = 16
 _HINT = "restore the file from a backup, or load an older version"
+_UPGRADE = "upgrade Statekeeper; nothing was changed"
 
 Readable = bytes | mmap.mmap
 """A whole compressed file: in memory, or mapped from the local disk."""
 
 WINDOW_BYTES = 8 * 1024 * 1024
-"""How many plain bytes of records are held at a time."""
+"""Number of uncompressed record bytes in memory at a time."""
 
 MOST_RECORD_BYTES = 64 * 1024 * 1024
-"""The largest record that is read without more memory. Reading one takes some four times as much."""
+"""Maximum size of a record without a larger memory setting. Reading a record takes about four times its size."""
 
 _PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
@@ -64,8 +65,8 @@ _LARGEST_COPIED_RECORD_BYTES = 1024
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the records. `lineage` is None in v1 and v2; in v3 and v4 the versions from the newest snapshot
-    known to the writer (inclusive) up to the one before this file's own, ascending. `is_typed`: v2 and v4."""
+    """The header of a changelog. `lineage`: None in v1 and v2; in v3 and v4 the versions from the newest snapshot that
+    the writer knew, inclusive, to the one before this changelog, ascending. `is_typed`: v2 and v4."""
 
     lineage: tuple[VersionId, ...] | None
     is_typed: bool = False
@@ -73,10 +74,9 @@ class Header:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes as slices of one buffer, in the order of their writing unless another is named: arrays of int64, one
-    element a record.
+    """Changes as slices of one buffer, in write order unless stated otherwise: int64 arrays, one element per record.
 
-    `value_length` is -1 for a deletion. `kinds`: what each record does, None where all are puts and deletions.
+    `value_length` is -1 for a delete. `kinds`: the `Kind` of each record; None if all records are puts and deletes.
     """
 
     buffer: bytes | bytearray
@@ -95,33 +95,32 @@ class Changes:
         return self.key_start, self.key_length, self.value_start, self.value_length
 
     def take(self, places: np.ndarray | slice) -> Changes:
-        """The records at these places, in that order, over the same buffer."""
+        """Select the records at these places, in that order, over the same buffer."""
         kinds = None if self.kinds is None else self.kinds[places]
         key_start, key_length, value_start, value_length = (column[places] for column in self.columns)
         return Changes(self.buffer, key_start, key_length, value_start, value_length, kinds)
 
     def behind(self, others: bytearray) -> Changes:
-        """The same puts and deletions at the end of `others`, which their bytes are added to."""
+        """Append the bytes of these puts and deletes to `others` and return the changes over that buffer."""
         base = len(others)
         others += self.buffer
         return Changes(others, self.key_start + base, self.key_length, self.value_start + base, self.value_length)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Each record as (key, value or None for a deletion), in order, whatever its kind. Few are made at a time."""
+        """Iterate over all records as (key, value or None for a delete), in order. Only a few are in memory."""
         parts = (self.take(slice(first, first + _PAIRS_AT_ONCE)) for first in range(0, len(self), _PAIRS_AT_ONCE))
         return itertools.chain.from_iterable(map(_pairs, parts))
 
 
 def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Of one record at least."""
+    """Iterate over at least one record."""
     key_size, value_size = changes.key_length[0], changes.value_length[0]
     same = (changes.key_length == key_size).all() and (changes.value_length == value_size).all()
-    # Behind its length; a checksum may have been taken from its front.
+    # The value must follow its length directly; `row_checksum` may have cut off a prefix.
     same = same and (changes.value_start == changes.key_start + key_size + 4).all()
     if not same or value_size < 0 or key_size + value_size > _LARGEST_COPIED_RECORD_BYTES:
         return _pairs_one_by_one(changes)
-    # In C, where the loop below makes each of them in Python. Every place of the buffer is a slot in which a record may
-    # lie; the slots overlap.
+    # Unpacked in C; the loop below runs in Python. Each byte of the buffer starts a slot, and the slots overlap.
     record = struct.Struct(f"{key_size}s4x{value_size}s")
     slots = np.ndarray(len(changes.buffer) - record.size + 1, f"V{record.size}", changes.buffer, strides=1)
     return record.iter_unpack(slots[changes.key_start].tobytes())
@@ -135,21 +134,21 @@ def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def lineage_json(lineage: Iterable[VersionId]) -> str:
-    """The lineage as Spark writes it into the header of a changelog."""
+    """Return the lineage as Spark writes it into the header of a changelog."""
     items = [{"version": item.version, "checkpointUniqueId": item.id} for item in lineage]
     return json.dumps(items, separators=(",", ":"))
 
 
 def lineage_bytes(lineage: Iterable[VersionId]) -> int:
-    """How many of the `UTF_LIMIT_BYTES` a lineage takes in the header."""
+    """Return the size of a lineage in the header. The limit is `UTF_LIMIT_BYTES`."""
     return len(lineage_json(lineage))
 
 
 class ChangelogWriter:
-    """Encodes changes into `sink`, compressed, as they come; memory stays at one batch of them.
+    """Encodes and compresses changes into `sink` as they arrive. Memory is bounded by one batch of changes.
 
-    `header.lineage` None writes v1, else v3; what is typed is written by Spark alone. Raises `LineageCeiling` at once
-    when the lineage does not fit.
+    Writes v1 if `header.lineage` is None, else v3. Only Spark writes typed records. The constructor raises
+    `LineageCeiling` if the lineage does not fit.
     """
 
     def __init__(self, sink: BinaryIO, header: Header) -> None:
@@ -180,7 +179,7 @@ class ChangelogWriter:
         self.record_bytes += int(offsets[-1] - offsets[0])
 
     def finish(self) -> None:
-        """Write the end. The sink stays open."""
+        """Write the end mark. The sink remains open."""
         self._stream.write(_END)
         self._stream.finish()
 
@@ -199,9 +198,9 @@ def _big_endian_ints(values: np.ndarray) -> pa.LargeBinaryArray:
 
 
 def read_header(data: Readable, path: str) -> Header:
-    """The header of a compressed changelog, unpacking no more blocks than it takes.
+    """Read the header of a compressed changelog. Decompresses only the blocks that contain it.
 
-    Raises `CorruptFile`, or `UnknownFormatVersion` for the formats of later Sparks.
+    Raises `CorruptFile`, or `UnknownFormatVersion` for formats of later Spark releases.
     """
     head = b""
     for block in compression.blocks(data, path):
@@ -214,20 +213,20 @@ def read_header(data: Readable, path: str) -> Header:
             if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
                 raise
     if not head:
-        # To a codec without an end mark a file that is cut behind the codec's own header is whole.
-        raise CorruptFile("truncated: no plain bytes, not even an end of records", path=path, hint=_HINT)
+        # A codec without an end mark accepts a file that is cut after the codec's header.
+        raise CorruptFile("truncated: the file has no records and no end mark", path=path, hint=_HINT)
     return _parse_header(Reader(head, path))
 
 
 def read_changelog(
     data: Readable, path: str, *, most_record_bytes: int = MOST_RECORD_BYTES
 ) -> tuple[Header, Iterator[Changes]]:
-    """A compressed changelog: its header, and its records in pieces of some `WINDOW_BYTES`: memory stays bounded.
+    """Read a compressed changelog: its header, and its records in pieces of about `WINDOW_BYTES`, to bound the memory.
 
-    The pieces raise `RecordTooLarge` for a record of more than `most_record_bytes`, before its bytes are unpacked. They
-    raise `CorruptFile` as late as the damage comes: use none of them before the last has been read. Every length is
-    checked against the bytes there are. Raises otherwise as `read_header`; `UnknownFormatVersion` for a kind of record
-    that only later Sparks write.
+    Pieces raise `RecordTooLarge` for a record of more than `most_record_bytes`, before they decompress it. They raise
+    `CorruptFile` only when they reach the damage: do not use any piece before the last one was read. Every length is
+    checked against the available bytes. Otherwise raises as `read_header`, and `UnknownFormatVersion` for a record kind
+    that only later Spark releases write.
     """
     header = read_header(data, path)
     return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
@@ -235,7 +234,7 @@ def read_changelog(
 
 @dataclass(frozen=True)
 class _Layout:
-    """How records are laid out: so many bytes stand before each, and this behind the last."""
+    """The layout of records: the number of bytes before each record, and the end mark after the last one."""
 
     ahead: int
     end: bytes
@@ -269,9 +268,10 @@ def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int)
             needed_bytes = _next_record_bytes(reader, position, layout)
             if needed_bytes > most_record_bytes:
                 raise RecordTooLarge(
-                    f"a record of {needed_bytes:,} bytes; records of up to {most_record_bytes:,} are read",
+                    f"a record has {needed_bytes:,} bytes, above the limit of {most_record_bytes:,}; "
+                    "the changelog cannot be read",
                     path=path,
-                    hint="give it more memory (--memory), or restore the file from a backup",
+                    hint="raise --memory; if the record size is wrong, restore the file from a backup",
                 )
             wanted_bytes = max(WINDOW_BYTES, needed_bytes, len(pending) + 1)
         if len(changes) or ended:
@@ -279,11 +279,11 @@ def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int)
 
 
 def _next_record_bytes(reader: Reader, position: int, layout: _Layout) -> int:
-    """How long the record at `position` claims to be, as far as its lengths are there. Raises `CorruptFile` when more
-    follows the end of records than may."""
+    """Return the size that the record at `position` declares, as far as its lengths are available. Raises `CorruptFile`
+    if there are bytes after the end mark."""
     plain = reader.data
     if plain.startswith(layout.end, position) and len(plain) > position + len(layout.end):
-        raise CorruptFile(f"no end of records at byte {position:,}, but more bytes", path=reader.path, hint=_HINT)
+        raise CorruptFile(f"the file does not end with an end mark at byte {position:,}", path=reader.path, hint=_HINT)
     at = position + layout.ahead
     if at + 4 > len(plain):
         return 0
@@ -299,7 +299,7 @@ def _parse_header(reader: Reader) -> Header:
         return Header(lineage=None)
     if version not in (2, 3, 4):
         raise UnknownFormatVersion(
-            f"changelog format v{version}: this release reads v1 to v4", path=reader.path, hint="nothing was changed"
+            f"changelog format v{version} is not supported (supported: v1 to v4)", path=reader.path, hint=_UPGRADE
         )
     reader.utf("the format version")
     if version == 2:
@@ -313,12 +313,12 @@ def _parse_header(reader: Reader) -> Header:
             VersionId(version_number(item["version"]), checkpoint_id(item["checkpointUniqueId"])) for item in items
         )
     except BAD_VALUES as error:
-        raise CorruptFile("the lineage is not the JSON that it should be", path=reader.path) from error
+        raise CorruptFile("the lineage is not valid JSON of Spark's form", path=reader.path, hint=_HINT) from error
     return Header(lineage, is_typed=version == 4)
 
 
 def _sniff_version(reader: Reader) -> int:
-    """Spark's own rule (SPARK-51922, SPARK-52553): a leading UTF text `v<number>`, anything else is version 1."""
+    """Apply Spark's rule (SPARK-51922, SPARK-52553): a leading UTF text `v<number>` is the version; else it is 1."""
     start = reader.data[reader.position : reader.position + 2]
     length = int.from_bytes(start, "big")
     body = reader.data[reader.position + 2 : reader.position + 2 + length]
@@ -331,16 +331,16 @@ def _sniff_version(reader: Reader) -> int:
 
 
 _Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Of records, as `Changes` has them: where keys start, their lengths, where values start, their lengths."""
+"""The arrays of `Changes`: starts of keys, their lengths, starts of values, their lengths."""
 
 _ONE_BY_ONE = 256
 _FIRST_RUN = 64
 
 
 def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Changes, int]:
-    """The records from the reader's position on, and where the last whole one ends. `whole`: the end mark comes too.
+    """Parse records from the reader's position; also return the end of the last one. `whole`: the end mark must follow.
 
-    Rows of fixed-width columns are all of one length: long runs of such records are found at once, others in a loop.
+    Rows of fixed-width columns have one length. Long runs of such records are found at once, others in a loop.
     """
     plain, position = reader.data, reader.position
     found: list[_Columns] = []
@@ -350,7 +350,11 @@ def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Cha
         others, position, more = _records_one_by_one(reader, position, layout)
         found += [alike, others]
     if whole and plain[position:] != layout.end:
-        raise CorruptFile(f"no end of records at byte {position:,} of {len(plain):,}", path=reader.path, hint=_HINT)
+        raise CorruptFile(
+            f"the file does not end with an end mark at byte {position:,} of {len(plain):,}",
+            path=reader.path,
+            hint=_HINT,
+        )
     at = position + layout.ahead
     if not whole and at + 4 <= len(plain) and (key_size := int(_INT.unpack_from(plain, at)[0])) < -1:
         raise CorruptFile(f"impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
@@ -359,27 +363,27 @@ def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Cha
 
 
 def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
-    """What each typed record does; None where the last record of a key wins. Raises for what no Spark has written."""
+    """Return the kind of each typed record; None if the last record of a key wins. Raises for an unknown kind."""
     key_start, value_length = changes.key_start, changes.value_length
     kinds: np.ndarray = np.frombuffer(reader.data, np.uint8)[key_start - 5]
     for kind in np.unique(kinds).tolist():
         if kind not in _KINDS:
             place = int(key_start[kinds == kind][0]) - 5
             raise UnknownFormatVersion(
-                f"a record of kind 0x{kind:02x} at byte {place:,}", path=reader.path, hint="nothing was changed"
+                f"the record at byte {place:,} has the unknown kind 0x{kind:02x}", path=reader.path, hint=_UPGRADE
             )
     odd = (kinds == Kind.DELETE) != (value_length < 0)
     if odd.any():
         place = int(key_start[odd][0]) - 5
         raise CorruptFile(
-            f"the record at byte {place:,} deletes and has a value, or neither", path=reader.path, hint=_HINT
+            f"the record at byte {place:,} is a delete with a value, or lacks a value", path=reader.path, hint=_HINT
         )
     return None if np.isin(kinds, _LAST_WINS).all() else kinds
 
 
 def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns, int]:
-    """The records from `start` on that have both lengths of the first, and its kind, and where they end. None if that
-    one deletes."""
+    """Find the records from `start` on with the kind and both lengths of the first record, and their end. Empty if the
+    first record is a delete."""
     first_at = start + layout.ahead
     try:
         (key_size,) = _INT.unpack_from(plain, first_at)
@@ -394,7 +398,7 @@ def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns,
         available = (len(plain) - start) // width
         lengths_at = np.r_[0 : layout.ahead + 4, layout.ahead + 4 + key_size : layout.ahead + 8 + key_size]
         step = _FIRST_RUN
-        # Twice as many each time: what is looked at in vain is never more than what was found.
+        # The step doubles, so that the records examined in vain never outnumber the records found.
         while count < available:
             step = min(step, available - count)
             records = np.frombuffer(plain, np.uint8, step * width, start + count * width).reshape(step, width)
@@ -411,7 +415,7 @@ def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns,
 
 
 def _records_one_by_one(reader: Reader, position: int, layout: _Layout) -> tuple[_Columns, int, bool]:
-    """A few records from `position` on, where they end, and whether more may follow: no end mark, no torn record."""
+    """Parse a few records from `position` on. Return them, their end, and whether more may follow."""
     plain, ahead = reader.data, layout.ahead
     limit = len(plain)
     int_at = _INT.unpack_from
@@ -420,7 +424,7 @@ def _records_one_by_one(reader: Reader, position: int, layout: _Layout) -> tuple
     more = False
     with contextlib.suppress(struct.error):
         for _ in range(_ONE_BY_ONE):
-            # The end mark of typed records is a kind; too little is left behind it for a record.
+            # For typed records, the end mark is a byte in the place of a kind.
             if ahead and plain[position : position + 1] == layout.end:
                 break
             (key_size,) = int_at(plain, position + ahead)

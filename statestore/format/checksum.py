@@ -1,11 +1,11 @@
-"""Checksums that lie beside a file: Spark's sidecars, and the hidden ones that Hadoop keeps on a local disk.
+"""Checksums in files beside a file: Spark's sidecars, and the hidden ones of Hadoop on a local disk.
 
     24_<id>.changelog.crc      {"algorithm":"CRC32C","value":<signed int32>,"mainFileSize":n,...}     Spark 4.1 and later
     .24_<id>.changelog.crc     "crc\\0", int n, then an int for each n bytes of the file: its CRC32     Hadoop, `file:` only
 
-Spark writes a sidecar beside changelogs and zips of structure V2, 4.1 also beside changelogs of V1, and refuses a file that
-its sidecar does not fit; one without a sidecar is read unchecked. Hadoop compares its own where Spark reads through
-`FileSystem`: the zips of V1, and all tables.
+Spark writes a sidecar beside changelogs and zips of structure V2; 4.1 also beside changelogs of V1. It rejects a file
+that does not match its sidecar, and reads a file without a sidecar unchecked. Hadoop verifies its own checksums if
+Spark reads through `FileSystem`: the zips of V1, and all tables.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ _LARGEST_CHUNK_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Checksum:
-    """Of a whole file: its CRC32C as Spark's signed number, and its length."""
+    """The checksum of a whole file: its CRC32C as Spark's signed number, and its size in bytes."""
 
     value: int
     size_bytes: int
 
 
 def parse_sidecar(data: bytes, path: str) -> Checksum:
-    """What a sidecar says of its file. Raises `CorruptFile`; `UnknownFormatVersion` for another algorithm."""
+    """Parse a sidecar into the checksum of its file. Raises `CorruptFile`; `UnknownFormatVersion` for another
+    algorithm."""
     body = json_object(data, path)
     try:
         algorithm = str(body["algorithm"])
         said = Checksum(int(body["value"]), int(body["mainFileSize"]))
     except BAD_VALUES as error:
-        raise CorruptFile("lacks what a sidecar holds", path=path) from error
+        raise CorruptFile("a field of the checksum file is missing or invalid", path=path) from error
     if algorithm != "CRC32C":
-        raise UnknownFormatVersion(f"checksum algorithm {algorithm[:20]!r}: known is CRC32C", path=path)
+        raise UnknownFormatVersion(
+            f"checksum algorithm {algorithm[:20]!r} is not supported (supported: CRC32C)", path=path
+        )
     return said
 
 
 def checksum(pieces: Iterable[bytes]) -> Checksum:
-    """Of a file that comes in pieces."""
+    """Compute the checksum of a file that arrives in pieces."""
     value = size_bytes = 0
     for piece in pieces:
         value = google_crc32c.extend(value, piece)
@@ -58,9 +61,10 @@ def checksum(pieces: Iterable[bytes]) -> Checksum:
 
 
 def first_misfit(hidden: bytes, pieces: Iterable[bytes]) -> int | None:
-    """The first byte of the chunk that a hidden checksum of Hadoop's does not fit; None when all do.
+    """Return the first byte of the first chunk that does not match a hidden checksum of Hadoop; None if all chunks
+    match.
 
-    One that is not of Hadoop's making is ignored, as Hadoop does; one that is too short fits not.
+    A checksum file of another origin is ignored, as Hadoop does. One that is too short does not match.
     """
     if len(hidden) < _HADOOP.size:
         return None
@@ -78,7 +82,7 @@ def first_misfit(hidden: bytes, pieces: Iterable[bytes]) -> int | None:
 
 
 def _chunks(pieces: Iterable[bytes], size_bytes: int) -> Iterable[bytes]:
-    """The same bytes in pieces of that size, the last one shorter."""
+    """Split the same bytes into chunks of that size; the last chunk may be shorter."""
     left = b""
     for piece in pieces:
         left += piece

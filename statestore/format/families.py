@@ -1,13 +1,13 @@
-"""How the rows of a store's column families are laid out: their schemas, and how a key is encoded.
+"""The layout of the rows in a store's column families: their schemas and key encoders.
 
-state/<op>/_stateSchema/<store>/<batch>_<uuid>   UTF "v3", int families, and of each:
+state/<op>/_stateSchema/<store>/<batch>_<uuid>   UTF "v3", int number of families, then for each:
     UTF name
-    int16 schema id, key schema      int pieces, each as UTF
+    int16 schema id, key schema      int number of pieces, each as UTF
     int16 schema id, value schema    the same
     key encoder                      the same; {"keyStateEncoderType": ..., "numColsPrefixKey" or "orderingOrdinals": ...}
-    schema of a map's keys           the same; it stands in the key schema too
+    schema of a map's keys           the same; also part of the key schema
 
-A store without column families has one layout for all its rows: state/<op>/0/_metadata/schema (`operators.parse_schema`),
+A store without column families has one layout for all rows: state/<op>/0/_metadata/schema (`operators.parse_schema`),
 and the number of prefix columns in the operator's metadata.
 """
 
@@ -25,14 +25,14 @@ from statestore.format.operators import chunked_text, not_known, require_end
 from statestore.format.types import arrow_schema, machine_type
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 
-_HINT = "a newer Statekeeper may know it; nothing was written"
+_HINT = "upgrade Statekeeper; nothing was written"
 _LEAST_FAMILY_BYTES = 22
 _SESSION_START = "sessionStartTime"
 _SESSION_WINDOW = '"spark.sessionWindow":true'
 
 
 class KeyEncoder(Enum):
-    """How Spark makes a key of its columns, by Spark's name for it. `family_rows` says what the bytes are."""
+    """The way Spark encodes the columns of a key, by Spark's name. `family_rows` describes the bytes."""
 
     WHOLE = "NoPrefixKeyStateEncoderSpec"
     PREFIX = "PrefixKeyScanStateEncoderSpec"
@@ -43,8 +43,11 @@ class KeyEncoder(Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """The layout of rows. `front`: which columns of the key are encoded apart from the others, and before them; with the
-    encoders of timestamps it is the last one, wherever its bytes are."""
+    """The layout of rows.
+
+    `front`: the key columns that are encoded separately and before the others. For the timestamp encoders it is the
+    last column, wherever its bytes are.
+    """
 
     key: pa.Schema
     value: pa.Schema
@@ -53,8 +56,8 @@ class Family:
 
 
 def undescribed_prefix(key_json: str, value_json: str) -> int:
-    """The number of prefix columns of an operator that Spark 3.5 left without metadata, by the JSON of its schemas: only
-    session windows have any, all but the time at which the session began, the last one."""
+    """Return the number of prefix columns of an operator without metadata (Spark 3.5), from the JSON of its schemas.
+    Only session windows have prefix columns: all but the last one, the start time of the session."""
     try:
         names = [field["name"] for field in parsed_json(key_json)["fields"]]
     except BAD_VALUES:
@@ -64,25 +67,28 @@ def undescribed_prefix(key_json: str, value_json: str) -> int:
 
 
 def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str) -> Family:
-    """The layout of a store without column families. Raises `UnknownFormatVersion` for a type that this release does not
-    know, `CorruptFile`; both name the file `path`."""
+    """Return the layout of a store without column families. Raises `UnknownFormatVersion` for an unknown type, and
+    `CorruptFile`; both name the file `path`."""
     key = _schema(key_json, path)
     if not 0 <= prefix_columns < max(1, len(key)):
-        raise CorruptFile(f"{prefix_columns} prefix columns of a key with {len(key)}", path=path)
+        raise CorruptFile(
+            f"the key has {len(key)} columns, but the operator's metadata declares {prefix_columns} prefix columns",
+            path=path,
+        )
     encoder = KeyEncoder.PREFIX if prefix_columns else KeyEncoder.WHOLE
     return Family(key, _schema(value_json, path), encoder, tuple(range(prefix_columns)))
 
 
 def parse_families(data: bytes, path: str) -> dict[str, Family]:
-    """The column families of a store by name. Raises `UnknownFormatVersion` for another version of the file than 3, or for
-    an encoder or a type that this release does not know; `CorruptFile`."""
+    """Parse the column families of a store, by name. Raises `UnknownFormatVersion` for a file version other than 3, or
+    an unknown encoder or type; `CorruptFile`."""
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v3":
         raise not_known("state schema", version[:20], "v3", path)
     count = reader.int32("the number of column families")
     if not 0 <= count <= len(data) // _LEAST_FAMILY_BYTES:
-        raise CorruptFile(f"{count:,} column families", path=path)
+        raise CorruptFile(f"the file declares {count:,} column families, more than it can contain", path=path)
     found: dict[str, Family] = {}
     for _ in range(count):
         name = reader.utf("the name of a column family")
@@ -111,13 +117,15 @@ def _family(key: pa.Schema, value: pa.Schema, encoder_json: str, path: str) -> F
         spec = parsed_json(encoder_json)
         name = spec["keyStateEncoderType"]
         if not isinstance(name, str):
-            raise TypeError(f"{name!r} is no name")
+            raise TypeError(f"{name!r} is not a name")
         encoder = next((one for one in KeyEncoder if one.value == name), None)
         front = _front(encoder, spec, len(key))
     except BAD_VALUES as error:
-        raise CorruptFile(f"the key encoder is not what it should be: {encoder_json[:80]!r}", path=path) from error
+        raise CorruptFile(f"the key encoder is invalid: {encoder_json[:80]!r}", path=path) from error
     if encoder is None:
-        raise UnknownFormatVersion(f"key encoder {name!r}", path=path, hint=_HINT)
+        raise UnknownFormatVersion(
+            f"key encoder {name!r} is not supported; the state cannot be decoded", path=path, hint=_HINT
+        )
     _require_sortable([key.field(i) for i in front], encoder, path)
     return Family(key, value, encoder, front)
 
@@ -125,7 +133,7 @@ def _family(key: pa.Schema, value: pa.Schema, encoder_json: str, path: str) -> F
 def _front(encoder: KeyEncoder | None, spec: dict[str, Any], columns: int) -> tuple[int, ...]:
     match encoder:
         case KeyEncoder.PREFIX:
-            # Not more than one too many: a damaged number is not to become a tuple of billions.
+            # Bounded, because a damaged number must not become a tuple of billions.
             front = tuple(range(min(int(spec["numColsPrefixKey"]), columns + 1)))
         case KeyEncoder.RANGE:
             front = tuple(int(place) for place in spec["orderingOrdinals"])
@@ -146,5 +154,8 @@ def _require_sortable(fields: list[pa.Field], encoder: KeyEncoder, path: str) ->
         is_time = encoder is KeyEncoder.RANGE or field.type == pa.int64()
         if not is_number or not is_time or machine_type(field.type) is None:
             raise UnknownFormatVersion(
-                f"key encoder {encoder.value} over column {field.name} of type {field.type}", path=path, hint=_HINT
+                f"key encoder {encoder.value} is not supported for column {field.name} of type {field.type}; "
+                "the state cannot be decoded",
+                path=path,
+                hint=_HINT,
             )

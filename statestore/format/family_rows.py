@@ -1,17 +1,17 @@
-"""Keys and values as Spark's operators write them, back to columns; `families` says which layout a store has.
+"""Keys and values of Spark's operators, decoded to columns. `families` gives the layout of a store.
 
-    key      (int16 LE family id), and then by its encoder:
+    key      (int16 LE family id), then by encoder:
     WHOLE        version · row
     PREFIX       int32 LE size · version · row of the front columns · version · row of the others
     RANGE        int32 LE size · version · row of the front columns, each as bytes that sort · version · row of the others
     TIME_FIRST   8 bytes · version · row
     TIME_LAST    version · row · 8 bytes
-    value    version · row, or of a list: as often as it has elements, int32 LE size · version · row
-    with row checksums, for what was put or appended at once: int32 LE CRC32C(key, the value) · int32 LE size · the value
+    value    version · row, or for a list, once per element: int32 LE size · version · row
+    with row checksums, for each put or append: int32 LE CRC32C(key, the value) · int32 LE size · the value
 
-The version is a byte, 0. Bytes that sort: 0 negative, 1 not negative, 2 null, then the number, big-endian; of negative
-floats the flipped bits. The 8 bytes of a timestamp: big-endian, with the sign bit flipped. There are no rows behind RANGE's
-front columns when all are in front. Where merges are told apart by a delimiter, it stands between elements.
+The version is a byte, 0. Bytes that sort: 0 negative, 1 not negative, 2 null, then the number, big-endian; negative
+floats with flipped bits. The 8 bytes of a timestamp: big-endian, with the sign bit flipped. If all columns are front
+columns, RANGE has no second row. If the merge operator uses a delimiter, it separates the elements.
 
 Source: RocksDBStateEncoder and KeyValueChecksumEncoder of Spark 4.2, and the bytes that it writes.
 """
@@ -38,14 +38,17 @@ FAMILY_BYTES = 2
 _SIZE_BYTES = 4
 _VERSION_BYTES = 1
 _TIME_BYTES = 8
-_HINT = "`statekeeper audit --deep` reads every file of the checkpoint"
+_HINT = "to find all damaged files, run: statekeeper audit ROOT --deep"
 _NEGATIVE, _NULL = 0, 2
 
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """Rows of one family. `keys` has a row for each; `counts[i]` of `values` belong to key i, one behind the other: one
-    each unless the family holds lists."""
+    """Rows of one family.
+
+    `keys` has one row per key. `counts[i]` consecutive rows of `values` belong to key i: one, unless the family holds
+    lists.
+    """
 
     keys: pa.Table
     values: pa.Table
@@ -54,12 +57,12 @@ class DecodedRows:
 
 
 def family_id(key: bytes) -> int:
-    """The column family that a key of a store with families belongs to."""
+    """Return the column family of a key in a store with families."""
     return int.from_bytes(key[:FAMILY_BYTES], "little", signed=True)
 
 
 def decode_keys(keys: Sequence[bytes], family: Family, *, skip: int = 0) -> pa.Table:
-    """The columns of keys, of which the first `skip` bytes are not looked at. Raises `CorruptFile`."""
+    """Decode keys to columns, without their first `skip` bytes. Raises `CorruptFile`."""
     packed = _packed(keys)
     starts, sizes = packed.offsets[:-1] + skip, packed.lengths - skip
     match family.encoder:
@@ -74,19 +77,19 @@ def decode_keys(keys: Sequence[bytes], family: Family, *, skip: int = 0) -> pa.T
 def decode_rows_of(
     keys: Sequence[bytes], values: Sequence[bytes], family: Family, conf: StateConf, *, skip: int = 0
 ) -> DecodedRows:
-    """Keys with their values; `skip` as in `decode_keys`. Checksums of rows are proved. Raises `CorruptFile`."""
+    """Decode keys with their values; `skip` as in `decode_keys`. Verifies row checksums. Raises `CorruptFile`."""
     packed, pieces = _packed(values), None
     starts, sizes = packed.offsets[:-1], packed.lengths
     if conf.row_checksums:
         pieces = _pieces(keys, values, conf.merge_delimiter)
         starts, sizes = _edges(pieces, packed.offsets)
-    _require((sizes > 0).all(), "an empty value")
-    # A list begins with the size of its first element, which is odd: a version and whole words.
+    _require((sizes > 0).all(), "a value is empty")
+    # A list starts with the size of its first element. The size is odd: a version byte and whole words.
     lists = packed.data[starts] != 0
     are_lists = bool(lists.any())
     counts: Counts = np.ones(len(values), np.int64)
     if are_lists:
-        _require(lists.all(), "a list and a single value in one family")
+        _require(lists.all(), "a column family has both lists and single values")
         pieces = pieces or [[(0, len(value))] for value in values]
         elements = [
             [one for start, end in of_key for one in _elements(value, start, end, conf.merge_delimiter)]
@@ -95,17 +98,17 @@ def decode_rows_of(
         counts = np.fromiter((len(of_key) for of_key in elements), np.int64, len(elements))
         starts, sizes = _edges(elements, packed.offsets)
     elif pieces is not None:
-        _require(len(starts) == len(values), "several values of one key, and they are no list")
+        _require(len(starts) == len(values), "a key has several values, but its column family has no lists")
     decoded = _rows(packed.data, starts, sizes, family.value)
     return DecodedRows(decode_keys(keys, family, skip=skip), decoded, counts, are_lists)
 
 
 _Slices = list[tuple[int, int]]
-"""Begin and end of parts of one value."""
+"""Start and end of each part of a value."""
 
 
 def _pieces(keys: Sequence[bytes], values: Sequence[bytes], delimiter: bytes) -> list[_Slices]:
-    """What stands in each value behind its checksums."""
+    """Verify the checksums in each value, and return the parts that they cover."""
     found = []
     for key, value in zip(keys, values, strict=True):
         of_key: _Slices = []
@@ -124,31 +127,34 @@ def _elements(value: bytes, begin: int, end: int, delimiter: bytes) -> Iterator[
 
 
 def _sized(value: bytes, begin: int, end: int, before: int, delimiter: bytes) -> Iterator[tuple[int, int]]:
-    """The parts of `value[begin:end]`, each behind `before` bytes and its size, the delimiter between them."""
+    """Iterate over the parts of `value[begin:end]`. Each part follows `before` bytes and its size; the delimiter
+    separates parts."""
     while begin < end:
         body = begin + before + _SIZE_BYTES
         behind = body + int.from_bytes(value[body - _SIZE_BYTES : body], "little", signed=True)
-        _require(body < behind <= end, "a part of a value lies outside")
+        _require(body < behind <= end, "a part of a value declares a size beyond the end of the value")
         yield body, behind
         begin = behind
         if begin < end and delimiter:
-            _require(value.startswith(delimiter, begin), "no delimiter between two parts of a value")
+            _require(value.startswith(delimiter, begin), "the delimiter between two parts of a value is missing")
             begin += len(delimiter)
             _require(begin < end, "a value ends with a delimiter")
 
 
 def _edges(slices: list[_Slices], offsets: Counts) -> tuple[Counts, Counts]:
-    """Begin, in the whole buffer, and size of all parts of all values."""
+    """Return the start in the whole buffer, and the size, of all parts of all values."""
     counts = np.fromiter((len(of_key) for of_key in slices), np.int64, len(slices))
     edges = np.array([edge for of_key in slices for edge in of_key], np.int64).reshape(-1, 2)
     return edges[:, 0] + np.repeat(offsets[:-1], counts), edges[:, 1] - edges[:, 0]
 
 
 def _in_two(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Table:
-    """Keys whose front columns have a row of their own."""
-    _require((sizes >= _SIZE_BYTES).all(), "a key without the size of its front")
+    """Decode keys whose front columns have their own row."""
+    _require((sizes >= _SIZE_BYTES).all(), "a key is too short for the size of its front columns")
     front = _int32_at(data, starts)
-    _require(((front > 0) & (front <= sizes - _SIZE_BYTES)).all(), "a key whose front lies outside")
+    _require(
+        ((front > 0) & (front <= sizes - _SIZE_BYTES)).all(), "the front columns of a key declare a size beyond its end"
+    )
     starts, sizes = starts + _SIZE_BYTES, sizes - _SIZE_BYTES - front
     fields = [family.key.field(place) for place in family.front]
     if family.encoder is KeyEncoder.RANGE:
@@ -165,14 +171,14 @@ def _in_two(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Ta
         rest = _rows(data, starts + front, sizes, pa.schema([family.key.field(place) for place in behind]))
         columns.update(zip(behind, rest.columns, strict=True))
     else:
-        _require((sizes == 0).all(), "bytes behind a key")
+        _require((sizes == 0).all(), "a key has extra bytes at its end")
     return pa.Table.from_arrays([columns[place] for place in range(len(family.key))], schema=family.key)
 
 
 def _timed(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Table:
-    """Keys whose last column is a timestamp at one of their ends."""
+    """Decode keys that start or end with the bytes of a timestamp, their last column."""
     rest = sizes - _TIME_BYTES
-    _require((rest > 0).all(), "a key without a timestamp")
+    _require((rest > 0).all(), "a key is too short for its timestamp")
     is_first = family.encoder is KeyEncoder.TIME_FIRST
     words = _fixed_at(data, starts if is_first else starts + rest, _TIME_BYTES).view(">u8")[:, 0]
     times = (words.astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
@@ -182,32 +188,37 @@ def _timed(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Tab
 
 
 def _unsorted(column: pa.BinaryArray, field: pa.Field) -> pa.Array:
-    """Numbers from bytes that sort as they do."""
+    """Decode numbers from the bytes that sort as they do."""
     machine = machine_type(field.type)
     assert machine is not None
     sorting = Ragged.from_arrow(column.cast(pa.large_binary()))
-    _require((sorting.lengths == 1 + machine.itemsize).all(), f"column {field.name} of a key has another size")
+    _require((sorting.lengths == 1 + machine.itemsize).all(), f"column {field.name} of a key has the wrong size")
     rows = _fixed_at(sorting.data, sorting.offsets[:-1], 1 + machine.itemsize)
     sign = rows[:, 0]
-    _require((sign <= _NULL).all(), f"column {field.name} of a key is neither negative nor positive nor null")
+    _require((sign <= _NULL).all(), f"column {field.name} of a key has an invalid sign byte")
     values = np.ascontiguousarray(rows[:, 1:]).view(f">u{machine.itemsize}")[:, 0].astype(f"u{machine.itemsize}")
     if pa.types.is_floating(field.type):
         values = np.where(sign == _NEGATIVE, ~values, values)
     valid = sign != _NULL
-    _require(field.nullable or valid.all(), f"column {field.name} of a key is null but declared without nulls")
+    _require(
+        field.nullable or valid.all(), f"column {field.name} of a key is null, but the schema declares it without nulls"
+    )
     bitmap = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(field.type, len(values), [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema) -> pa.Table:
-    """Rows behind their version."""
-    _require((sizes >= _VERSION_BYTES).all(), "a row without a version")
-    _require((data[starts] == 0).all(), "a row of an unknown version, or not where one is expected")
+    """Decode rows that follow their version byte."""
+    _require((sizes >= _VERSION_BYTES).all(), "a row has no version byte")
+    _require((data[starts] == 0).all(), "a row has an unknown version byte")
     found = decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=_VERSION_BYTES)
     if all(machine_type(field.type) is not None for field in schema):
-        # Without columns of varying size all rows are equally long: a longer one is of another schema.
+        # If all columns have a fixed width, all rows have the same size. A longer row has another schema.
         words = (len(schema) + 63) // 64 + len(schema)
-        _require((sizes == _VERSION_BYTES + 8 * words).all(), "a row that is longer than its columns")
+        _require(
+            (sizes == _VERSION_BYTES + 8 * words).all(),
+            "a row is longer than its columns; it was written with another schema",
+        )
     return found
 
 
@@ -221,7 +232,7 @@ def _int32_at(data: Bytes, at: Counts) -> Counts:
 
 
 def _fixed_at(data: Bytes, at: Counts, size: int) -> npt.NDArray[Any]:
-    """So many bytes from each of these places, as rows."""
+    """Return `size` bytes from each of these places, as rows of an array."""
     return np.ascontiguousarray(data[at[:, None] + np.arange(size)])
 
 

@@ -1,4 +1,4 @@
-"""The few primitives of Java's DataOutputStream that Spark's files are made of: big-endian ints and `writeUTF`."""
+"""The primitives of Java's DataOutputStream in Spark's files: big-endian ints and `writeUTF`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from statestore.errors import CorruptFile
 
 UTF_LIMIT_BYTES = 65_535
-"""The longest text that `writeUTF` takes: its length is an unsigned 16-bit number."""
+"""Maximum size of a text in `writeUTF`: its size is an unsigned 16-bit number."""
 
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -15,10 +15,10 @@ _USHORT = struct.Struct(">H")
 
 
 def utf(text: str) -> bytes:
-    """A text as `DataOutputStream.writeUTF` writes it: 2 bytes of length, then Java's modified UTF-8.
+    """Encode a text as `DataOutputStream.writeUTF`: 2 bytes for the size, then Java's modified UTF-8.
 
-    Modified: NUL takes two bytes, and characters beyond U+FFFF are written as their two surrogates, three bytes each.
-    Raises `ValueError` when it takes more than `UTF_LIMIT_BYTES`.
+    Modified: NUL takes two bytes, and a character beyond U+FFFF is written as two surrogates of three bytes each.
+    Raises `ValueError` for more than `UTF_LIMIT_BYTES`.
     """
     if text.isascii() and "\0" not in text:
         body = text.encode("ascii")
@@ -27,18 +27,18 @@ def utf(text: str) -> bytes:
         halves = "".join(chr(units[i] << 8 | units[i + 1]) for i in range(0, len(units), 2))
         body = halves.encode("utf-8", "surrogatepass").replace(b"\0", b"\xc0\x80")
     if len(body) > UTF_LIMIT_BYTES:
-        raise ValueError(f"{len(body):,} bytes do not fit into writeUTF's {UTF_LIMIT_BYTES:,}")
+        raise ValueError(f"a text has {len(body):,} bytes; the maximum of writeUTF is {UTF_LIMIT_BYTES:,}")
     return _USHORT.pack(len(body)) + body
 
 
 def from_modified_utf8(body: bytes) -> str:
-    """The text of modified UTF-8 bytes. Raises `UnicodeError` when they are not such."""
+    """Decode modified UTF-8. Raises `UnicodeError` for other bytes."""
     halves = body.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
     return halves.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
 
 
 class Reader:
-    """Reads such primitives from bytes, in order; each read past the end is a `CorruptFile` that names the file."""
+    """Reads these primitives in order. A read past the end raises a `CorruptFile` that names the file."""
 
     def __init__(self, data: bytes, path: str, position: int = 0) -> None:
         self.data = data
@@ -46,7 +46,7 @@ class Reader:
         self.position = position
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         end = self.position + count
         if count < 0 or end > len(self.data):
             raise CorruptFile(
@@ -59,15 +59,15 @@ class Reader:
         return piece
 
     def int16(self, what: str) -> int:
-        """A signed 16-bit number."""
+        """Read a signed 16-bit number."""
         return int(_SHORT.unpack(self.take(2, what))[0])
 
     def int32(self, what: str) -> int:
-        """A signed 32-bit number."""
+        """Read a signed 32-bit number."""
         return int(_INT.unpack(self.take(4, what))[0])
 
     def utf(self, what: str) -> str:
-        """A text written by `writeUTF`."""
+        """Read a text written by `writeUTF`."""
         length = int(_USHORT.unpack(self.take(2, what))[0])
         body = self.take(length, what)
         try:

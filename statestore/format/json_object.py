@@ -1,4 +1,4 @@
-"""A file that is one JSON object, or one a line."""
+"""Files that contain one JSON object, or one per line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _RESTORE = "restore the file from a backup"
 
 
 def json_object(data: bytes, path: str) -> dict[str, Any]:
-    """The object. Raises `CorruptFile` when the bytes are anything else."""
+    """Parse a JSON object. Raises `CorruptFile` for any other content."""
     try:
         value = parsed_json(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"not JSON: {error}", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"the file is not valid JSON: {error}", path=path, hint=_RESTORE) from error
     if not isinstance(value, dict):
-        raise CorruptFile("not a JSON object", path=path, hint=_RESTORE)
+        raise CorruptFile("the file contains JSON, but not an object", path=path, hint=_RESTORE)
     return value
 
 
 def json_lines(data: bytes, path: str) -> list[dict[str, Any]]:
-    """The objects, one a line. Raises `CorruptFile` when a line is anything else."""
+    """Parse one JSON object per line. Raises `CorruptFile` if a line contains anything else."""
     return [json_object(line, path) for line in data.splitlines()]

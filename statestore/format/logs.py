@@ -1,11 +1,11 @@
 """The query's logs: `metadata`, `offsets/N` and `commits/N`.
 
 metadata      {"id": "<uuid>"}
-offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then lines about the sources; with continuous
-              processing an empty line stands for the braces
-commits/N     v1, then {nextBatchWatermarkMs}; in roots of our own with statekeeperDigests, in the form of the ids of v2
+offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then one line per source; continuous processing
+              writes an empty line in place of the object
+commits/N     v1, then {nextBatchWatermarkMs}; in Statekeeper's roots with statekeeperDigests, in the form of the ids of v2
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
-              v3, of Spark 4.2 with sinks that have names: either of them with sinkMetadataMap
+              v3, of Spark 4.2 if sinks have names: v1 or v2 with sinkMetadataMap
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
-_RESTORE = "restore the file from a backup; statekeeper audit says from which batch a restart is possible"
-_KNOW_IT = "use a Statekeeper that knows this format; nothing was changed"
+_RESTORE = "restore the file from a backup; to list the batches that can be restored, run: statekeeper audit ROOT"
+_KNOW_IT = "upgrade Statekeeper; nothing was changed"
 
 _STATE = "spark.sql.streaming.stateStore."
 CODEC = _STATE + "compression.codec"
 ENCODING = _STATE + "encodingFormat"
-"""In the offset logs of queries that began with Spark 4.0 or later."""
+"""Set in the offset logs of queries that were first started with Spark 4.0 or later."""
 
 _IDS = "stateUniqueIds"
 _SINKS = "sinkMetadataMap"
 _DIGESTS = "statekeeperDigests"
-"""Spark skips fields that it does not know."""
+"""Spark ignores unknown fields."""
 
 STATE_CONF = {
     PROVIDER: ROCKSDB_PROVIDER,
@@ -45,14 +45,14 @@ STATE_CONF = {
     _STATE + "rowChecksum.enabled": "false",
     CODEC: "lz4",
 }
-"""How the state of our own roots is written, in the words of Spark's offset log."""
+"""How the state of Statekeeper's roots is encoded, as the confs of Spark's offset log."""
 
 
 @dataclass(frozen=True)
 class OffsetLog:
-    """One `offsets/N`: where the batch ends in each source, one JSON text a source, and the confs of the state.
+    """One `offsets/N`: the end of the batch in each source, as one JSON text per source, and the confs of the state.
 
-    `is_continuous`: of an epoch of continuous processing, which writes neither confs nor times.
+    `is_continuous`: an epoch of continuous processing, which has no confs and no times.
     """
 
     watermark_ms: int
@@ -63,13 +63,16 @@ class OffsetLog:
 
 
 ByStore = dict[int, tuple[tuple[str, ...], ...]]
-"""Operator -> partition -> a text for each of its stores."""
+"""Operator -> partition -> one text per store."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLog:
-    """One `commits/N`. `ids` is None in v1. `digests`: in v1, what the committed versions are, as `statestore.digests` has
-    it; None where Spark wrote the commit, and in v2. `sinks`: in v3, what Spark says of them, as it is."""
+    """One `commits/N`.
+
+    `ids` is None in v1. `digests`: in v1, the digests of the committed versions (see `statestore.digests`); None in
+    commits by Spark, and in v2. `sinks`: in v3, Spark's metadata of the sinks, unchanged.
+    """
 
     next_watermark_ms: int
     ids: ByStore | None
@@ -78,17 +81,17 @@ class CommitLog:
 
     @property
     def marks(self) -> ByStore | None:
-        """What tells the committed versions from others of their numbers: the ids, or the digests."""
+        """The ids or the digests. They tell the committed versions from other versions with the same number."""
         return self.digests if self.ids is None else self.ids
 
     @property
     def shape(self) -> CommitLog:
-        """The same with empty marks: how many stores it names. It takes little memory, as logs of one shape share it."""
+        """The same log with empty marks; it gives the number of stores. Logs of one shape share it to save memory."""
         ids, digests = (None if by_store is None else _shape(by_store) for by_store in (self.ids, self.digests))
         return CommitLog(self.next_watermark_ms, ids, digests)
 
     def version(self, number: int, mark: str) -> VersionId:
-        """The version of that number which the commit marks so."""
+        """Return the version with this number and mark."""
         return VersionId(number, digest=mark) if self.ids is None else VersionId(number, mark)
 
 
@@ -103,29 +106,29 @@ def _shared_shape(widths: tuple[tuple[int, tuple[int, ...]], ...]) -> ByStore:
 
 
 def encode_metadata(query_id: str) -> bytes:
-    """The bytes of `metadata`."""
+    """Return the bytes of `metadata`."""
     return json.dumps({"id": query_id}, separators=(",", ":")).encode()
 
 
 def parse_metadata(data: bytes, path: str) -> str:
-    """The query's id."""
+    """Parse `metadata`; return the query's id."""
     body = json_object(data, path)
     if "id" not in body:
-        raise CorruptFile("no field 'id'", path=path, hint=_RESTORE)
+        raise CorruptFile("the field 'id' is missing", path=path, hint=_RESTORE)
     return str(body["id"])
 
 
 def encode_offsets(log: OffsetLog) -> bytes:
-    """The bytes of `offsets/N`; equal logs give equal bytes."""
+    """Return the bytes of `offsets/N`; equal logs give equal bytes."""
     head = {"batchWatermarkMs": log.watermark_ms, "batchTimestampMs": log.timestamp_ms, "conf": log.conf}
     return "\n".join(["v1", json.dumps(head, separators=(",", ":")), *log.sources]).encode()
 
 
 def parse_offsets(data: bytes, path: str) -> OffsetLog:
-    """The content of `offsets/N`. Raises `UnknownFormatVersion` for another header than v1 and v2, `CorruptFile`."""
+    """Parse `offsets/N`. Raises `UnknownFormatVersion` for a header other than v1 and v2, and `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
-        raise CorruptFile("truncated: no metadata line", path=path, hint=_RESTORE)
+        raise CorruptFile("truncated: the metadata line is missing", path=path, hint=_RESTORE)
     if not lines[1] and len(lines) > 2:
         return OffsetLog(0, 0, {}, tuple(lines[2:]), is_continuous=True)
     head = json_object(lines[1].encode(), path)
@@ -137,11 +140,13 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             tuple(lines[2:]),
         )
     except BAD_VALUES as error:
-        raise CorruptFile("the metadata line lacks what it should hold", path=path, hint=_RESTORE) from error
+        raise CorruptFile(
+            "the metadata line lacks a required field, or a field is invalid", path=path, hint=_RESTORE
+        ) from error
 
 
 def encode_commit(log: CommitLog) -> bytes:
-    """The bytes of `commits/N`."""
+    """Return the bytes of `commits/N`."""
     body: dict[str, Any] = {"nextBatchWatermarkMs": log.next_watermark_ms}
     if log.ids is not None:
         body[_IDS] = _encoded(log.ids)
@@ -158,7 +163,7 @@ def _encoded(by_store: ByStore) -> dict[str, list[list[str]]]:
 
 
 def parse_commit(data: bytes, path: str) -> CommitLog:
-    """The content of `commits/N`. Raises `UnknownFormatVersion` for another header than v1 to v3, `CorruptFile`."""
+    """Parse `commits/N`. Raises `UnknownFormatVersion` for a header other than v1 to v3, and `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2", "v3"))
     body = json_object("\n".join(lines[1:]).encode(), path)
     try:
@@ -172,7 +177,7 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
         return CommitLog(watermark_ms, ids, digests, dict(body[_SINKS]))
     except BAD_VALUES as error:
         field_name = {"v1": _DIGESTS, "v2": _IDS}.get(lines[0], f"{_IDS} or {_SINKS}")
-        raise CorruptFile(f"{field_name} is not what it should be", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"{field_name} is missing or invalid", path=path, hint=_RESTORE) from error
 
 
 def _parsed(body: Any) -> ByStore:
@@ -183,7 +188,8 @@ def _parsed(body: Any) -> ByStore:
 
 
 def is_plain_commit(data: bytes, path: str) -> bool:
-    """Whether `parse_commit` sees all that is in `commits/N`, so that it can be written anew. Raises as that does."""
+    """Return whether `parse_commit` reads all fields of `commits/N`, so that the log can be rewritten without loss.
+    Raises as `parse_commit`."""
     log = parse_commit(data, path)
     body = json_object(data.partition(b"\n")[2], path)
     seen = {"nextBatchWatermarkMs", _IDS, _DIGESTS} | ({_SINKS} if log.sinks is not None else set())
@@ -194,13 +200,13 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise CorruptFile("not text", path=path, hint=_RESTORE) from error
+        raise CorruptFile("the file is not UTF-8 text", path=path, hint=_RESTORE) from error
     if not data:
-        raise CorruptFile("empty", path=path, hint=_RESTORE)
+        raise CorruptFile("the file is empty", path=path, hint=_RESTORE)
     if lines[0] not in known:
         if lines[0].startswith("v") and lines[0][1:].isdigit():
             raise UnknownFormatVersion(
-                f"log version {lines[0]}: known are {', '.join(known)}", path=path, hint=_KNOW_IT
+                f"log version {lines[0]} is not supported (supported: {', '.join(known)})", path=path, hint=_KNOW_IT
             )
-        raise CorruptFile(f"begins with {lines[0][:20]!r}, not with a version", path=path, hint=_RESTORE)
+        raise CorruptFile(f"the file starts with {lines[0][:20]!r} instead of a version", path=path, hint=_RESTORE)
     return lines

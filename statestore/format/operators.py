@@ -1,9 +1,9 @@
-"""What an operator says of itself: its metadata, and the schema file of its state.
+"""Metadata files of operators, and the schema file of their state.
 
 state/<op>/_metadata/metadata     v1, then {operatorInfo, stateStoreInfo: [{storeName, ...}]}
 state/<op>/_metadata/v2/<batch>   v2, the same with operatorPropertiesJson, and stateSchemaFilePaths for each store
-                                  (absolute: wrong after a move; `families` reads the files)
-state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int chunks, each chunk as UTF
+                                  (absolute: wrong after a move; `families` parses the files)
+state/<op>/0/_metadata/schema     UTF "v2", then key schema and value schema: int number of pieces, each piece as UTF
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number
 AGGREGATION = "stateStoreSave"
 _LIMIT = "globalLimit"
 _VERSION = re.compile(r"v[0-9]+")
-_KNOW_IT = "a newer Statekeeper may know it; nothing was written"
+_KNOW_IT = "upgrade Statekeeper; nothing was written"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
-"""Each piece fits into `writeUTF` whatever its characters: those beyond U+FFFF take six bytes. Spark, which counts their
-halves, cuts at twice as many; its reader joins pieces of any length."""
+"""A piece of this length fits into `writeUTF` with any characters: a character beyond U+FFFF takes six bytes. Spark
+counts UTF-16 units and cuts at twice this length; its reader joins pieces of any length."""
 
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """One store of an operator. `schema_files`: the names of the files that describe its column families, oldest first;
-    `schema_uris`: where Spark looks for them."""
+    """One store of an operator.
+
+    `schema_files`: the names of the files that describe its column families, oldest first; `schema_uris`: the absolute
+    URIs where Spark reads them.
+    """
 
     name: str
     prefix_columns: int
@@ -52,7 +55,7 @@ class OperatorMetadata:
 
 
 def encode_operator(metadata: OperatorMetadata) -> bytes:
-    """The bytes of the metadata file, version 1."""
+    """Return the bytes of the metadata file, version 1."""
     body = {
         "operatorInfo": {"operatorId": metadata.operator, "operatorName": metadata.name},
         "stateStoreInfo": [
@@ -64,7 +67,7 @@ def encode_operator(metadata: OperatorMetadata) -> bytes:
 
 
 def parse_operator(data: bytes, path: str) -> OperatorMetadata:
-    """The content of the metadata file. Raises `UnknownFormatVersion` for another version than 1 and 2, `CorruptFile`."""
+    """Parse the metadata file. Raises `UnknownFormatVersion` for a version other than 1 and 2, and `CorruptFile`."""
     header, _, rest = data.partition(b"\n")
     if header not in (b"v1", b"v2"):
         raise not_known("operator metadata", header[:20].decode("utf-8", "replace"), "v1 and v2", path)
@@ -83,9 +86,9 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         )
         metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
-        raise CorruptFile(f"operator metadata is not the JSON that it should be: {error}", path=path) from error
+        raise CorruptFile(f"the operator metadata is not valid JSON of Spark's form: {error}", path=path) from error
     if not metadata.stores or len({store.name for store in metadata.stores}) < len(metadata.stores):
-        raise CorruptFile("describes no store, or one twice", path=path)
+        raise CorruptFile("the operator metadata has no store, or a store twice", path=path)
     for store in metadata.stores:
         if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
             raise CorruptFile(f"impossible store {store.name[:80]!r} with {store.partitions:,} partitions", path=path)
@@ -95,8 +98,8 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
 
 
 def with_schema_uris(data: bytes, path: str, uri_of: Callable[[str, str], str]) -> bytes:
-    """Metadata of version 2 with other places for its schemas, by store and file name; all else stays. Raises as
-    `parse_operator`."""
+    """Replace the schema URIs in metadata of version 2, by store and file name; all other fields are unchanged. Raises
+    as `parse_operator`."""
     parse_operator(data, path)
     header, _, rest = data.partition(b"\n")
     body = json.loads(rest)
@@ -107,8 +110,11 @@ def with_schema_uris(data: bytes, path: str, uri_of: Callable[[str, str], str]) 
 
 
 def has_one_partition(name: str, key_json: str | None) -> bool:
-    """Whether Spark runs an operator of that name in one partition, however many its metadata says: a limit, and an
-    aggregation over all rows, whose key has no columns. `key_json`: the schema of its keys, None when it cannot be read."""
+    """Return whether Spark runs an operator of this name in one partition, regardless of its metadata.
+
+    This applies to a limit, and to an aggregation over all rows, whose key has no columns. `key_json`: the schema of
+    its keys, None if it cannot be read.
+    """
     return name == _LIMIT or (name == AGGREGATION and key_json is not None and _has_no_columns(key_json))
 
 
@@ -120,11 +126,11 @@ def _has_no_columns(schema_json: str) -> bool:
 
 
 def partitions_at(described: int, pinned: int | None, named: int | None, *, is_lone: bool) -> int | None:
-    """How many partitions an operator had at a batch; None when what is said of it does not go together.
+    """Return the number of partitions of an operator at a batch; None if the sources contradict each other.
 
-    `described` by its metadata; `pinned` by the offset log of the batch, where that says it; `named` by the commit, in
-    structure V2; `is_lone`: see `has_one_partition`. When Spark repartitions a checkpoint (SPARK-54346, in Spark 4.2), it
-    makes a batch of its own, from which on offset logs pin another number, and leaves metadata of version 1 as it was.
+    `described`: from its metadata; `pinned`: from the offset log of the batch, if set; `named`: from the commit, in
+    structure V2; `is_lone`: see `has_one_partition`. When Spark 4.2 repartitions a checkpoint (SPARK-54346), it writes
+    a separate batch. From that batch on, offset logs have another number, and metadata of version 1 is unchanged.
     """
     if named is None:
         return 1 if is_lone else pinned or described
@@ -132,12 +138,13 @@ def partitions_at(described: int, pinned: int | None, named: int | None, *, is_l
 
 
 def encode_schema(key_json: str, value_json: str) -> bytes:
-    """The bytes of the schema file, version 2, from Spark's JSON of both struct types."""
+    """Return the bytes of the schema file, version 2, from Spark's JSON of both struct types."""
     return utf("v2") + _chunks(key_json) + _chunks(value_json)
 
 
 def parse_schema(data: bytes, path: str) -> tuple[str, str]:
-    """Key and value schema as JSON texts. Raises `UnknownFormatVersion` for another version than 2, `CorruptFile`."""
+    """Parse the key and value schema as JSON texts. Raises `UnknownFormatVersion` for a version other than 2, and
+    `CorruptFile`."""
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v2":
@@ -148,21 +155,23 @@ def parse_schema(data: bytes, path: str) -> tuple[str, str]:
 
 
 def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVersion | CorruptFile:
-    """The error for a file that begins with another version: of a later Spark, or with what is no version, damaged."""
+    """Return the error for an unexpected version: of a later Spark release, or a damaged file without a version."""
     if _VERSION.fullmatch(version):
-        return UnknownFormatVersion(f"{what} {version!r}: known is {known}", path=path, hint=_KNOW_IT)
-    return CorruptFile(f"{what} begins with {version!r}, not with a version", path=path)
+        return UnknownFormatVersion(
+            f"{what} version {version!r} is not supported (supported: {known})", path=path, hint=_KNOW_IT
+        )
+    return CorruptFile(f"{what} starts with {version!r} instead of a version", path=path)
 
 
 def chunked_text(reader: Reader) -> str:
-    """A text of any length, as Spark's schema files hold it: how many pieces, and each as `writeUTF` writes it."""
+    """Read a text of any length, as in Spark's schema files: the number of pieces, and each as `writeUTF` writes it."""
     return "".join(reader.utf("a piece of the schema") for _ in range(_count(reader)))
 
 
 def require_end(reader: Reader) -> None:
-    """Raises `CorruptFile` when something follows."""
+    """Raise `CorruptFile` if more bytes follow."""
     if reader.position != len(reader.data):
-        raise CorruptFile(f"bytes behind the end at {reader.position:,}", path=reader.path)
+        raise CorruptFile(f"the file has extra bytes from byte {reader.position:,} on", path=reader.path)
 
 
 def _schema_files(store: dict[str, Any]) -> tuple[str, ...]:
@@ -181,5 +190,5 @@ def _chunks(text: str) -> bytes:
 def _count(reader: Reader) -> int:
     count = reader.int32("the number of pieces")
     if not 0 <= count <= len(reader.data):
-        raise CorruptFile(f"{count:,} pieces of a schema", path=reader.path)
+        raise CorruptFile(f"the file declares {count:,} pieces of a schema, more than it can contain", path=reader.path)
     return count

@@ -1,8 +1,8 @@
-"""Columns of state as values that JSON has, the same for a person and for a program.
+"""Columns of state as JSON values, the same for people and for programs.
 
-Instants and dates are ISO 8601, instants with a Z, local timestamps without; decimals and the numbers that JSON lacks
-(NaN, Infinity) are texts; binary is base64; a map is a list of {"key", "value"}, because its keys need not be texts. Where
-columns of one row bear the same name, as the sums of an aggregation do, the later ones get a number behind it.
+Instants and dates are ISO 8601: instants with a Z, local timestamps without. Decimals and numbers without a JSON form
+(NaN, Infinity) are texts. Binary is base64. A map is a list of {"key", "value"}, because its keys may not be texts. If
+columns of one row have the same name, as the sums of an aggregation do, a number is appended to the later names.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from statestore.format.ragged import Counts, offsets_of
 
 
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Each row as an object."""
+    """Convert each row to an object."""
     columns = [_plain(column.combine_chunks()) for column in table.columns]
     return _objects(table.schema.names, columns, table.num_rows)
 
 
 def grouped(rows: list[dict[str, Any]], counts: Counts) -> list[list[dict[str, Any]]]:
-    """Rows that lie one behind the other as lists of `counts[i]` each."""
+    """Split consecutive rows into lists of `counts[i]` rows each."""
     edges = offsets_of(counts).tolist()
     return [rows[begin:end] for begin, end in pairwise(edges)]
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """The names, each but once: `sum`, `sum_2`."""
+    """Make the names unique: `sum`, `sum_2`."""
     found: dict[str, None] = {}
     newest: dict[str, int] = {}
     for name in names:
-        # From where the last column of that name ended: thousands of equal names take no time of their square.
+        # Continue after the last number used for this name, so that thousands of equal names do not take quadratic time.
         for number in count(newest.get(name, 1)):
             unique = name if number == 1 else f"{name}_{number}"
             if unique not in found:

@@ -1,7 +1,7 @@
-"""Replay: what is left of the records of many changelogs, found on arrays instead of record by record.
+"""Replay: the surviving records of many changelogs, computed on arrays instead of record by record.
 
-Belongs here: which record of a key wins, and the order of keys. What a record looks like is `changelog`'s business; what
-becomes of those that are left, the engine's.
+This module decides which record of a key wins, and the order of keys. `changelog` defines the records; the engine
+applies the survivors.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from statestore.format.changelog import Changes
 from statestore.format.ragged import Counts, as_numpy, gather
 
 _LONGEST_KEY_OF_WORDS_BYTES = 64
-"""Longer keys are left to Arrow: a column of words for each eight bytes of the longest one would cost too much."""
+"""Arrow sorts longer keys: a column of words for every eight bytes of the longest key would cost too much."""
 
 _RECORD_BYTES = 100
-"""What sorting takes for each record, beside its plain bytes."""
+"""Bytes that sorting needs per record, in addition to its plain bytes."""
 
 
 class Window:
-    """Records of successive changelogs, gathered until they would take `memory_bytes` to sort; one piece at least."""
+    """Records of successive changelogs, collected until sorting them would take `memory_bytes`; at least one piece."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
@@ -34,23 +34,23 @@ class Window:
         self._records = 0
 
     def add(self, changes: Changes) -> None:
-        """Take changes in that come after all others."""
+        """Add changes that follow all earlier ones."""
         if len(changes):
             self._pieces.append(changes.behind(self._buffer))
             self._records += len(changes)
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound is reached."""
+        """Whether the memory limit is reached."""
         return len(self._buffer) + _RECORD_BYTES * self._records >= self._memory_bytes
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def survivors(self) -> Changes:
-        """The last record of each key, deletions too, in the order of their keys' bytes. Leaves the window empty."""
+        """Return the last record of each key, including deletes, in the byte order of the keys. Empties the window."""
         columns = zip(*(piece.columns for piece in self._pieces), strict=True)
-        # Eight bytes longer than the records are: see `_words`.
+        # Eight bytes of padding after the records: see `_words`.
         self._buffer += bytes(8)
         changes = Changes(self._buffer, *map(np.concatenate, columns))
         self._begin()
@@ -58,7 +58,8 @@ class Window:
 
 
 def _last_of_each_key(changes: Changes) -> Counts:
-    """The places of the records that win, in key order. Both sorts are stable: the last of equal keys is the newest."""
+    """Return the places of the winning records, in key order. Both sorts are stable: the last of equal keys is the
+    newest."""
     order: Counts
     if changes.key_length.max() > _LONGEST_KEY_OF_WORDS_BYTES:
         keys = gather(np.frombuffer(changes.buffer, np.uint8), changes.key_start, changes.key_length).to_arrow()
@@ -67,7 +68,7 @@ def _last_of_each_key(changes: Changes) -> Counts:
         order = as_numpy(places.buffers()[1], np.dtype(np.uint64)).astype(np.int64)
         same = as_numpy(pc.equal(keys[:-1], keys[1:]).cast("uint8").buffers()[1], np.dtype(np.bool_))
     else:
-        # Keys that differ only in zeros at their end have the same words: the shorter one is the smaller.
+        # Keys that differ only in trailing zeros have the same words; the shorter key sorts first.
         columns = _packed([*_words(changes), changes.key_length.astype(np.uint64)])
         order = np.lexsort(columns[::-1]) if columns else np.arange(len(changes))
         same = np.ones(len(changes) - 1, np.bool_)
@@ -79,7 +80,8 @@ def _last_of_each_key(changes: Changes) -> Counts:
 
 
 def _packed(columns: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Columns that order rows as these do, as few as may be: neighbours share one where what varies in them fits."""
+    """Return as few columns as possible with the same row order. Adjacent columns share one if their varying bits fit
+    into 64."""
     packed: list[np.ndarray] = []
     free_bits = 0
     for column in columns:
@@ -97,8 +99,9 @@ def _packed(columns: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _words(changes: Changes) -> Iterator[np.ndarray]:
-    """The keys as columns of uint64, eight bytes each, big-endian: numbers sort as bytes do. Short keys end in zeros."""
-    # Every eight bytes of the buffer, wherever they begin. The last word of the last key may reach over the records' end.
+    """Yield the keys as uint64 columns of eight bytes each. Big-endian, so that numbers sort as bytes do. Short keys
+    are padded with zeros."""
+    # Eight bytes from every byte of the buffer. The last word of the last key may extend past the records' end.
     eights = np.ndarray(len(changes.buffer) - 7, "V8", changes.buffer, strides=1)
     for offset in range(0, int(changes.key_length.max()), 8):
         places = np.minimum(changes.key_start + offset, len(eights) - 1)

@@ -1,11 +1,11 @@
-"""RocksDB's options file, of which a snapshot's is read and never handed to RocksDB.
+"""RocksDB's options file. The file of a snapshot is parsed here and never passed to RocksDB.
 
     [Version]  [DBOptions]  [CFOptions "<family>"]  [TableOptions/BlockBasedTable "<family>"]      sections
       <name>=<value>                                                                              lines
 
 Options such as `wal_dir` and `db_log_dir` let RocksDB delete and write files in any directory. Therefore only two facts
-are taken: which column families there are, and whether the merge operator is StringAppend. The delimiter is in Spark's
-offset log (`rocksdb.mergeOperatorVersion`); RocksDB before 9 does not write it.
+are read: the column families, and whether the merge operator is StringAppend. The delimiter comes from Spark's offset
+log (`rocksdb.mergeOperatorVersion`); RocksDB before 9 does not write it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HINT = "load an older version, or take a new snapshot with Spark"
 
 
 def require_string_append(data: bytes, path: str) -> None:
-    """Raises `UnknownFormatVersion` unless the file describes one column family that merges with StringAppend."""
+    """Raise `UnknownFormatVersion` unless the file describes one column family with the merge operator StringAppend."""
     section = family = ""
     families: set[str] = set()
     operators: set[str] = set()
@@ -39,17 +39,21 @@ def require_string_append(data: bytes, path: str) -> None:
     if families != {_FAMILY}:
         shown = ", ".join(sorted(families)) or "none"
         raise UnknownFormatVersion(
-            f"column families of RocksDB: {shown[:200]}; known is default", path=path, hint=_HINT
+            f"the snapshot has the RocksDB column families {shown[:200]}; only `default` is supported",
+            path=path,
+            hint=_HINT,
         )
     if not operators or not all(map(_STRING_APPEND.fullmatch, operators)):
-        # With another operator, or none, lists are read and written wrongly.
-        raise UnknownFormatVersion("names no StringAppend as its merge operator", path=path, hint=_HINT)
+        # Another merge operator, or none, would read and write lists incorrectly.
+        raise UnknownFormatVersion(
+            "the merge operator in the options is not StringAppend; lists cannot be read", path=path, hint=_HINT
+        )
 
 
 def string_append_options(delimiter: bytes) -> str:
-    """An options file that sets the merge operator and nothing else. A delimiter is empty or one of `_DELIMITERS`."""
+    """Return an options file that sets only the merge operator. The delimiter is one of `_DELIMITERS`."""
     if delimiter not in _DELIMITERS:
-        raise ValueError(f"{delimiter!r} is no delimiter of Spark's")
+        raise ValueError(f"{delimiter!r} is not a delimiter of Spark")
     return (
         "[Version]\n  rocksdb_version=9.8.4\n  options_file_version=1.1\n"
         "[DBOptions]\n"

@@ -1,10 +1,10 @@
-"""Checksums of single records, which a query may be told to keep (`spark.sql.streaming.stateStore.rowChecksum.enabled`).
+"""Checksums of single records, an option of a query (`spark.sql.streaming.stateStore.rowChecksum.enabled`).
 
-    put, merge      key, value = int32 CRC32C(key, value), int32 length, value       it stays so in the database
+    put, merge      key, value = int32 CRC32C(key, value), int32 length, value       stored unchanged in the database
     delete          key = int32 CRC32C(key), key                                     the database gets the bare key
     delete-range    begin, end as a value                                            the database gets the bare end
 
-All integers little-endian.
+All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEAD_BYTES = 8
 
 
 def verified(changes: Changes, path: str) -> Changes:
-    """The records as the database gets them. Raises `CorruptFile` for one that its checksum does not fit."""
+    """Verify the checksums; return the records as the database stores them. Raises `CorruptFile` for a mismatch."""
     buffer = memoryview(changes.buffer)
     key_start, key_length, value_start, value_length = (column.copy() for column in changes.columns)
     kinds = changes.kinds if changes.kinds is not None else np.where(value_length < 0, Kind.DELETE, Kind.PUT)
@@ -41,7 +41,7 @@ def verified(changes: Changes, path: str) -> Changes:
                 value_length[place] -= _HEAD_BYTES
         if not is_right:
             raise CorruptFile(
-                f"wrong checksum of the record whose key begins with {bytes(key[:24]).hex()}",
+                f"the record whose key starts with {bytes(key[:24]).hex()} does not match its checksum",
                 path=path,
                 hint="restore the file from a backup, or load an older version",
             )
@@ -49,7 +49,7 @@ def verified(changes: Changes, path: str) -> Changes:
 
 
 def checksum(*pieces: memoryview | bytes) -> int:
-    """The CRC32C of the pieces, one behind the other."""
+    """Return the CRC32C of the concatenated pieces."""
     found = 0
     for piece in pieces:
         found = google_crc32c.extend(found, bytes(piece))

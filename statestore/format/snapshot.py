@@ -1,15 +1,16 @@
-"""Snapshots: a zip that holds RocksDB's small files and names the SSTs of one whole version.
+"""Snapshots: a zip with RocksDB's small files and the names of the SSTs of one whole version.
 
     <version>_<id>.zip      CURRENT, MANIFEST-*, OPTIONS-*, *.log (empty), metadata
     SSTs/<n>-<uuid>.sst     shared between snapshots, named by `metadata`
     logs/<n>-<uuid>.log     the same, of archived write-ahead logs
 
-`metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip holds no lineage: bodies of
-V1 and V2 are the same, only the name differs.
+`metadata` is a line `v1` (`v2` in structure V2 of Spark 4.0) and one JSON object. The zip has no lineage: V1 and V2
+differ only in the file name.
 
-Archived write-ahead logs are in the format and in Spark's tests of it, not in what a query writes: RocksDB's `Checkpoint`,
-by which Spark captures a database, takes none along, and Spark switches the log off. No load reads them: RocksDB recovers
-from the logs of its own folder alone. But Spark wants each that a snapshot names to be there, in its size.
+Archived write-ahead logs are part of the format and of Spark's tests, but queries do not write them: RocksDB's
+`Checkpoint`, with which Spark captures a database, excludes them, and Spark disables the log. No load reads them,
+because RocksDB recovers only from the logs in its own folder. But Spark requires that each log named by a snapshot
+exists with the stated size.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from statestore.format.rocksdb_options import require_string_append
 from statestore.format.untrusted import BAD_VALUES, MOST_JSON_BYTES, parsed_json
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
-"""What the small files of a snapshot may take together; a MANIFEST of tens of thousands of SSTs stays far below."""
+"""Maximum total size of a snapshot's small files. A MANIFEST of tens of thousands of SSTs is far smaller."""
 
 _MAX_ENTRIES = 1000
 _ENTRY = b"PK\x01\x02"
-"""What an entry begins with in the directory of a zip, which `zipfile` reads as a whole."""
+"""The first bytes of an entry in the directory of a zip. `zipfile` reads the directory as a whole."""
 
 _METADATA = "metadata"
 _TABLE_NAME, _LOG_NAME = "dfsSstFileName", "dfsLogFileName"
@@ -47,7 +48,7 @@ _DFS_TABLE = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.sst")
 _LOCAL_LOG = re.compile(r"[0-9]{1,20}\.log")
 _DFS_LOG = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.log")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
-"""What `zipfile` raises over bytes that are no zip; NotImplementedError is a RuntimeError."""
+"""The errors of `zipfile` for invalid zips; NotImplementedError is a RuntimeError."""
 
 _PIECE_BYTES = 1024 * 1024
 
@@ -60,8 +61,8 @@ _HINT = "load an older version, or take a new snapshot"
 
 @dataclass(frozen=True)
 class TableFile:
-    """An SST of a snapshot, or an archived log: its name inside the local RocksDB, its name under `SSTs/` or `logs/`, and
-    its size."""
+    """An SST or archived log of a snapshot: its name in the local RocksDB, its name under `SSTs/` or `logs/`, its
+    size."""
 
     local_name: str
     dfs_name: str
@@ -70,11 +71,11 @@ class TableFile:
 
 @dataclass(frozen=True)
 class SnapshotMetadata:
-    """What a snapshot's `metadata` says. `key_count` -1 means that nobody counted.
+    """The `metadata` of a snapshot. `key_count` is -1 if the keys were not counted.
 
-    `column_families` is the mapping of names to ids, empty for a store without; it exists in snapshots only, as do
-    `internal_families` (name -> whether Spark keeps it for itself) and `largest_family_id`. `archived_logs` hold nothing
-    that the tables do not.
+    `column_families` maps names to ids; it is empty for a store without column families. It exists only in snapshots,
+    as do `internal_families` (name -> whether it is internal to Spark) and `largest_family_id`. `archived_logs` have no
+    content that the tables lack.
     """
 
     header: str
@@ -88,16 +89,17 @@ class SnapshotMetadata:
 
     @property
     def named_files(self) -> tuple[TableFile, ...]:
-        """All files beside the zip that Spark does not load it without."""
+        """All files beside the zip that Spark requires to load it."""
         return self.tables + self.archived_logs
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot's zip, unpacked: the small files by name, and what `metadata` says. `is_ours`: not written by Spark.
+    """The unpacked zip of a snapshot: the small files by name, and `metadata`. `is_ours`: written by Statekeeper, not
+    by Spark.
 
-    `digest`: in a root of our own in structure V1, of which version of its number it is; it is the zip's comment, which
-    Spark does not look at.
+    `digest`: in a root of Statekeeper with structure V1, the digest of the version. It is the zip's comment, which
+    Spark ignores.
     """
 
     files: dict[str, bytes]
@@ -106,40 +108,47 @@ class Snapshot:
     digest: str | None = None
 
     def is_of(self, version: VersionId) -> bool:
-        """Whether it is of that version, and not of another one of the same number; where nothing is told, it is."""
+        """Return whether this is a snapshot of that version, not of another one with the same number; True if a digest
+        is missing."""
         return version.digest is None or self.digest in (None, version.digest)
 
 
 def rocksdb_files(snapshot: Snapshot, path: str) -> dict[str, bytes]:
-    """The files of a zip that RocksDB may open, by name: CURRENT and the MANIFEST that it names. Neither holds a path.
+    """Return the files of a zip that RocksDB may open, by name: CURRENT and the MANIFEST that it names. Neither
+    contains a path.
 
-    The other files stay out: RocksDB takes paths from OPTIONS (`rocksdb_options`), and applies what is in a log, which
-    Spark leaves empty. For a store with column families the options must name StringAppend. Raises `CorruptFile`,
+    The other files are excluded: RocksDB takes paths from OPTIONS (`rocksdb_options`) and applies the records of a log,
+    which Spark leaves empty. For a store with column families the options must name StringAppend. Raises `CorruptFile`,
     `UnknownFormatVersion`.
     """
     current = snapshot.files["CURRENT"]
     manifest = current.decode("ascii", "replace").rstrip("\n")
     if not _CURRENT.fullmatch(current) or manifest not in snapshot.files:
-        raise CorruptFile(f"CURRENT names {current[:40]!r}, which the zip does not hold", path=path, hint=_HINT)
+        raise CorruptFile(f"CURRENT names {current[:40]!r}, which is not in the zip", path=path, hint=_HINT)
     if logged := [name for name, body in snapshot.files.items() if name.endswith(".log") and body]:
-        raise CorruptFile(f"{logged[0]} has records; Spark writes no write-ahead log", path=path, hint=_HINT)
+        raise CorruptFile(
+            f"the write-ahead log {logged[0]} has records; in Spark's snapshots it is empty", path=path, hint=_HINT
+        )
     if snapshot.metadata.column_families:
         options = [name for name in snapshot.files if name.startswith("OPTIONS-")]
         if not options:
-            raise CorruptFile("a snapshot with column families and without OPTIONS", path=path, hint=_HINT)
+            raise CorruptFile("the snapshot has column families but no OPTIONS file", path=path, hint=_HINT)
         for name in options:
             require_string_append(snapshot.files[name], f"{path}/{name}")
     return {name: snapshot.files[name] for name in ("CURRENT", manifest)}
 
 
 def is_small_file(name: str) -> bool:
-    """Whether RocksDB's file of that name goes into the zip itself."""
+    """Return whether RocksDB's file of that name goes into the zip."""
     return _SMALL_FILE.fullmatch(name) is not None
 
 
 def read_snapshot(data: bytes, path: str) -> Snapshot:
-    """Unpack a snapshot's zip. Names and sizes in it are not trusted: none escapes its folder, none allocates more than
-    `MAX_UNPACKED_BYTES` in all. Raises `CorruptFile`, or `UnknownFormatVersion`."""
+    """Unpack the zip of a snapshot. Raises `CorruptFile`, or `UnknownFormatVersion`.
+
+    Names and sizes in the zip are not trusted: no file leaves its folder, and all files take at most
+    `MAX_UNPACKED_BYTES`.
+    """
     files: dict[str, bytes] = {}
     left = MAX_UNPACKED_BYTES
     times = set()
@@ -150,46 +159,57 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
             comment = archive.comment.decode("ascii", "replace")
             for entry in archive.infolist():
                 if entry.filename != _METADATA and not is_small_file(entry.filename):
-                    raise CorruptFile(f"a file that no snapshot holds: {entry.filename!r}", path=path, hint=_HINT)
+                    raise CorruptFile(
+                        f"the zip has a file that is not part of a snapshot: {entry.filename!r}", path=path, hint=_HINT
+                    )
                 if entry.filename in files:
-                    raise CorruptFile(f"two files {entry.filename!r}", path=path, hint=_HINT)
-                # Java writes deflate. The other methods' headers choose how much memory is taken.
+                    raise CorruptFile(f"the zip has two files {entry.filename!r}", path=path, hint=_HINT)
+                # Java writes deflate. The headers of other methods determine how much memory they take.
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise CorruptFile(f"compression method {entry.compress_type}", path=path, hint=_HINT)
+                    raise CorruptFile(
+                        f"the zip uses the unsupported compression method {entry.compress_type}", path=path, hint=_HINT
+                    )
                 left -= entry.file_size
                 if left < 0:
-                    raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
+                    raise CorruptFile(
+                        f"the zip unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT
+                    )
                 if entry.filename == _METADATA and entry.file_size > MOST_JSON_BYTES:
-                    raise CorruptFile(f"metadata of {entry.file_size:,} bytes", path=path, hint=_HINT)
+                    raise CorruptFile(
+                        f"the metadata has {entry.file_size:,} bytes, above the limit of {MOST_JSON_BYTES:,}",
+                        path=path,
+                        hint=_HINT,
+                    )
                 files[entry.filename] = _unpacked(archive, entry, path)
                 times.add(entry.date_time)
     except _BAD_ZIP as error:
-        raise CorruptFile(f"not a whole zip: {error}", path=path, hint=_HINT) from error
+        raise CorruptFile(f"the zip is damaged or truncated: {error}", path=path, hint=_HINT) from error
     metadata = _parse_metadata(files.pop(_METADATA, None), path)
     if "CURRENT" not in files:
-        raise CorruptFile("a snapshot without CURRENT", path=path, hint=_HINT)
+        raise CorruptFile("the snapshot has no file CURRENT", path=path, hint=_HINT)
     return Snapshot(files, metadata, times == {_NO_TIME}, comment if is_checkpoint_id(comment) else None)
 
 
 def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> bytes:
-    """The bytes of an entry. Not `ZipFile.read`: it unpacks up to 2 GiB before it looks at the claimed size."""
+    """Return the bytes of an entry. `ZipFile.read` would unpack up to 2 GiB before it checks the declared size."""
     pieces = []
     with archive.open(entry) as packed:
         while piece := packed.read(_PIECE_BYTES):
             pieces.append(piece)
     body = b"".join(pieces)
-    # zipfile cuts what is longer than claimed, and says nothing of what is shorter.
+    # zipfile truncates longer content silently, and accepts shorter content.
     if len(body) != entry.file_size:
         raise CorruptFile(
-            f"{entry.filename} has {len(body):,} bytes and claims {entry.file_size:,}", path=path, hint=_HINT
+            f"{entry.filename} has {len(body):,} bytes, but the zip declares {entry.file_size:,}", path=path, hint=_HINT
         )
     return body
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds an entry by its name, in any order."""
+    """Return the bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds entries by name, in any
+    order."""
     metadata = snapshot.metadata
-    # Spark leaves out what a snapshot has none of.
+    # Spark omits empty lists of logs.
     logs = {"logFiles": _encode_files(metadata.archived_logs, _LOG_NAME)} if metadata.archived_logs else {}
     fields = {
         "sstFiles": _encode_files(metadata.tables, _TABLE_NAME),
@@ -205,7 +225,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.comment = (snapshot.digest or "").encode()
         for name, content in (*sorted(snapshot.files.items()), (_METADATA, body)):
-            # Not the clock's time: bytes that depend on nothing else can be sent again after a lost reply.
+            # A constant time, so that the bytes are the same when they are sent again after a lost reply.
             time = _NO_TIME if snapshot.is_ours else _NOT_OURS
             archive.writestr(zipfile.ZipInfo(name, time), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
@@ -213,10 +233,12 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
     if body is None:
-        raise CorruptFile("a snapshot without metadata", path=path, hint=_HINT)
+        raise CorruptFile("the snapshot has no metadata", path=path, hint=_HINT)
     header, _, rest = body.partition(b"\n")
     if header not in (b"v1", b"v2"):
-        raise UnknownFormatVersion(f"snapshot metadata {header[:20]!r}: known are v1 and v2", path=path)
+        raise UnknownFormatVersion(
+            f"snapshot metadata version {header[:20]!r} is not supported (supported: v1 and v2)", path=path, hint=_HINT
+        )
     try:
         fields = parsed_json(rest)
         metadata = SnapshotMetadata(
@@ -230,13 +252,15 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
             _parse_files(fields.get("logFiles") or (), _LOG_NAME),
         )
     except BAD_VALUES as error:
-        raise CorruptFile("metadata is not the JSON that it should be", path=path, hint=_HINT) from error
+        raise CorruptFile("the metadata is not valid JSON of Spark's form", path=path, hint=_HINT) from error
     numbers = [*metadata.column_families.values(), metadata.largest_family_id]
     if not all(0 <= number <= _LARGEST_FAMILY for number in numbers):
-        raise CorruptFile(f"column families of the numbers {numbers[:8]}", path=path, hint=_HINT)
+        raise CorruptFile(f"column family ids out of range: {numbers[:8]}", path=path, hint=_HINT)
     counts = (metadata.key_count, metadata.internal_key_count)
     if not all(-1 <= count < _LARGEST_COUNT for count in counts):
-        raise CorruptFile(f"{counts[0]:,} keys, of which Spark keeps {counts[1]:,} for itself", path=path, hint=_HINT)
+        raise CorruptFile(
+            f"impossible key counts: {counts[0]:,} keys, {counts[1]:,} internal keys", path=path, hint=_HINT
+        )
     _require_names(metadata.tables, _LOCAL_TABLE, _DFS_TABLE, path)
     _require_names(metadata.archived_logs, _LOCAL_LOG, _DFS_LOG, path)
     return metadata
@@ -255,8 +279,12 @@ def _parse_files(files: Iterable[Any], dfs_field: str) -> tuple[TableFile, ...]:
 def _require_names(files: Sequence[TableFile], local: re.Pattern[str], dfs: re.Pattern[str], path: str) -> None:
     for file in files:
         if not (local.fullmatch(file.local_name) and dfs.fullmatch(file.dfs_name)):
-            raise CorruptFile(f"impossible table names {file.local_name!r}, {file.dfs_name!r}", path=path, hint=_HINT)
+            raise CorruptFile(
+                f"the metadata has invalid file names: {file.local_name!r}, {file.dfs_name!r}", path=path, hint=_HINT
+            )
         if file.size_bytes < 0:
-            raise CorruptFile(f"{file.dfs_name} has {file.size_bytes} bytes", path=path, hint=_HINT)
+            raise CorruptFile(
+                f"the metadata declares a size of {file.size_bytes} bytes for {file.dfs_name}", path=path, hint=_HINT
+            )
     if len({file.local_name for file in files}) < len(files):
-        raise CorruptFile("two tables of one name", path=path, hint=_HINT)
+        raise CorruptFile("the metadata has two files with the same name", path=path, hint=_HINT)

@@ -1,4 +1,4 @@
-"""The Sparks that write checkpoints and go on from them: how to tell them apart, and where what they read differs."""
+"""The Spark releases that write and read checkpoints: how to tell them apart, and where their formats differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 _KEY_ORDER = "spark.sql.dropDuplicates.deterministicKeyOrder.enabled"
 
 RETAINED_VERSIONS = 100
-"""So many versions Spark's clean-up keeps, unless it is told otherwise (spark.sql.streaming.minBatchesToRetain): the
-checkpoint does not tell."""
+"""Number of versions that Spark's cleanup keeps by default (spark.sql.streaming.minBatchesToRetain). The checkpoint
+does not record this conf."""
 
 
 class Spark(Enum):
@@ -26,21 +26,22 @@ class Spark(Enum):
 
     @property
     def knows_v2(self) -> bool:
-        """Whether there is structure V2 in it."""
+        """Whether this release supports structure V2."""
         return self is not Spark.V3_5
 
     @property
     def header(self) -> str:
-        """Of the metadata in snapshots of structure V2. 4.0 writes and reads its own; the others refuse it (`Expected v1,
-        but found v2`), as it does theirs."""
+        """The header of `metadata` in snapshots of structure V2. 4.0 reads and writes only its own header, and the
+        other releases reject it (`Expected v1, but found v2`)."""
         return "v2" if self is Spark.V4_0 else "v1"
 
 
 def writers(conf: Mapping[str, str]) -> tuple[Spark, ...]:
-    """Which Sparks may have written a batch, by the confs in its offset log: each release puts in all that it knows, also
-    for a query that began with an older one. 4.0 and 4.1 write the same: `with_checksums` tells them apart.
+    """Return the releases that may have written a batch, by the confs in its offset log.
 
-    One older than 3.5 is taken for 3.5, one newer than 4.3 for 4.3. (Seen by running each.)
+    Each release adds all confs that it knows, also for a query that was first started with an older release. 4.0 and
+    4.1 write the same confs: `with_checksums` tells them apart. A release before 3.5 is reported as 3.5, one after 4.3
+    as 4.3. (Observed by running each release.)
     """
     if ENCODING not in conf:
         return (Spark.V3_5,)
@@ -50,6 +51,6 @@ def writers(conf: Mapping[str, str]) -> tuple[Spark, ...]:
 
 
 def with_checksums(found: tuple[Spark, ...]) -> tuple[Spark, ...]:
-    """Which of these puts sidecars beside changelogs: 4.0 has none. They can be switched off, so that nothing follows from
-    there being none."""
+    """Filter the releases that write sidecars beside changelogs: all but 4.0. Sidecars can be disabled, so their
+    absence proves nothing."""
     return tuple(spark for spark in found if spark is not Spark.V4_0)

@@ -1,7 +1,7 @@
-"""What of a query's confs its state's bytes depend on, as its offset log pins them.
+"""The confs of a query that determine the bytes of its state, as its offset log records them.
 
-Spark writes these confs into `offsets/N` when a query first starts, and obeys them from then on, whatever a later session
-or a later Spark would choose. So they are read there, never guessed by version.
+Spark writes these confs into `offsets/N` when a query first starts, and then uses them regardless of later sessions or
+releases. So they are read from the log and never guessed from the version.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 _DELIMITERS = {"1": b",", "2": b""}
 
 UNSAFE_ROW = "unsaferow"
-"""Rows as `unsafe_row` reads them; what a query has that names no encoding."""
+"""Rows as `unsafe_row` decodes them; the default of queries that name no encoding."""
 
 
 @dataclass(frozen=True)
 class StateConf:
-    """`merge_delimiter` stands between what is merged into one value; `row_checksums`: whether every record has one;
-    `encoding`: how rows become bytes, in Spark's word; `written_by`: the Sparks that may have written this."""
+    """The confs of the state.
+
+    `merge_delimiter` separates merged values; `row_checksums`: whether every record has a checksum; `encoding`: how
+    rows are encoded, by Spark's name; `written_by`: the releases that may have written the state.
+    """
 
     merge_delimiter: bytes = b""
     row_checksums: bool = False
@@ -32,36 +35,46 @@ class StateConf:
 
 
 def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
-    """How many partitions a query's stateful operators have, those that have not just one; None where the log does not say.
+    """Return the number of partitions of a query's stateful operators, except those that have only one; None if the log
+    lacks it.
 
-    The query keeps to what it began with. Raises `CorruptFile` for what is no such number.
+    The query keeps the number of its first start. Raises `CorruptFile` for an invalid number.
     """
     text = log.conf.get(SHUFFLE_PARTITIONS)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 0 < int(text) <= MOST_PARTITIONS):
-        raise CorruptFile(f"{SHUFFLE_PARTITIONS} is {text[:40]!r}", path=path, hint="restore the file from a backup")
+        raise CorruptFile(
+            f"{SHUFFLE_PARTITIONS} has the invalid value {text[:40]!r}",
+            path=path,
+            hint="restore the file from a backup",
+        )
     return int(text)
 
 
 OURS = StateConf()
-"""Of our own roots."""
+"""The confs of Statekeeper's roots."""
 
 
 def state_conf(log: OffsetLog, path: str) -> StateConf:
-    """The confs of a query's state. Raises `UnknownFormatVersion` for a state store that is not RocksDB, or for a way to
-    merge that this release does not know."""
+    """Return the confs of a query's state. Raises `UnknownFormatVersion` for a state store other than RocksDB, or an
+    unknown merge operator."""
     provider = log.conf.get(PROVIDER, "")
     if provider != ROCKSDB_PROVIDER:
         raise UnknownFormatVersion(
-            f"the query's state store is {provider.rpartition('.')[2] or 'not named'}, this release knows Spark's RocksDB",
+            f"the query's state store provider is {provider.rpartition('.')[2] or 'not named'}; "
+            "Statekeeper supports only Spark's RocksDB provider",
             path=path,
-            hint=f"queries that start with {PROVIDER}={ROCKSDB_PROVIDER} can be maintained",
+            hint=f"start the query with {PROVIDER}={ROCKSDB_PROVIDER} and a new checkpoint",
         )
-    # Spark before 4.2 has no such conf, and merges with the comma; a query that began there stays with it.
+    # Spark before 4.2 lacks this conf and merges with a comma. A query that was first started there keeps the comma.
     version = log.conf.get(MERGES, "1")
     if version not in _DELIMITERS:
-        raise UnknownFormatVersion(f"{MERGES} is {version}: known are 1 and 2", path=path, hint="nothing was changed")
+        raise UnknownFormatVersion(
+            f"{MERGES}={version} is not supported (supported: 1 and 2)",
+            path=path,
+            hint="upgrade Statekeeper; nothing was changed",
+        )
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
     encoding = log.conf.get(ENCODING, UNSAFE_ROW)
     return StateConf(_DELIMITERS[version], row_checksums, encoding, writers(log.conf))

@@ -1,10 +1,10 @@
-"""How rows of state become the keys and values of a store, in the layout that Spark's own reader understands.
+"""Encoding of state rows as keys and values of a store, in the layout of Spark's own reader.
 
     key      int32 LE 17 · version byte · UnsafeRow(key group) · version byte · UnsafeRow(key columns)
     value    version byte · UnsafeRow(value columns)
 
-The key group is a prefix column (`numColsPrefixKey` = 1), so that each group is one range of bytes: what rescaling by
-clip and ingest needs (FLIP-428). It is an int, which orders groups up to 255 only; see docs/decisions/001.
+The key group is a prefix column (`numColsPrefixKey` = 1), so that each group is one range of bytes, as rescaling by
+clip and ingest requires (FLIP-428). It is an int; its bytes sort correctly only up to 255. See docs/decisions/001.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _GROUP_AT = 4 + len(_ENCODING_VERSION) + 8
 
 
 def key_schema(columns: pa.Schema) -> pa.Schema:
-    """The schema of a store's key: the key group, then the key columns."""
+    """Return the schema of a store's key: the key group, then the key columns."""
     return pa.schema([KEY_GROUP, *columns])
 
 
 def encode_keys(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
-    """Keys of a store, one a row. `groups`: int32 of shape (rows,). Equal keys give equal bytes (-0.0, NaN)."""
+    """Encode the keys of a store, one per row. `groups`: int32 of shape (rows,). Equal keys give equal bytes (-0.0,
+    NaN)."""
     head = np.zeros((len(groups), _HEAD_BYTES), dtype=np.uint8)
     head[:, :4] = np.frombuffer(struct.pack("<i", _PREFIX_BYTES), dtype=np.uint8)
     head[:, _GROUP_AT : _GROUP_AT + 4] = groups.astype("<i4").view(np.uint8).reshape(-1, 4)
@@ -43,38 +44,38 @@ def encode_keys(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
 
 
 def encode_bare_keys(columns: pa.Table) -> pa.LargeBinaryArray:
-    """Keys without their key group: what is left of `encode_keys` when the head is cut off."""
+    """Encode keys without their key group: the result of `encode_keys` without the head."""
     return encode_rows(normalise_keys(columns))
 
 
 def bare_keys(keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """A store's keys without their heads, to be compared with `encode_bare_keys`."""
-    # Without an end Arrow computes a negative size for short keys (seen in 26.0: "Negative buffer resize").
+    """Cut the heads off a store's keys, for comparison with `encode_bare_keys`."""
+    # If the end is omitted, Arrow computes a negative size for short keys (seen in 26.0: "Negative buffer resize").
     return pc.binary_slice(keys, _HEAD_BYTES, _NO_KEY_IS_LONGER)
 
 
 def decode_keys(keys: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
-    """The key columns of a store's keys. Raises `CorruptFile`."""
+    """Decode the key columns of a store's keys. Raises `CorruptFile`."""
     return decode_rows(keys, columns, skip=_HEAD_BYTES)
 
 
 def group_prefix(group: int) -> bytes:
-    """What all keys of a key group begin with."""
+    """Return the bytes that all keys of a key group start with."""
     return struct.pack("<i", _PREFIX_BYTES) + _ENCODING_VERSION + _PREFIX_ROW.pack(0, group)
 
 
 def key_group(key: bytes) -> int:
-    """The key group of a store's key."""
+    """Return the key group of a store's key."""
     if len(key) < _HEAD_BYTES:
-        raise CorruptFile(f"a key of {len(key)} bytes has no key group")
+        raise CorruptFile(f"a key has {len(key)} bytes, too few for a key group")
     return int(struct.unpack_from("<i", key, _GROUP_AT)[0])
 
 
 def encode_values(columns: pa.Table) -> pa.LargeBinaryArray:
-    """Values of a store, one a row."""
+    """Encode the values of a store, one per row."""
     return encode_rows(columns, head=_ENCODING_VERSION)
 
 
 def decode_values(values: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
-    """The value columns of a store's values. Raises `CorruptFile`."""
+    """Decode the value columns of a store's values. Raises `CorruptFile`."""
     return decode_rows(values, columns, skip=len(_ENCODING_VERSION))

@@ -1,4 +1,4 @@
-"""The two structures of a checkpoint: what the versions of its stores are called."""
+"""The two structures of a checkpoint, V1 and V2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
 class Structure(Enum):
-    """V1 names a version by its number; V2 by an id as well, which the commit log says (SPARK-49374).
+    """V1 identifies a version by its number; V2 also by an id in the commit log (SPARK-49374).
 
-    The newest commit decides what a checkpoint is; Spark's own confs do not (from 4.3 on), or must fit (before).
+    The newest commit determines the structure of a checkpoint. Spark's conf must match it before 4.3, and is ignored
+    from 4.3 on.
     """
 
     V1 = "v1"
@@ -18,10 +19,10 @@ class Structure(Enum):
 
     @property
     def conf(self) -> dict[str, str]:
-        """What a query of Spark's has to be started with."""
+        """The conf with which a Spark query must be started."""
         return {FORMAT_VERSION: self.value.removeprefix("v")}
 
     @property
     def other(self) -> Structure:
-        """The one that it is not."""
+        """The other structure."""
         return Structure.V1 if self is Structure.V2 else Structure.V2

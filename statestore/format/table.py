@@ -1,4 +1,4 @@
-"""The blocks of an SST (RocksDB's block-based table), for verifying every checksum in it without its database.
+"""The blocks of an SST (RocksDB's block-based table), to verify each of its checksums without its database.
 
     data block ... | meta blocks: filter, properties, ... | metaindex, index | footer (53 bytes)
     block = contents, 1 byte: compression type, 4 bytes: checksum
@@ -8,10 +8,10 @@
     index       last key of each data block -> handle, as a difference from the handle before it
     properties  among others how the index is encoded
 
-RocksDB compares a block's checksum when it reads the block, and a scan reads no filter. Here each block is compared, and
-the blocks have to cover the file to its last byte, so that no block can be missed. Known are format versions up to 5, as
-Spark and this library write them; of a table that is encoded otherwise nothing is claimed: `NotVerified`.
-Source: RocksDB 9.8, `table/format.cc`, `table/block_based/block.cc`.
+RocksDB verifies a block's checksum when it reads the block, and a scan reads no filter. This module verifies each
+block, and requires that the blocks cover the file to its last byte, so that no block is missed. It supports format
+versions up to 5, which Spark and this library write; other encodings raise `NotVerified`. Source: RocksDB 9.8,
+`table/format.cc`, `table/block_based/block.cc`.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _FLAT_INDEXES = (0, 1)
 _CODECS = {1: "snappy", 4: "lz4_raw", 5: "lz4_raw", 7: "zstd"}
 _PACKED_WITHOUT_SIZE = ("snappy",)
 _BAD = (IndexError, ValueError, struct.error, pa.ArrowException, OverflowError)
-"""What decoding bytes raises that are not what they should be. Their checksum fits, so the encoding is not known."""
+"""The errors of decoding invalid bytes. Their checksum matches, so the encoding is unknown."""
 
 
 class NotVerified(Exception):
-    """The table is encoded in a way that is not known here; whether it is damaged is not said."""
+    """The encoding of the table is not supported. The table may be intact or damaged."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """Where a block is in its file; its trailer follows."""
+    """The position of a block in its file; the block's trailer follows."""
 
     offset: int
     size: int
 
     @property
     def end(self) -> int:
-        """Where the next block begins."""
+        """The start of the next block."""
         return self.offset + self.size + _TRAILER.size
 
 
@@ -72,9 +72,9 @@ class Footer:
 
 
 def require_whole(table: Readable, path: str) -> int:
-    """Compare the checksum of each block of a table; how many blocks there are.
+    """Verify the checksum of each block of a table; return the number of blocks.
 
-    Raises `CorruptFile` with the first block that its checksum does not fit, `NotVerified`.
+    Raises `CorruptFile` for the first block that does not match its checksum, and `NotVerified`.
     """
     footer = read_footer(table[-FOOTER_BYTES:], len(table), path)
     blocks = _Blocks(table, footer.checksum_type, path)
@@ -97,28 +97,33 @@ def require_whole(table: Readable, path: str) -> int:
 
 
 def read_footer(end: bytes, size_bytes: int, path: str) -> Footer:
-    """The footer in the last bytes of a table that has so many. Raises `CorruptFile`, `NotVerified`."""
+    """Parse the footer from the last bytes of a table of `size_bytes`. Raises `CorruptFile`, `NotVerified`."""
     if len(end) < FOOTER_BYTES:
-        raise CorruptFile(f"is no SST: it has {size_bytes:,} bytes", path=path)
+        raise CorruptFile(f"the file is not an SST: it has only {size_bytes:,} bytes", path=path)
     checksum_type, handles, version, magic = _FOOTER.unpack(end[-FOOTER_BYTES:])
     if magic != _MAGIC:
-        raise CorruptFile("is no SST: its footer has another magic number", path=path)
+        raise CorruptFile("the file is not an SST: the magic number in its footer is wrong", path=path)
     if not 0 < version <= _NEWEST_VERSION:
-        raise NotVerified(f"{path}: format version {version}")
+        raise NotVerified(f"{path}: format version {version} is not supported")
     try:
         metaindex, at = _handle(handles, 0)
         index, at = _handle(handles, at)
     except _BAD as error:
-        raise CorruptFile(f"its footer names no blocks: {error}", path=path) from error
+        raise CorruptFile(f"the footer of the SST has no valid block handles: {error}", path=path) from error
     for handle in (metaindex, index):
         if handle.end > size_bytes - FOOTER_BYTES:
-            raise CorruptFile(f"its footer names a block at byte {handle.offset:,}, beyond its end", path=path)
+            raise CorruptFile(
+                f"the footer of the SST names a block at byte {handle.offset:,}, beyond the end of the file", path=path
+            )
     return Footer(checksum_type, metaindex, index)
 
 
 def metas_begin(end: bytes, size_bytes: int, path: str) -> int:
-    """Where the meta blocks begin of a table that has so many bytes, by its last bytes: from there on is all that RocksDB
-    reads when it opens the table. Raises `CorruptFile`; `NotVerified` also when the last bytes are too few."""
+    """Return the start of the meta blocks in a table of `size_bytes`, from its last bytes. RocksDB reads everything
+    from there on when it opens the table.
+
+    Raises `CorruptFile`; `NotVerified` also if `end` has too few bytes.
+    """
     footer = read_footer(end, size_bytes, path)
     begin = size_bytes - len(end)
     try:
@@ -136,21 +141,21 @@ class _Blocks:
         self._table = table
         self._path = path
         if checksum_type not in _CHECKSUMS:
-            raise NotVerified(f"{path}: checksum type {checksum_type}")
+            raise NotVerified(f"{path}: checksum type {checksum_type} is not supported")
         self._checksum = _CHECKSUMS[checksum_type]
 
     def require_checksum(self, handle: Handle) -> None:
-        """Raises `CorruptFile`."""
+        """Raise `CorruptFile` if the block does not match its checksum."""
         table, end = self._table, handle.offset + handle.size
         (said,) = struct.unpack("<I", table[end + 1 : handle.end])
         if self._checksum(table[handle.offset : end], table[end]) != said:
             raise CorruptFile(
-                f"the checksum of the block at byte {handle.offset:,} ({handle.size:,} bytes) does not fit",
+                f"the block at byte {handle.offset:,} ({handle.size:,} bytes) does not match its checksum",
                 path=self._path,
             )
 
     def contents(self, handle: Handle) -> bytes:
-        """What a block holds, verified and unpacked."""
+        """Return the verified and unpacked contents of a block."""
         if handle.end > len(self._table) - FOOTER_BYTES:
             raise ValueError(f"a block at byte {handle.offset}, beyond the end")
         self.require_checksum(handle)
@@ -159,7 +164,7 @@ class _Blocks:
         return packed if kind == 0 else _unpacked(packed, _CODECS.get(kind, f"compression type {kind}"))
 
     def handles_of_metas(self, metaindex: Handle) -> Iterator[tuple[bytes, Handle]]:
-        """The meta blocks by their names, each verified."""
+        """Iterate over the meta blocks by name, each verified."""
         for name, value in _entries(self.contents(metaindex)):
             handle, _ = _handle(value, 0)
             if handle.end > len(self._table) - FOOTER_BYTES:
@@ -168,7 +173,7 @@ class _Blocks:
             yield name, handle
 
     def handles_of_data(self, index: Handle, metas: Mapping[bytes, Handle]) -> Iterator[Handle]:
-        """The data blocks."""
+        """Iterate over the data blocks."""
         properties = dict(_entries(self.contents(metas[_PROPERTIES]))) if _PROPERTIES in metas else {}
         (kind,) = struct.unpack("<I", properties.get(_INDEX_TYPE, bytes(4)))
         if kind not in _FLAT_INDEXES:
@@ -189,7 +194,8 @@ def _unpacked(packed: bytes, codec: str) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of a block: each key is what it shares with the one before, and the rest."""
+    """Iterate over the keys and values of a block. Each key is stored as the length shared with the previous key, and
+    the rest."""
     end, at, key = _end_of_entries(block), 0, b""
     while at < end:
         shared, at = _varint(block, at)
@@ -202,7 +208,8 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _delta_encoded(block: bytes) -> Iterator[Handle]:
-    """The handles of an index: at each restart a whole one, else how much its size differs from the one before it."""
+    """Iterate over the handles of an index. Each restart has a whole handle; other entries have the difference of its
+    size from the previous one."""
     end, at, before = _end_of_entries(block), 0, Handle(0, 0)
     while at < end:
         shared, at = _varint(block, at)
@@ -231,7 +238,7 @@ def _handle(data: bytes, at: int) -> tuple[Handle, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, and where the next thing begins."""
+    """Read a number in groups of seven bits; also return the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

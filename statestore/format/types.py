@@ -1,7 +1,7 @@
-"""Which Arrow types state may have, what Spark calls them, and Spark's schema JSON in both directions.
+"""The Arrow types that state may have, their Spark names, and Spark's schema JSON in both directions.
 
-What belongs here: names and widths of types. How values lie in a row is `unsafe_row`'s matter.
-Source: Spark's DataType.json (StructType, ArrayType, MapType) and UnsafeRow.isMutable.
+This module defines names and widths of types. `unsafe_row` defines how values are laid out in a row. Source: Spark's
+DataType.json (StructType, ArrayType, MapType) and UnsafeRow.isMutable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONG_DIGITS = 18
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TIMESTAMP_NTZ = pa.timestamp("us")
 
-# Arrow type, Spark's name, the machine type of its values. float16 and the like are missing because Spark has none.
+# Arrow type, Spark's name, the machine type of its values. Types that Spark lacks, such as float16, are missing.
 _ATOMIC: list[tuple[pa.DataType, str, type[np.generic] | None]] = [
     (pa.int8(), "byte", np.int8),
     (pa.int16(), "short", np.int16),
@@ -41,20 +41,20 @@ _ATOMIC: list[tuple[pa.DataType, str, type[np.generic] | None]] = [
 ]
 _NAMES = {arrow: name for arrow, name, _ in _ATOMIC}
 _MACHINE = {arrow: np.dtype(machine) for arrow, _, machine in _ATOMIC if machine is not None}
-# The first of two wins: string, not large_string.
+# The first of two entries wins: string, not large_string.
 _ARROW = {name: arrow for arrow, name, _ in reversed(_ATOMIC)}
 
 MOST_LEVELS = 100
-"""Of types in types. Decoding takes some frames of Python's stack for each."""
+"""Maximum nesting of types. Decoding uses several Python stack frames per level."""
 
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 
 
 def check_supported(schema: pa.Schema, *, key: bool = False, void: bool = False) -> None:
-    """Raises `UnsupportedType` for the first column, at any depth, that Spark's rows cannot hold.
+    """Raise `UnsupportedType` for the first column, at any depth, that Spark's rows cannot contain.
 
-    `key` also refuses maps: two equal maps may list their entries in another order, so their bytes do not tell
-    whether they are equal. `void` also takes columns that are null in every row, which Spark's own operators have.
+    `key` also rejects maps: two equal maps may have their entries in different order, so that their bytes differ.
+    `void` also accepts columns that are null in every row, which Spark's own operators have.
     """
     for field in schema:
         if not (void and pa.types.is_null(field.type)):
@@ -62,9 +62,9 @@ def check_supported(schema: pa.Schema, *, key: bool = False, void: bool = False)
 
 
 def machine_type(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The little-endian number that Spark stores for a fixed-width type (bool: one byte); None for the other types.
+    """Return the little-endian number that Spark stores for a fixed-width type (bool: one byte); None for other types.
 
-    Decimals of up to 18 digits count as int64, as Spark stores them.
+    Decimals of up to 18 digits are int64, as Spark stores them.
     """
     if pa.types.is_decimal128(kind):
         return np.dtype(np.int64) if kind.precision <= LONG_DIGITS else None
@@ -72,7 +72,7 @@ def machine_type(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def children(kind: pa.DataType) -> list[pa.Field]:
-    """The fields of a struct, the element of a list, key and value of a map; empty for the rest."""
+    """Return the fields of a struct, the element of a list, or the key and value of a map; empty for other types."""
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
     if pa.types.is_list(kind):
@@ -81,31 +81,31 @@ def children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def spark_schema_json(schema: pa.Schema) -> str:
-    """The schema as Spark's StructType.json writes it, byte for byte. Arrow's own field metadata is left out.
+    """Return the schema exactly as Spark's StructType.json writes it. Arrow's own field metadata is omitted.
 
     Raises `UnsupportedType`.
     """
     check_supported(schema)
     plain = json.dumps(_struct_json(list(schema)), ensure_ascii=False, separators=(",", ":"))
-    # Jackson writes the control characters' digits in capitals, Python in small letters.
+    # Jackson writes the hex digits of control characters in upper case, Python in lower case.
     return re.sub(r"\\(u[0-9a-f]{4}|.)", lambda m: "\\u" + m[1][1:].upper() if len(m[1]) > 1 else m[0], plain)
 
 
 def arrow_schema(json_text: str, *, void: bool = False) -> pa.Schema:
-    """The Arrow schema of Spark's StructType JSON. `void` as in `check_supported`.
+    """Return the Arrow schema of Spark's StructType JSON. `void` as in `check_supported`.
 
-    Raises `CorruptFile` if the text is no such JSON, `UnsupportedType` if it names a type that is not supported, or a
-    string with a collation: equal strings would have unequal bytes.
+    Raises `CorruptFile` for other text, and `UnsupportedType` for an unsupported type or a string with a collation:
+    equal strings would have unequal bytes.
     """
     try:
         root = parsed_json(json_text)
         if not isinstance(root, dict) or root.get("type") != "struct":
-            raise CorruptFile("the schema is no struct in Spark's JSON")
+            raise CorruptFile("the schema is not a struct in Spark's JSON")
         return pa.schema(_fields(root, "", 0, void=void))
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"the schema is not JSON: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptFile(f"the schema is not in the form of Spark's JSON: {error!r}") from error
+        raise CorruptFile(f"the schema is not valid JSON of Spark's form: {error!r}") from error
 
 
 def _check(kind: pa.DataType, path: str, key: bool) -> None:
@@ -127,7 +127,9 @@ def _check(kind: pa.DataType, path: str, key: bool) -> None:
 
 
 def _unsupported(path: str, kind: pa.DataType, instead: str) -> UnsupportedType:
-    return UnsupportedType(f"column {path} has the type {kind}", hint=f"use {instead}")
+    return UnsupportedType(
+        f"column {path} has the type {kind}, which Spark's rows do not support", hint=f"use {instead}"
+    )
 
 
 def _instead(kind: pa.DataType) -> str:
@@ -190,7 +192,10 @@ def _fields(struct: dict[str, Any], path: str, level: int, *, void: bool = False
         name = field["name"]
         where = f"{path}.{name}" if path else name
         if "__COLLATIONS" in field.get("metadata", {}):
-            raise UnsupportedType(f"column {where} has a collation", hint="use a string without collation")
+            raise UnsupportedType(
+                f"column {where} is a string with a collation, which is not supported",
+                hint="use a string without collation",
+            )
         kind = pa.null() if void and field["type"] == "void" else _arrow_type(field["type"], where, level)
         fields.append(pa.field(name, kind, nullable=_flag(field["nullable"])))
     return fields
@@ -198,14 +203,14 @@ def _fields(struct: dict[str, Any], path: str, level: int, *, void: bool = False
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{value!r} is not a boolean")
     return value
 
 
 def _arrow_type(kind: str | dict[str, Any], path: str, level: int) -> pa.DataType:
     if level > MOST_LEVELS:
         raise UnsupportedType(
-            f"column {path[:80]} has more than {MOST_LEVELS} levels", hint="keep it in a string column"
+            f"column {path[:80]} has more than {MOST_LEVELS} nested levels", hint="keep it in a string column"
         )
     if isinstance(kind, str):
         if kind in _ARROW:
@@ -223,8 +228,8 @@ def _arrow_type(kind: str | dict[str, Any], path: str, level: int) -> pa.DataTyp
         value_field = pa.field("value", value, nullable=_flag(kind["valueContainsNull"]))
         return pa.map_(_arrow_type(kind["keyType"], f"{path}.key", level + 1), value_field)
     elif not isinstance(kind["type"], str):
-        raise TypeError(f"{kind['type']!r} is no name of a type")
+        raise TypeError(f"{kind['type']!r} is not the name of a type")
     raise UnsupportedType(
-        f"column {path} has Spark's type {kind if isinstance(kind, str) else kind['type']}",
+        f"column {path} has Spark's type {kind if isinstance(kind, str) else kind['type']}, which is not supported",
         hint="keep it in a string or binary column",
     )

@@ -1,4 +1,4 @@
-"""Spark's UnsafeRow, so that Spark reads what is written here and the other way round.
+"""Spark's UnsafeRow, encoded and decoded compatibly with Spark.
 
     row    = null bits, one per column, in 8-byte words | one 8-byte slot per column | bodies
     slot   = the value itself, little-endian, rest zero | offset << 32 | size, of a body, from the row's start
@@ -7,11 +7,11 @@
     map    = size of the key array (8) | key array | value array
 
 Booleans, integers, floats, dates (days), timestamps (microseconds) and decimals of up to 18 digits fit into the slot.
-Wider decimals are big-endian bodies: in a row always 16 bytes, in an array as many words as needed. The slot of a null
-is zero, but a wide decimal's in a row keeps its offset. Source: UnsafeRow, UnsafeArrayData, UnsafeMapData,
+Wider decimals are big-endian bodies: always 16 bytes in a row, as many words as needed in an array. The slot of a null
+is zero, except for a wide decimal in a row, which keeps its offset. Source: UnsafeRow, UnsafeArrayData, UnsafeMapData,
 UnsafeRowWriter and UnsafeArrayWriter of Spark 4.2.
 
-This module is the way in and out; `unsafe_row_encode` and `unsafe_row_decode` do the work.
+This module is the interface; `unsafe_row_encode` and `unsafe_row_decode` are the implementation.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from statestore.format.unsafe_row_encode import LARGEST_ROW_BYTES, fixed_values,
 
 
 def encode_rows(columns: pa.Table | pa.RecordBatch, *, head: Bytes | bytes = b"") -> pa.LargeBinaryArray:
-    """One UnsafeRow per row of `columns`, behind `head`: the same bytes for all, or a uint8 array of shape (rows, h).
+    """Encode one UnsafeRow per row of `columns`, each after `head`: the same bytes for all, or a uint8 array of shape
+    (rows, h).
 
-    Equal values give equal bytes, except for floating-point ones: see `normalise_keys`.
-    Raises `UnsupportedType` for types that Spark lacks and for rows of 2 GiB or more, `SchemaMismatch` for a null in a
-    column declared without nulls and for a decimal with more digits than declared.
+    Equal values give equal bytes, except floats: see `normalise_keys`. Raises `UnsupportedType` for types that Spark
+    lacks and for rows of 2 GiB or more, `SchemaMismatch` for a null in a column declared without nulls and for a
+    decimal with more digits than declared.
     """
     check_supported(columns.schema)
     count = columns.num_rows
     front = np.broadcast_to(np.frombuffer(head, np.uint8), (count, len(head))) if isinstance(head, bytes) else head
     if front.dtype != np.uint8 or front.ndim != 2 or len(front) != count:
-        raise ValueError(f"head has the shape {front.shape} of {front.dtype}, not ({count}, h) of uint8")
+        raise ValueError(
+            f"head has shape {front.shape} and type {front.dtype}; required are shape ({count}, h) and type uint8"
+        )
     batches = [columns] if isinstance(columns, pa.RecordBatch) else columns.combine_chunks().to_batches()
     encoded, first = [], 0
     for batch in batches:
@@ -52,13 +55,13 @@ def encode_rows(columns: pa.Table | pa.RecordBatch, *, head: Bytes | bytes = b""
 
 
 def decode_rows(rows: pa.LargeBinaryArray | pa.ChunkedArray, schema: pa.Schema, *, skip: int = 0) -> pa.Table:
-    """The columns of `rows`, of which the first `skip` bytes each are not looked at.
+    """Decode `rows` to columns, without the first `skip` bytes of each row.
 
     Raises `UnsupportedType` for a schema that Spark lacks, and `CorruptFile`, naming row and column, unless every
     offset and size lies inside its row, no two values share bytes, strings are UTF-8, decimals have no more digits than
-    declared, and only columns declared so hold nulls (those of Arrow's type null nothing else). Bytes that Spark does
-    not look at either (padding, the slot of a null) may hold anything. Rows of another schema are noticed only if they
-    break one of these rules.
+    declared, and nulls occur only in columns that allow them (columns of Arrow's type null contain only nulls). Bytes
+    that Spark ignores too (padding, the slot of a null) may have any value. Rows of another schema are detected only if
+    they violate one of these rules.
     """
     check_supported(schema, void=True)
     chunks = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
@@ -71,7 +74,7 @@ def decode_rows(rows: pa.LargeBinaryArray | pa.ChunkedArray, schema: pa.Schema, 
 
 
 def normalise_keys(columns: pa.Table) -> pa.Table:
-    """`columns` with -0.0 as 0.0 and every NaN as Java's own, at any depth, so that equal keys have equal bytes.
+    """Return `columns` with -0.0 as 0.0 and every NaN as Java's NaN, at any depth, so that equal keys have equal bytes.
 
     Spark does the same before it groups or joins (NormalizeFloatingNumbers).
     """
@@ -80,13 +83,13 @@ def normalise_keys(columns: pa.Table) -> pa.Table:
 
 
 def _pieces(chunk: pa.LargeBinaryArray) -> list[pa.LargeBinaryArray]:
-    """The chunk in pieces of less than 2 GiB: strings and lists have 32-bit offsets."""
+    """Split the chunk into pieces of less than 2 GiB: strings and lists have 32-bit offsets."""
     offsets = Ragged.from_arrow(chunk).offsets
     pieces, first = [], 0
     while first < len(chunk):
         end = int(np.searchsorted(offsets, offsets[first] + LARGEST_ROW_BYTES, side="right")) - 1
         if end == first:
-            raise CorruptFile(f"a row of {offsets[first + 1] - offsets[first]} bytes is more than Spark can write")
+            raise CorruptFile(f"a row has {offsets[first + 1] - offsets[first]:,} bytes, more than Spark can write")
         pieces.append(chunk.slice(first, end - first))
         first = end
     return pieces
@@ -98,9 +101,9 @@ def _decode(piece: pa.LargeBinaryArray, schema: pa.Schema, skip: int, first: int
     origin = np.arange(first, first + len(piece))
     nowhere = unsafe_row_decode.Extents(np.empty(0, np.uint64), plain.offsets[:-1], sizes, origin, "")
     if piece.null_count:
-        nowhere.require(~piece.is_null().to_numpy(zero_copy_only=False), "it is missing")
-    nowhere.require((sizes >= 0) & (sizes % 8 == 0), f"a row has whole words behind its first {skip} bytes")
-    # Rows of whole words, side by side, so that every offset counts words of one buffer.
+        nowhere.require(~piece.is_null().to_numpy(zero_copy_only=False), "the row is null")
+    nowhere.require((sizes >= 0) & (sizes % 8 == 0), f"the size after its first {skip} bytes is not a multiple of 8")
+    # Rows of whole words, consecutive, so that every offset counts words of one buffer.
     body = gather(plain.data, plain.offsets[:-1] + skip, sizes)
     aligned = body.data if body.data.ctypes.data % 8 == 0 else body.data.copy()
     words = aligned.view(np.uint64)

@@ -1,7 +1,8 @@
-"""Decimals of 19 to 38 digits between Arrow's 128-bit integers and the bytes of Java's BigInteger.toByteArray.
+"""Decimals of 19 to 38 digits: conversion between Arrow's 128-bit integers and the bytes of Java's
+BigInteger.toByteArray.
 
-Arrow keeps an unscaled value as two little-endian words (low, high) in two's complement; Spark keeps the same number
-big-endian, in as few bytes as hold it with its sign.
+Arrow stores an unscaled value as two little-endian words (low, high) in two's complement. Spark stores the same number
+big-endian, in the fewest bytes that contain the number with its sign.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _NEXT_BYTE = np.uint64(1) << np.arange(7, 64, 8, dtype=np.uint64)
 
 
 def to_minimal_bytes(low: Words, high: Words) -> tuple[Words, npt.NDArray[np.int64]]:
-    """The minimal big-endian bytes, left-aligned in 16 zeroed bytes as (n, 2) words, and how many they are: 1 to 16."""
+    """Return the minimal big-endian bytes, left-aligned in 16 zeroed bytes as (n, 2) words, and their count: 1 to
+    16."""
     sign = _sign(high)
     magnitude_high, magnitude_low = high ^ sign, low ^ sign
     sizes = np.where(
@@ -25,7 +27,7 @@ def to_minimal_bytes(low: Words, high: Words) -> tuple[Words, npt.NDArray[np.int
         1 + np.searchsorted(_NEXT_BYTE, magnitude_low, side="right"),
     ).astype(np.int64)
     bits = (8 * (16 - sizes)).astype(np.uint64)
-    # Shifting a 64-bit word by 64 or more is undefined: each branch is kept below that, and the other one is taken.
+    # A shift of a 64-bit word by 64 or more is undefined: `near` and `far` stay below, and `where` selects the valid one.
     near, far = np.minimum(bits, 63), np.maximum(bits, 64) - np.uint64(64)
     carried = np.where(near > 0, low >> (np.uint64(64) - np.maximum(near, 1)), 0)
     first = np.where(bits < 64, (high << near) | carried, low << far)
@@ -34,7 +36,7 @@ def to_minimal_bytes(low: Words, high: Words) -> tuple[Words, npt.NDArray[np.int
 
 
 def from_minimal_bytes(first: Words, second: Words, sizes: npt.NDArray[np.int64]) -> tuple[Words, Words]:
-    """The words (low, high) of numbers whose `sizes` (1 to 16) big-endian bytes lie left-aligned in two words."""
+    """Return the words (low, high) of numbers from `sizes` (1 to 16) big-endian bytes, left-aligned in two words."""
     first, second = first.byteswap(), second.byteswap()
     bits = (8 * (16 - sizes)).astype(np.uint64)
     near, far = np.minimum(bits, 63), np.maximum(bits, 64) - np.uint64(64)
@@ -46,16 +48,16 @@ def from_minimal_bytes(first: Words, second: Words, sizes: npt.NDArray[np.int64]
 
 
 def sign_words(low: Words) -> Words:
-    """The high words of numbers that are given by their low words alone."""
+    """Return the high words of numbers from their low words."""
     return _sign(low)
 
 
 def too_wide(low: Words, high: Words, precision: int) -> npt.NDArray[np.bool_]:
-    """Which numbers have more than `precision` decimal digits."""
+    """Return which numbers have more than `precision` decimal digits."""
     sign = _sign(high)
     magnitude_high, magnitude_low = high ^ sign, low ^ sign
     most = 10**precision - 1
-    # Of a negative number -n the flipped bits are n - 1. `most` is odd, so its low word can lose one.
+    # The flipped bits of a negative number -n are n - 1. `most` is odd, so 1 can be subtracted from its low word.
     most_low = np.uint64(most & (2**64 - 1)) - (sign & np.uint64(1))
     most_high = np.uint64(most >> 64)
     wide: npt.NDArray[np.bool_] = magnitude_low > most_low

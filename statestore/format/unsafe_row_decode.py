@@ -1,8 +1,8 @@
-"""From the bytes of Spark's UnsafeRow to Arrow columns, believing no offset and no size that the bytes declare.
+"""Decodes the bytes of Spark's UnsafeRow to Arrow columns. Declared offsets and sizes are not trusted.
 
-All checks come before any byte is followed. What bounds the memory of a decode: bodies lie inside their row or array,
-in order or at least without exceeding its bytes together, and an array has no more elements than its bytes hold, so
-the columns cannot be larger than the rows times the width of the schema.
+All checks precede the use of an offset. The memory of a decode is bounded: bodies lie inside their row or array, in
+order or at least with a total size within it, and an array has at most as many elements as its bytes can contain. So
+the columns are at most as large as the rows times the width of the schema.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Extents:
-    """Where values lie: `at` is the first word of each, `sizes` its declared bytes, `origin` the row it belongs to.
+    """Positions of values: `at` is the first word of each value, `sizes` its declared bytes, `origin` the number of its
+    row.
 
-    `words` is the whole buffer; `origin` and `path` are there to say which row and column is corrupt.
+    `words` is the whole buffer; `origin` and `path` name the row and column in errors.
     """
 
     words: Words
@@ -40,14 +41,15 @@ class Extents:
         return len(self.at)
 
     def require(self, good: Mask, what: str) -> None:
-        """Raises `CorruptFile` for the first value for which `good` is false."""
+        """Raise `CorruptFile` for the first value for which `good` is false."""
         if not good.all():
             self.corrupt(int(good.argmin()), what)
 
     def corrupt(self, i: int, what: str) -> NoReturn:
         column = f"column {self.path} of " if self.path else ""
         raise CorruptFile(
-            f"{column}row {self.origin[i]} is corrupt: {what}", hint="restore the file or load an older version"
+            f"{column}row {self.origin[i]} is corrupt: {what}",
+            hint="restore the file from a backup, or load an older version",
         )
 
     def within(self, name: str) -> str:
@@ -55,10 +57,13 @@ class Extents:
 
 
 def rows(found: Extents, fields: list[pa.Field]) -> list[pa.Array]:
-    """The columns of the rows at `found`, each of as many values as there are rows."""
+    """Decode the columns of the rows at `found`, each with one value per row."""
     bitset_words = (len(fields) + 63) // 64
     fixed_words = bitset_words + len(fields)
-    found.require((found.sizes >= 8 * fixed_words) & (found.sizes % 8 == 0), f"it cannot have {len(fields)} columns")
+    found.require(
+        (found.sizes >= 8 * fixed_words) & (found.sizes % 8 == 0),
+        f"the row is too short for {len(fields)} columns, or its size is not a multiple of 8",
+    )
     width: Counts = np.full(len(found), 8 * fixed_words, np.int64)
     fixed_bytes = gather(found.words.view(np.uint8), found.at * 8, width).data
     fixed = fixed_bytes.view(np.uint64).reshape(len(found), fixed_words)
@@ -69,7 +74,7 @@ def rows(found: Extents, fields: list[pa.Field]) -> list[pa.Array]:
         column = replace(found, path=found.within(field.name))
         slots = fixed[:, bitset_words + i]
         columns.append(_column(column, field, slots, null, 8 * fixed_words, spent))
-    found.require(spent <= found.sizes, "its values overlap")
+    found.require(spent <= found.sizes, "values overlap")
     return columns
 
 
@@ -81,16 +86,16 @@ def _column(
     fixed_bytes: int | Counts,
     spent: Counts | None,
 ) -> pa.Array:
-    """One column from its slots (or, of an array, its elements at their own width).
+    """Decode one column from its slots (in an array: its elements at their own width).
 
-    `owner` are the rows or arrays, one entry for each slot. `spent`, for rows, adds up the bytes of their bodies.
+    `owner` are the rows or arrays, one entry per slot. `spent`, for rows, sums the bytes of their bodies.
     """
     any_null = bool(null.any())
     if any_null and not field.nullable:
-        owner.corrupt(int(null.argmax()), "it is null but declared without nulls")
+        owner.corrupt(int(null.argmax()), "the value is null, but the schema declares the column without nulls")
     kind = field.type
     if pa.types.is_null(kind):
-        owner.require(null, "it is of Spark's type void and not null")
+        owner.require(null, "the value is not null, but the column has Spark's type void")
         return pa.nulls(len(slots))
     valid = ~null if any_null else None
     machine = machine_type(kind)
@@ -109,13 +114,13 @@ def _column(
         bodies = replace(owner, at=owner.at[here] + offsets // 8, sizes=sizes, origin=owner.origin[here])
         first, room = fixed_bytes if isinstance(fixed_bytes, int) else fixed_bytes[here], owner.sizes[here]
     inside = (offsets >= first) & (offsets % 8 == 0) & (offsets + reserved <= room)
-    bodies.require(inside, "its value lies outside")
+    bodies.require(inside, "the value lies outside of the row")
     if spent is not None:
         spent[here] += reserved
     elif len(bodies) > 1:
-        # Elements of one array, and of the arrays behind it, come in order: none is read twice.
+        # Elements of an array, and of the arrays after it, are in order, so that no byte is read twice.
         ends = bodies.at + rounded // 8
-        bodies.require(np.append(ends[:-1] <= bodies.at[1:], True), "its elements overlap")
+        bodies.require(np.append(ends[:-1] <= bodies.at[1:], True), "elements of an array overlap")
     return _values(bodies, kind, here, len(slots), valid)
 
 
@@ -124,7 +129,7 @@ def _fixed_values(
 ) -> pa.Array:
     values = np.ascontiguousarray(slots.astype(f"u{machine.itemsize}", copy=False))
     if pa.types.is_boolean(kind):
-        owner.require((values <= 1) if valid is None else (values <= 1) | ~valid, "it is neither true nor false")
+        owner.require((values <= 1) if valid is None else (values <= 1) | ~valid, "the boolean is neither 0 nor 1")
         return _array(kind, len(slots), valid, np.packbits(values, bitorder="little"))
     if not pa.types.is_decimal128(kind):
         return _array(kind, len(slots), valid, values)
@@ -133,7 +138,7 @@ def _fixed_values(
 
 
 def _values(bodies: Extents, kind: pa.DataType, here: Counts, count: int, valid: Mask | None) -> pa.Array:
-    """The values at `bodies` as an array of `count`, at the positions `here`, with nulls elsewhere."""
+    """Decode the values at `bodies` to an array of `count`, at the positions `here`, with nulls elsewhere."""
     if pa.types.is_decimal128(kind):
         return _wide_decimals(bodies, kind, here, count, valid)
     if pa.types.is_struct(kind):
@@ -158,11 +163,11 @@ def _strings(bodies: Extents, kind: pa.DataType, here: Counts, count: int, valid
     try:
         return raw.cast(kind)
     except pa.ArrowInvalid:
-        bodies.corrupt(int(np.searchsorted(here, _first_not_utf8(raw, kind))), "it is not UTF-8")
+        bodies.corrupt(int(np.searchsorted(here, _first_not_utf8(raw, kind))), "the string is not UTF-8")
 
 
 def _first_not_utf8(raw: pa.Array, kind: pa.DataType) -> int:
-    """Halves the array until the culprit is alone; only on the way to an error."""
+    """Find the first invalid value by bisection; called only to report an error."""
     first, count = 0, len(raw)
     while count > 1:
         half = count // 2
@@ -175,7 +180,7 @@ def _first_not_utf8(raw: pa.Array, kind: pa.DataType) -> int:
 
 
 def _wide_decimals(bodies: Extents, kind: pa.DataType, here: Counts, count: int, valid: Mask | None) -> pa.Array:
-    bodies.require((bodies.sizes >= 1) & (bodies.sizes <= 16), "a decimal has 1 to 16 bytes")
+    bodies.require((bodies.sizes >= 1) & (bodies.sizes <= 16), "the size of the decimal is not 1 to 16 bytes")
     first = bodies.words[bodies.at]
     second = bodies.words[np.where(bodies.sizes > 8, bodies.at + 1, bodies.at)]
     low, high = decimals.from_minimal_bytes(first, second, bodies.sizes)
@@ -193,16 +198,20 @@ def _decimal_array(owner: Extents, kind: pa.DataType, low: Words, high: Words, v
 
 
 def _lists(bodies: Extents, field: pa.Field, name: str) -> tuple[Counts, pa.Array]:
-    """The number of elements of each array, and all elements one behind the other."""
-    bodies.require((bodies.sizes >= 8) & (bodies.sizes % 8 == 0), "an array has whole words and begins with its length")
+    """Return the number of elements of each array, and all elements concatenated."""
+    bodies.require(
+        (bodies.sizes >= 8) & (bodies.sizes % 8 == 0), "the size of the array is less than 8 or not a multiple of 8"
+    )
     machine = machine_type(field.type)
     width = 8 if machine is None else machine.itemsize
     lengths = bodies.words[bodies.at].view(np.int64)
-    # Compared first with the bytes there are, so that what is computed from it cannot overflow.
-    bodies.require((lengths >= 0) & (lengths <= bodies.sizes), "it declares more elements than it has bytes")
+    # Compare with the available bytes first, so that the computations below cannot overflow.
+    bodies.require(
+        (lengths >= 0) & (lengths <= bodies.sizes), "the array declares more elements than its bytes can contain"
+    )
     header_bytes = 8 + 8 * ((lengths + 63) // 64)
     fixed_bytes = header_bytes + (lengths * width + 7) // 8 * 8
-    bodies.require(fixed_bytes <= bodies.sizes, "it declares more elements than it has bytes")
+    bodies.require(fixed_bytes <= bodies.sizes, "the array declares more elements than its bytes can contain")
     ordinal = positions(np.zeros_like(lengths), lengths)
     owner = Extents(
         bodies.words,
@@ -219,16 +228,21 @@ def _lists(bodies: Extents, field: pa.Field, name: str) -> tuple[Counts, pa.Arra
 
 
 def _maps(bodies: Extents, kind: pa.DataType, here: Counts, count: int, valid: Mask | None) -> pa.Array:
-    bodies.require((bodies.sizes >= 8) & (bodies.sizes % 8 == 0), "a map begins with the size of its keys")
+    bodies.require(
+        (bodies.sizes >= 8) & (bodies.sizes % 8 == 0), "the size of the map is less than 8 or not a multiple of 8"
+    )
     key_bytes = bodies.words[bodies.at].view(np.int64)
-    # The arrays themselves ask for their 8 bytes and for whole words.
-    bodies.require((key_bytes >= 0) & (key_bytes <= bodies.sizes - 8) & (key_bytes % 8 == 0), "its keys lie outside")
+    # `_lists` checks that the arrays have at least 8 bytes and whole words.
+    bodies.require(
+        (key_bytes >= 0) & (key_bytes <= bodies.sizes - 8) & (key_bytes % 8 == 0),
+        "the keys of the map lie outside of it",
+    )
     keys = replace(bodies, at=bodies.at + 1, sizes=key_bytes)
     values = replace(bodies, at=bodies.at + 1 + key_bytes // 8, sizes=bodies.sizes - 8 - key_bytes)
     key_field, value_field = children(kind)
     key_lengths, key_array = _lists(keys, key_field, "key")
     value_lengths, value_array = _lists(values, value_field, "value")
-    bodies.require(key_lengths == value_lengths, "it has not as many values as keys")
+    bodies.require(key_lengths == value_lengths, "the map has different numbers of keys and values")
     entries = _array(pa.struct([key_field, value_field]), len(key_array), None, children=[key_array, value_array])
     return _array(kind, count, valid, _offsets(key_lengths, here, count).astype(np.int32), children=[entries])
 

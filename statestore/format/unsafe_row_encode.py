@@ -1,8 +1,8 @@
-"""From Arrow columns to the bytes of Spark's UnsafeRow.
+"""Encodes Arrow columns as the bytes of Spark's UnsafeRow.
 
-A row is built from pieces that lie one behind the other: the fixed part (null bits and 8-byte slots), then the body of
-each value that does not fit into a slot. Each piece is made for all rows at once. A body always fills whole words.
-Source: Spark's UnsafeRowWriter, UnsafeArrayWriter and GenerateUnsafeProjection.
+A row is a sequence of pieces: the fixed part (null bits and 8-byte slots), then the body of each value that does not
+fit into a slot. Each piece is computed for all rows at once. A body always consists of whole words. Source: Spark's
+UnsafeRowWriter, UnsafeArrayWriter and GenerateUnsafeProjection.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from statestore.format.types import machine_type
 Mask = npt.NDArray[np.bool_]
 
 LARGEST_ROW_BYTES = 2**31 - 8
-"""Spark counts a row's bytes with a signed 32-bit number."""
+"""Spark stores the size of a row as a signed 32-bit number."""
 
 _PADDINGS = Ragged(offsets_of(np.arange(8)), np.zeros(28, np.uint8)).to_arrow()
-"""Zero to seven bytes of zeros. Not by `pa.array`: whoever imports this would import pandas."""
+"""Zero to seven zero bytes. Built without `pa.array`, which would import pandas with this module."""
 
 
 @dataclass(frozen=True)
 class _Slots:
-    """Values that fit into a slot: unsigned, of their own width, zero where `valid` is false. No `valid`: no nulls."""
+    """Values that fit into a slot: unsigned, of their own width, zero where `valid` is false. `valid` None: no
+    nulls."""
 
     valid: Mask | None
     values: npt.NDArray[Any]
@@ -38,11 +39,11 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Bodies:
-    """Values that lie behind the fixed part.
+    """Values after the fixed part.
 
-    `sizes` are the bytes that a slot declares, `bodies` those that are written, in whole words; both have an entry for
-    every value, of no bytes for nulls. `null_slots` says what the slot of a null holds: nothing, or (only for wide
-    decimals in a row) still the offset.
+    `sizes` are the bytes that a slot declares, `bodies` the bytes that are written, in whole words; both have an entry
+    for every value, empty for nulls. `keeps_offset`: the slot of a null has the offset (only for wide decimals in a
+    row) instead of zero.
     """
 
     valid: Mask | None
@@ -51,13 +52,13 @@ class _Bodies:
     keeps_offset: bool = False
 
     def slots(self, cursor: Counts) -> npt.NDArray[np.uint64]:
-        """Offset and size of each body if it begins at byte `cursor` of its row or array."""
+        """Return offset and size of each body that starts at byte `cursor` of its row or array."""
         slots = (cursor << 32 | self.sizes).view(np.uint64)
         return slots if self.valid is None or self.keeps_offset else np.where(self.valid, slots, np.uint64(0))
 
 
 def rows(columns: list[pa.Array], fields: list[pa.Field], head: Bytes, path: str = "") -> Ragged:
-    """One row for each position of the columns, behind that row of `head`: a (rows, h) array of bytes.
+    """Encode one row per position of the columns, each after that row of `head`: a (rows, h) array of bytes.
 
     Raises `SchemaMismatch` for a null, or a decimal with too many digits, in a column that does not allow it;
     `UnsupportedType` for a row of 2 GiB or more.
@@ -82,14 +83,19 @@ def rows(columns: list[pa.Array], fields: list[pa.Field], head: Bytes, path: str
             bodies.append(part.bodies)
     if cursor.size and cursor.max() > LARGEST_ROW_BYTES:
         where = path.removesuffix(".") or "all columns together"
-        raise UnsupportedType(f"a row of {where} takes {cursor.max()} bytes", hint="Spark reads rows below 2 GiB")
+        raise UnsupportedType(
+            f"a row of {where} takes {cursor.max():,} bytes and cannot be stored", hint="Spark reads rows below 2 GiB"
+        )
     front = np.concatenate([head, fixed.view(np.uint8)], axis=1) if head.shape[1] else fixed.view(np.uint8)
     return join([Ragged.of_equal_length(front), *bodies])
 
 
 def _column(array: pa.Array, field: pa.Field, path: str, in_row: bool) -> _Slots | _Bodies:
     if array.null_count and not field.nullable:
-        raise SchemaMismatch(f"column {path} holds a null but is declared without nulls", hint="declare it nullable")
+        raise SchemaMismatch(
+            f"column {path} contains a null, but the schema declares it without nulls",
+            hint="declare the column nullable",
+        )
     kind = array.type
     valid = validity(array)
     if pa.types.is_decimal128(kind):
@@ -112,7 +118,7 @@ def _column(array: pa.Array, field: pa.Field, path: str, in_row: bool) -> _Slots
 
 
 def validity(array: pa.Array) -> Mask | None:
-    """True where there is a value; None if there are no nulls."""
+    """Return True for each value and False for each null; None if there are no nulls."""
     if not array.null_count:
         return None
     bits = as_numpy(array.buffers()[0], np.dtype(np.uint8))
@@ -122,7 +128,7 @@ def validity(array: pa.Array) -> Mask | None:
 
 
 def fixed_values(array: pa.Array, machine: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of a fixed-width array as unsigned numbers of their width; under nulls lies anything."""
+    """Return the values of a fixed-width array as unsigned numbers of their width; nulls have arbitrary values."""
     if pa.types.is_boolean(array.type):
         bits = as_numpy(array.buffers()[1], np.dtype(np.uint8))[array.offset // 8 :]
         return np.unpackbits(bits, count=array.offset % 8 + len(array), bitorder="little")[array.offset % 8 :]
@@ -131,7 +137,8 @@ def fixed_values(array: pa.Array, machine: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def list_parts(array: pa.Array) -> tuple[Counts, list[pa.Array]]:
-    """The length of each list or map (0 for nulls), and the elements, or keys and values, of all of them in order."""
+    """Return the length of each list or map (0 for nulls), and the elements, or keys and values, of all of them in
+    order."""
     offsets = as_numpy(array.buffers()[1], np.dtype(np.int32))[array.offset : array.offset + len(array) + 1].astype(
         np.int64
     )
@@ -143,7 +150,7 @@ def list_parts(array: pa.Array) -> tuple[Counts, list[pa.Array]]:
     total = int(lengths.sum())
     if total == offsets[-1] - offsets[0]:
         return lengths, [column.slice(offsets[0], total) for column in values]
-    # Arrow lets a null list have elements.
+    # In Arrow, a null list may have elements.
     taken = pa.array(positions(offsets[:-1], lengths))
     return lengths, [column.take(taken) for column in values]
 
@@ -158,8 +165,8 @@ def _decimals(array: pa.Array, valid: Mask | None, path: str, in_row: bool) -> _
     wide = decimals.too_wide(low, high, array.type.precision)
     if wide.any():
         raise SchemaMismatch(
-            f"column {path} holds a number of more than {array.type.precision} digits",
-            hint="declare more digits",
+            f"column {path} contains a number of more than {array.type.precision} digits",
+            hint="declare a decimal with more digits",
         )
     if machine_type(array.type) is not None:
         return _Slots(valid, low)
@@ -167,7 +174,7 @@ def _decimals(array: pa.Array, valid: Mask | None, path: str, in_row: bool) -> _
     sizes = _zeroed(sizes, valid)
     full = Ragged.of_equal_length(packed.view(np.uint8))
     if in_row:
-        # Spark reserves 16 bytes whatever the value, so that it can be changed in place.
+        # Spark reserves 16 bytes for any value, so that it can be changed in place.
         return _Bodies(valid, sizes, full, keeps_offset=True)
     return _Bodies(valid, sizes, gather(full.data, full.offsets[:-1], _whole_words(sizes)))
 
@@ -191,7 +198,7 @@ def _structs(array: pa.Array, valid: Mask | None, path: str) -> Ragged:
 
 
 def _lists(lengths: Counts, elements: pa.Array, field: pa.Field, path: str) -> Ragged:
-    """A body for each list; a null one has to be taken away afterwards, since an empty list has a body."""
+    """Encode a body for each list. The caller must empty the bodies of null lists, because an empty list has a body."""
     part = _column(elements, field, path, in_row=False)
     values = part.values if isinstance(part, _Slots) else None
     width = 8 if values is None else values.dtype.itemsize
@@ -227,14 +234,14 @@ def _maps(array: pa.Array, path: str) -> Ragged:
 
 
 def _without(bodies: Ragged, valid: Mask | None) -> Ragged:
-    """The bodies with those of nulls emptied."""
+    """Empty the bodies of nulls."""
     if valid is None:
         return bodies
     return gather(bodies.data, bodies.offsets[:-1], _zeroed(bodies.lengths, valid))
 
 
 def _spread(bodies: Ragged, valid: Mask | None) -> Ragged:
-    """Bodies of the values that are there, given an empty one at each null."""
+    """Insert an empty body at each null into the bodies of the other values."""
     if valid is None:
         return bodies
     lengths = np.zeros(len(valid), np.int64)

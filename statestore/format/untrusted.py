@@ -1,6 +1,6 @@
-"""What reading JSON from a file that may be damaged or forged can raise, and the ids in it.
+"""Validation of JSON from files that may be damaged or forged, and of the ids and names in it.
 
-An id becomes part of a path: one that is no id could lead out of the store's folder, and is refused here.
+An id becomes part of a path. An invalid id could point outside of the store's folder, so it is rejected here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, is_checkpoint_id, is_store_name, is_table_name
 
 MOST_JSON_BYTES = 16 * 1024 * 1024
-"""Of one JSON text. The commit of 400,000 stores is smaller; a text of empty arrays takes 20 times its size in memory."""
+"""Maximum size of one JSON text. The commit of 400,000 stores is smaller; a text of empty arrays takes 20 times its
+size in memory."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -21,64 +22,64 @@ BAD_VALUES: tuple[type[Exception], ...] = (
     TypeError,
     KeyError,
     AttributeError,
-    OverflowError,  # int() of 1e999
-    RecursionError,  # a text of nothing but brackets
+    OverflowError,  # int(1e999)
+    RecursionError,  # a text of many nested brackets
 )
-"""Raised by `parsed_json`, and by picking fields from what it gives."""
+"""Errors of `parsed_json`, and of reading fields from its result."""
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises `ValueError`, also for one of more than `MOST_JSON_BYTES`; `RecursionError`."""
+    """Parse a JSON text. Raises `ValueError`, also for more than `MOST_JSON_BYTES`; `RecursionError`."""
     if len(text) > MOST_JSON_BYTES:
-        raise ValueError(f"a JSON text of {len(text):,} bytes; texts of up to {MOST_JSON_BYTES:,} are read")
+        raise ValueError(f"the JSON text has {len(text):,} bytes, above the limit of {MOST_JSON_BYTES:,}")
     value = json.loads(text)
     if _SURROGATE.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
-        # Half of a surrogate pair is a string in Python that cannot be written or printed. `UnicodeEncodeError` is a
-        # `ValueError`; a whole pair is one character and passes.
+        # Python cannot write or print half of a surrogate pair. `UnicodeEncodeError` is a `ValueError`; a whole pair is
+        # one character and passes.
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
 def plain_number(text: object) -> int:
-    """The number of an operator, as JSON's keys hold it: ASCII digits without zeros in front. Raises `ValueError`."""
+    """Parse the number of an operator from a JSON key: ASCII digits without leading zeros. Raises `ValueError`."""
     if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > LARGEST_NUMBER:
-        raise ValueError(f"{str(text)[:40]!r} is no number of an operator")
+        raise ValueError(f"{str(text)[:40]!r} is not a valid operator number")
     return int(text)
 
 
 def store_name(value: object) -> str:
-    """The value itself. Raises `ValueError` when no store can have that name."""
+    """Return the value. Raises `ValueError` if it is not a valid name of a store."""
     if not isinstance(value, str) or not is_store_name(value):
-        raise ValueError(f"{str(value)[:40]!r} is no name of a store")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid name of a store")
     return value
 
 
 def table_name(value: object) -> str:
-    """The value itself. Raises `ValueError` when no table has that name in storage."""
+    """Return the value. Raises `ValueError` if it is not a valid name of a table in storage."""
     if not isinstance(value, str) or not is_table_name(value):
-        raise ValueError(f"{str(value)[:40]!r} is no name of a table")
+        raise ValueError(f"{str(value)[:40]!r} is not a valid name of a table")
     return value
 
 
 def partition_count(value: object) -> int:
-    """The value itself. Raises `ValueError` for what is no number of partitions, or more than `MOST_PARTITIONS`."""
+    """Return the value. Raises `ValueError` if it is not a number from 1 to `MOST_PARTITIONS`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST_PARTITIONS:
-        raise ValueError(f"{str(value)[:40]} partitions; known are 1 to {MOST_PARTITIONS:,}")
+        raise ValueError(f"{str(value)[:40]} is not a valid number of partitions (1 to {MOST_PARTITIONS:,})")
     return value
 
 
 def checkpoint_id(value: object) -> str:
-    """The value itself. Raises `ValueError` when it is no checkpoint id."""
+    """Return the value. Raises `ValueError` if it is not a valid checkpoint id."""
     if not isinstance(value, str) or not is_checkpoint_id(value):
-        raise ValueError(f"{value!r} is no checkpoint id")
+        raise ValueError(f"{value!r} is not a checkpoint id")
     return value
 
 
 def version_number(value: object) -> int:
-    """The value itself. Raises `ValueError` when it is no number of a version that has a file."""
+    """Return the value. Raises `ValueError` if it is not a version number of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{value!r} is no version")
+        raise ValueError(f"{value!r} is not a version number")
     return value

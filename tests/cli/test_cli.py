@@ -192,7 +192,7 @@ def test_names_with_markup_characters_are_shown_unchanged(root: Path, checkpoint
     commit.write_text("[/red] and [bold]")
     result = run("inspect", root)
     assert result.exit_code == 1
-    assert "begins with '[/red] and [bold]'" in result.stderr
+    assert "starts with '[/red] and [bold]'" in result.stderr
 
 
 def test_a_scratch_folder_is_created_or_the_error_names_it(root: Path, checkpoint: Checkpoint) -> None:

@@ -237,10 +237,10 @@ CASES: dict[str, Hostile] = {
         "v2-transformWithState", _misleading_options, {"audit --deep": (0, "")}
     ),
     "names in a zip that lead out of its folder": Hostile(
-        "v2-transformWithState", _names_that_lead_out, {"audit": (3, "a file that no snapshot holds")}
+        "v2-transformWithState", _names_that_lead_out, {"audit": (3, "a file that is not part of a snapshot")}
     ),
     "tables that lead out of the store": Hostile(
-        "own-v2", _tables_that_lead_out, {"audit": (3, "impossible table names")}, Stage.SNAPSHOTS
+        "own-v2", _tables_that_lead_out, {"audit": (3, "invalid file names")}, Stage.SNAPSHOTS
     ),
     "a zip that unpacks to 1 GiB": Hostile("own-v2", _zip_of_a_gigabyte, {"audit": (3, ".zip")}, Stage.SNAPSHOTS),
     "a value of 2 GiB": Hostile("own-v2", _value_of_two_gigabytes, {"audit --deep": (3, "a record of 2,147,483,6")}),
@@ -254,8 +254,8 @@ CASES: dict[str, Hostile] = {
     ),
     "numbers that Spark does not write": Hostile("own-v2", _odd_numbers, {"audit": (3, "")}),
     "the same beside Spark's": Hostile("v1-aggregation", _odd_numbers, {"audit": (3, "")}),
-    "JSON without end": Hostile("own-v2", _deep_json, {"audit": (3, "not JSON")}),
-    "a commit of millions of arrays": Hostile("own-v2", _endless_commit, {"audit": (3, "texts of up to")}),
+    "JSON without end": Hostile("own-v2", _deep_json, {"audit": (3, "not valid JSON")}),
+    "a commit of millions of arrays": Hostile("own-v2", _endless_commit, {"audit": (3, "the JSON text has")}),
     "a type of 900 levels": Hostile("v1-aggregation", _deep_schema, {"dump": (12, "100 levels")}),
     "a type of 900 levels, own": Hostile("own-v2", _deep_schema, {"dump": (12, "100 levels")}),
     "a prefix of two billion columns": Hostile("v1-aggregation", _prefix_of_billions, {"dump": (1, "prefix columns")}),

@@ -38,7 +38,7 @@ def test_the_bytes_are_javas(text: str, body: str) -> None:
 def test_the_longest_text_fits_and_a_longer_one_is_refused() -> None:
     assert Reader(utf("x" * UTF_LIMIT_BYTES), "file").utf("a text") == "x" * UTF_LIMIT_BYTES
     for longer in ("x" * (UTF_LIMIT_BYTES + 1), "\0" * 40_000):
-        with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="the maximum of writeUTF"):
             utf(longer)
 
 

@@ -68,7 +68,7 @@ def test_no_flipped_byte_of_a_table_goes_unseen() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 52, 53, 100])
 def test_a_table_that_is_cut_off_is_corrupt(cut: int) -> None:
     path, table = next(iter(tables_of_spark().items()))
-    with pytest.raises(CorruptFile, match="is no SST"):
+    with pytest.raises(CorruptFile, match="is not an SST"):
         require_whole(table[:cut], path)
 
 
@@ -91,7 +91,7 @@ def test_checksums_and_codecs_of_rocksdb_are_known(
     assert blocks > 50
     damaged = bytearray(table)
     damaged[len(table) // 2] ^= 0x10
-    with pytest.raises(CorruptFile, match="does not fit"):
+    with pytest.raises(CorruptFile, match="does not match its checksum"):
         require_whole(bytes(damaged), "a.sst")
 
 

@@ -150,7 +150,7 @@ def test_an_error_names_row_and_column() -> None:
     rows = [_mixed(), _mixed()]
     at = rows[1].index("größer als acht".encode())
     rows[1] = rows[1][:at] + b"\xff" + rows[1][at + 1 :]
-    with pytest.raises(CorruptFile, match="column text of row 1 is corrupt: it is not UTF-8"):
+    with pytest.raises(CorruptFile, match="column text of row 1 is corrupt: the string is not UTF-8"):
         decode_rows(pa.chunked_array([pa.array([row], pa.large_binary()) for row in rows]), MIXED)
 
 
@@ -158,7 +158,7 @@ def test_an_array_that_claims_many_elements_is_refused_before_memory_is_taken() 
     row = bytearray(one_row(pa.list_(pa.bool_()), [True]))
     for count in (2**31 - 1, 2**62, 2**63 - 1, 2**64 - 1, 9):
         row[16:24] = count.to_bytes(8, "little")
-        with pytest.raises(CorruptFile, match="more elements than it has bytes"):
+        with pytest.raises(CorruptFile, match="more elements than its bytes can contain"):
             decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.list_(pa.bool_()))]))
 
 
@@ -189,12 +189,12 @@ def test_a_wide_decimal_without_bytes_or_with_more_than_sixteen_is_refused() -> 
     row = bytearray(one_row(pa.decimal128(38, 0), Decimal(1)))
     for size in (0, 17):
         row[8:16] = (16 << 32 | size).to_bytes(8, "little")
-        with pytest.raises(CorruptFile, match="1 to 16 bytes"):
+        with pytest.raises(CorruptFile, match="not 1 to 16 bytes"):
             decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.decimal128(38, 0))]))
 
 
 def test_a_null_row_and_a_null_in_a_column_without_nulls_are_refused() -> None:
-    with pytest.raises(CorruptFile, match="row 1 is corrupt: it is missing"):
+    with pytest.raises(CorruptFile, match="row 1 is corrupt: the row is null"):
         decode_rows(pa.array([_mixed(), None], pa.large_binary()), MIXED)
     with pytest.raises(CorruptFile, match="column c of row 0"):
         decode_rows(
