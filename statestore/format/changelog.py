@@ -214,7 +214,7 @@ def read_header(data: Readable, path: str) -> Header:
                 raise
     if not head:
         # A codec without an end mark accepts a file that is cut after the codec's header.
-        raise CorruptFile("truncated: the file has no records and no end mark", path=path, hint=_HINT)
+        raise CorruptFile("is truncated: it has no records and no end mark", path=path, hint=_HINT)
     return _parse_header(Reader(head, path))
 
 
@@ -224,9 +224,8 @@ def read_changelog(
     """Read a compressed changelog: its header, and its records in pieces of about `WINDOW_BYTES`, to bound the memory.
 
     Pieces raise `RecordTooLarge` for a record of more than `most_record_bytes`, before they decompress it. They raise
-    `CorruptFile` only when they reach the damage: do not use any piece before the last one was read. Every length is
-    checked against the available bytes. Otherwise raises as `read_header`, and `UnknownFormatVersion` for a record kind
-    that only later Spark releases write.
+    `CorruptFile` only at the damage: do not use any piece before the last one was read. Every length is checked.
+    Otherwise raises as `read_header`, and `UnknownFormatVersion` for an unknown record kind.
     """
     header = read_header(data, path)
     return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
@@ -268,7 +267,7 @@ def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int)
             needed_bytes = _next_record_bytes(reader, position, layout)
             if needed_bytes > most_record_bytes:
                 raise RecordTooLarge(
-                    f"a record has {needed_bytes:,} bytes, above the limit of {most_record_bytes:,}; "
+                    f"has a record of {needed_bytes:,} bytes, above the limit of {most_record_bytes:,}; "
                     "the changelog cannot be read",
                     path=path,
                     hint="raise --memory; if the record size is wrong, restore the file from a backup",
@@ -279,11 +278,10 @@ def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int)
 
 
 def _next_record_bytes(reader: Reader, position: int, layout: _Layout) -> int:
-    """Return the size that the record at `position` declares, as far as its lengths are available. Raises `CorruptFile`
-    if there are bytes after the end mark."""
+    """Return the size that the record at `position` declares. Raises `CorruptFile` for bytes after the end mark."""
     plain = reader.data
     if plain.startswith(layout.end, position) and len(plain) > position + len(layout.end):
-        raise CorruptFile(f"the file does not end with an end mark at byte {position:,}", path=reader.path, hint=_HINT)
+        raise CorruptFile(f"does not end with an end mark at byte {position:,}", path=reader.path, hint=_HINT)
     at = position + layout.ahead
     if at + 4 > len(plain):
         return 0
@@ -299,7 +297,7 @@ def _parse_header(reader: Reader) -> Header:
         return Header(lineage=None)
     if version not in (2, 3, 4):
         raise UnknownFormatVersion(
-            f"changelog format v{version} is not supported (supported: v1 to v4)", path=reader.path, hint=_UPGRADE
+            f"has changelog format v{version}, not one of the supported v1 to v4", path=reader.path, hint=_UPGRADE
         )
     reader.utf("the format version")
     if version == 2:
@@ -313,7 +311,7 @@ def _parse_header(reader: Reader) -> Header:
             VersionId(version_number(item["version"]), checkpoint_id(item["checkpointUniqueId"])) for item in items
         )
     except BAD_VALUES as error:
-        raise CorruptFile("the lineage is not valid JSON of Spark's form", path=reader.path, hint=_HINT) from error
+        raise CorruptFile("has a lineage that is not valid JSON", path=reader.path, hint=_HINT) from error
     return Header(lineage, is_typed=version == 4)
 
 
@@ -351,13 +349,13 @@ def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Cha
         found += [alike, others]
     if whole and plain[position:] != layout.end:
         raise CorruptFile(
-            f"the file does not end with an end mark at byte {position:,} of {len(plain):,}",
+            f"does not end with an end mark at byte {position:,} of {len(plain):,}",
             path=reader.path,
             hint=_HINT,
         )
     at = position + layout.ahead
     if not whole and at + 4 <= len(plain) and (key_size := int(_INT.unpack_from(plain, at)[0])) < -1:
-        raise CorruptFile(f"impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
+        raise CorruptFile(f"has an impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
     changes = Changes(plain, *(np.concatenate(column) for column in zip(*found, strict=True)))
     return (changes if layout is _PLAIN else replace(changes, kinds=_kinds(reader, changes))), position
 
@@ -370,20 +368,19 @@ def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
         if kind not in _KINDS:
             place = int(key_start[kinds == kind][0]) - 5
             raise UnknownFormatVersion(
-                f"the record at byte {place:,} has the unknown kind 0x{kind:02x}", path=reader.path, hint=_UPGRADE
+                f"has a record of the unknown kind 0x{kind:02x} at byte {place:,}", path=reader.path, hint=_UPGRADE
             )
     odd = (kinds == Kind.DELETE) != (value_length < 0)
     if odd.any():
         place = int(key_start[odd][0]) - 5
         raise CorruptFile(
-            f"the record at byte {place:,} is a delete with a value, or lacks a value", path=reader.path, hint=_HINT
+            f"has at byte {place:,} a delete with a value, or a put without one", path=reader.path, hint=_HINT
         )
     return None if np.isin(kinds, _LAST_WINS).all() else kinds
 
 
 def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns, int]:
-    """Find the records from `start` on with the kind and both lengths of the first record, and their end. Empty if the
-    first record is a delete."""
+    """Find the records from `start` on with the first record's kind and lengths, and their end. Empty if it deletes."""
     first_at = start + layout.ahead
     try:
         (key_size,) = _INT.unpack_from(plain, first_at)
@@ -435,7 +432,9 @@ def _records_one_by_one(reader: Reader, position: int, layout: _Layout) -> tuple
             value_at = key_at + key_size + 4
             end = value_at + (value_size if value_size > 0 else 0)
             if value_size < -1:
-                raise CorruptFile(f"impossible value length {value_size:,} before byte {value_at:,}", path=reader.path)
+                raise CorruptFile(
+                    f"has impossible value length {value_size:,} before byte {value_at:,}", path=reader.path
+                )
             if end > limit:
                 break
             position = end

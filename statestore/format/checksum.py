@@ -43,11 +43,9 @@ def parse_sidecar(data: bytes, path: str) -> Checksum:
         algorithm = str(body["algorithm"])
         said = Checksum(int(body["value"]), int(body["mainFileSize"]))
     except BAD_VALUES as error:
-        raise CorruptFile("a field of the checksum file is missing or invalid", path=path) from error
+        raise CorruptFile("has a missing or invalid field", path=path) from error
     if algorithm != "CRC32C":
-        raise UnknownFormatVersion(
-            f"checksum algorithm {algorithm[:20]!r} is not supported (supported: CRC32C)", path=path
-        )
+        raise UnknownFormatVersion(f"has checksum algorithm {algorithm[:20]!r}; only CRC32C is supported", path=path)
     return said
 
 

@@ -72,7 +72,7 @@ def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str)
     key = _schema(key_json, path)
     if not 0 <= prefix_columns < max(1, len(key)):
         raise CorruptFile(
-            f"the key has {len(key)} columns, but the operator's metadata declares {prefix_columns} prefix columns",
+            f"has a key with {len(key)} columns, but the operator's metadata declares {prefix_columns} prefix columns",
             path=path,
         )
     encoder = KeyEncoder.PREFIX if prefix_columns else KeyEncoder.WHOLE
@@ -88,7 +88,7 @@ def parse_families(data: bytes, path: str) -> dict[str, Family]:
         raise not_known("state schema", version[:20], "v3", path)
     count = reader.int32("the number of column families")
     if not 0 <= count <= len(data) // _LEAST_FAMILY_BYTES:
-        raise CorruptFile(f"the file declares {count:,} column families, more than it can contain", path=path)
+        raise CorruptFile(f"declares {count:,} column families, more than it can contain", path=path)
     found: dict[str, Family] = {}
     for _ in range(count):
         name = reader.utf("the name of a column family")
@@ -121,10 +121,10 @@ def _family(key: pa.Schema, value: pa.Schema, encoder_json: str, path: str) -> F
         encoder = next((one for one in KeyEncoder if one.value == name), None)
         front = _front(encoder, spec, len(key))
     except BAD_VALUES as error:
-        raise CorruptFile(f"the key encoder is invalid: {encoder_json[:80]!r}", path=path) from error
+        raise CorruptFile(f"has an invalid key encoder: {encoder_json[:80]!r}", path=path) from error
     if encoder is None:
         raise UnknownFormatVersion(
-            f"key encoder {name!r} is not supported; the state cannot be decoded", path=path, hint=_HINT
+            f"has key encoder {name!r}, which is not supported; the state cannot be decoded", path=path, hint=_HINT
         )
     _require_sortable([key.field(i) for i in front], encoder, path)
     return Family(key, value, encoder, front)
@@ -154,7 +154,7 @@ def _require_sortable(fields: list[pa.Field], encoder: KeyEncoder, path: str) ->
         is_time = encoder is KeyEncoder.RANGE or field.type == pa.int64()
         if not is_number or not is_time or machine_type(field.type) is None:
             raise UnknownFormatVersion(
-                f"key encoder {encoder.value} is not supported for column {field.name} of type {field.type}; "
+                f"has key encoder {encoder.value} for column {field.name} of type {field.type}, which is not supported; "
                 "the state cannot be decoded",
                 path=path,
                 hint=_HINT,

@@ -50,7 +50,7 @@ class Reader:
         end = self.position + count
         if count < 0 or end > len(self.data):
             raise CorruptFile(
-                f"truncated: {what} needs {count:,} bytes at {self.position:,}, the file ends at {len(self.data):,}",
+                f"is truncated: {what} needs {count:,} bytes at {self.position:,}, the file ends at {len(self.data):,}",
                 path=self.path,
                 hint="restore the file from a backup, or load an older version",
             )
@@ -73,4 +73,4 @@ class Reader:
         try:
             return from_modified_utf8(body)
         except UnicodeError as error:
-            raise CorruptFile(f"{what} is not UTF-8 text", path=self.path) from error
+            raise CorruptFile(f"has a text that is not UTF-8: {what}", path=self.path) from error

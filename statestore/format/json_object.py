@@ -15,9 +15,9 @@ def json_object(data: bytes, path: str) -> dict[str, Any]:
     try:
         value = parsed_json(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"the file is not valid JSON: {error}", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"is not valid JSON: {error}", path=path, hint=_RESTORE) from error
     if not isinstance(value, dict):
-        raise CorruptFile("the file contains JSON, but not an object", path=path, hint=_RESTORE)
+        raise CorruptFile("is JSON, but not an object", path=path, hint=_RESTORE)
     return value
 
 

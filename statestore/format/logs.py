@@ -114,7 +114,7 @@ def parse_metadata(data: bytes, path: str) -> str:
     """Parse `metadata`; return the query's id."""
     body = json_object(data, path)
     if "id" not in body:
-        raise CorruptFile("the field 'id' is missing", path=path, hint=_RESTORE)
+        raise CorruptFile("lacks the field 'id'", path=path, hint=_RESTORE)
     return str(body["id"])
 
 
@@ -128,7 +128,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     """Parse `offsets/N`. Raises `UnknownFormatVersion` for a header other than v1 and v2, and `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
-        raise CorruptFile("truncated: the metadata line is missing", path=path, hint=_RESTORE)
+        raise CorruptFile("is truncated: the metadata line is missing", path=path, hint=_RESTORE)
     if not lines[1] and len(lines) > 2:
         return OffsetLog(0, 0, {}, tuple(lines[2:]), is_continuous=True)
     head = json_object(lines[1].encode(), path)
@@ -140,9 +140,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             tuple(lines[2:]),
         )
     except BAD_VALUES as error:
-        raise CorruptFile(
-            "the metadata line lacks a required field, or a field is invalid", path=path, hint=_RESTORE
-        ) from error
+        raise CorruptFile("has a metadata line with a missing or invalid field", path=path, hint=_RESTORE) from error
 
 
 def encode_commit(log: CommitLog) -> bytes:
@@ -177,7 +175,7 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
         return CommitLog(watermark_ms, ids, digests, dict(body[_SINKS]))
     except BAD_VALUES as error:
         field_name = {"v1": _DIGESTS, "v2": _IDS}.get(lines[0], f"{_IDS} or {_SINKS}")
-        raise CorruptFile(f"{field_name} is missing or invalid", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"has no valid {field_name}", path=path, hint=_RESTORE) from error
 
 
 def _parsed(body: Any) -> ByStore:
@@ -200,13 +198,15 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise CorruptFile("the file is not UTF-8 text", path=path, hint=_RESTORE) from error
+        raise CorruptFile("is not UTF-8 text", path=path, hint=_RESTORE) from error
     if not data:
-        raise CorruptFile("the file is empty", path=path, hint=_RESTORE)
+        raise CorruptFile("is empty", path=path, hint=_RESTORE)
     if lines[0] not in known:
         if lines[0].startswith("v") and lines[0][1:].isdigit():
             raise UnknownFormatVersion(
-                f"log version {lines[0]} is not supported (supported: {', '.join(known)})", path=path, hint=_KNOW_IT
+                f"has log version {lines[0]}, which is not supported (supported: {', '.join(known)})",
+                path=path,
+                hint=_KNOW_IT,
             )
-        raise CorruptFile(f"the file starts with {lines[0][:20]!r} instead of a version", path=path, hint=_RESTORE)
+        raise CorruptFile(f"starts with {lines[0][:20]!r} instead of a version", path=path, hint=_RESTORE)
     return lines

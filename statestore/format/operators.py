@@ -86,14 +86,16 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         )
         metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
-        raise CorruptFile(f"the operator metadata is not valid JSON of Spark's form: {error}", path=path) from error
+        raise CorruptFile(f"is not valid operator metadata: {error}", path=path) from error
     if not metadata.stores or len({store.name for store in metadata.stores}) < len(metadata.stores):
-        raise CorruptFile("the operator metadata has no store, or a store twice", path=path)
+        raise CorruptFile("has no store, or a store twice", path=path)
     for store in metadata.stores:
         if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
-            raise CorruptFile(f"impossible store {store.name[:80]!r} with {store.partitions:,} partitions", path=path)
+            raise CorruptFile(
+                f"has the impossible store {store.name[:80]!r} with {store.partitions:,} partitions", path=path
+            )
         if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
-            raise CorruptFile(f"impossible schema files {store.schema_files} of store {store.name!r}", path=path)
+            raise CorruptFile(f"has impossible schema files {store.schema_files} of store {store.name!r}", path=path)
     return metadata
 
 
@@ -158,9 +160,9 @@ def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVe
     """Return the error for an unexpected version: of a later Spark release, or a damaged file without a version."""
     if _VERSION.fullmatch(version):
         return UnknownFormatVersion(
-            f"{what} version {version!r} is not supported (supported: {known})", path=path, hint=_KNOW_IT
+            f"has {what} version {version!r}, which is not supported (supported: {known})", path=path, hint=_KNOW_IT
         )
-    return CorruptFile(f"{what} starts with {version!r} instead of a version", path=path)
+    return CorruptFile(f"starts with {version!r} instead of a version of {what}", path=path)
 
 
 def chunked_text(reader: Reader) -> str:
@@ -171,7 +173,7 @@ def chunked_text(reader: Reader) -> str:
 def require_end(reader: Reader) -> None:
     """Raise `CorruptFile` if more bytes follow."""
     if reader.position != len(reader.data):
-        raise CorruptFile(f"the file has extra bytes from byte {reader.position:,} on", path=reader.path)
+        raise CorruptFile(f"has extra bytes from byte {reader.position:,} on", path=reader.path)
 
 
 def _schema_files(store: dict[str, Any]) -> tuple[str, ...]:
@@ -190,5 +192,5 @@ def _chunks(text: str) -> bytes:
 def _count(reader: Reader) -> int:
     count = reader.int32("the number of pieces")
     if not 0 <= count <= len(reader.data):
-        raise CorruptFile(f"the file declares {count:,} pieces of a schema, more than it can contain", path=reader.path)
+        raise CorruptFile(f"declares {count:,} pieces of a schema, more than it can contain", path=reader.path)
     return count

@@ -39,14 +39,14 @@ def require_string_append(data: bytes, path: str) -> None:
     if families != {_FAMILY}:
         shown = ", ".join(sorted(families)) or "none"
         raise UnknownFormatVersion(
-            f"the snapshot has the RocksDB column families {shown[:200]}; only `default` is supported",
+            f"has the RocksDB column families {shown[:200]}; only `default` is supported",
             path=path,
             hint=_HINT,
         )
     if not operators or not all(map(_STRING_APPEND.fullmatch, operators)):
         # Another merge operator, or none, would read and write lists incorrectly.
         raise UnknownFormatVersion(
-            "the merge operator in the options is not StringAppend; lists cannot be read", path=path, hint=_HINT
+            "has a merge operator other than StringAppend, or none; lists cannot be read", path=path, hint=_HINT
         )
 
 

@@ -41,7 +41,7 @@ def verified(changes: Changes, path: str) -> Changes:
                 value_length[place] -= _HEAD_BYTES
         if not is_right:
             raise CorruptFile(
-                f"the record whose key starts with {bytes(key[:24]).hex()} does not match its checksum",
+                f"has a record that does not match its checksum; its key starts with {bytes(key[:24]).hex()}",
                 path=path,
                 hint="restore the file from a backup, or load an older version",
             )

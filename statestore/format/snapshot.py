@@ -124,15 +124,15 @@ def rocksdb_files(snapshot: Snapshot, path: str) -> dict[str, bytes]:
     current = snapshot.files["CURRENT"]
     manifest = current.decode("ascii", "replace").rstrip("\n")
     if not _CURRENT.fullmatch(current) or manifest not in snapshot.files:
-        raise CorruptFile(f"CURRENT names {current[:40]!r}, which is not in the zip", path=path, hint=_HINT)
+        raise CorruptFile(f"has a CURRENT that names {current[:40]!r}, which is not in the zip", path=path, hint=_HINT)
     if logged := [name for name, body in snapshot.files.items() if name.endswith(".log") and body]:
         raise CorruptFile(
-            f"the write-ahead log {logged[0]} has records; in Spark's snapshots it is empty", path=path, hint=_HINT
+            f"has records in the write-ahead log {logged[0]}; in Spark's snapshots it is empty", path=path, hint=_HINT
         )
     if snapshot.metadata.column_families:
         options = [name for name in snapshot.files if name.startswith("OPTIONS-")]
         if not options:
-            raise CorruptFile("the snapshot has column families but no OPTIONS file", path=path, hint=_HINT)
+            raise CorruptFile("has column families but no OPTIONS file", path=path, hint=_HINT)
         for name in options:
             require_string_append(snapshot.files[name], f"{path}/{name}")
     return {name: snapshot.files[name] for name in ("CURRENT", manifest)}
@@ -160,33 +160,31 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
             for entry in archive.infolist():
                 if entry.filename != _METADATA and not is_small_file(entry.filename):
                     raise CorruptFile(
-                        f"the zip has a file that is not part of a snapshot: {entry.filename!r}", path=path, hint=_HINT
+                        f"has a file that is not part of a snapshot: {entry.filename!r}", path=path, hint=_HINT
                     )
                 if entry.filename in files:
-                    raise CorruptFile(f"the zip has two files {entry.filename!r}", path=path, hint=_HINT)
+                    raise CorruptFile(f"has two files {entry.filename!r}", path=path, hint=_HINT)
                 # Java writes deflate. The headers of other methods determine how much memory they take.
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CorruptFile(
-                        f"the zip uses the unsupported compression method {entry.compress_type}", path=path, hint=_HINT
+                        f"uses the unsupported compression method {entry.compress_type}", path=path, hint=_HINT
                     )
                 left -= entry.file_size
                 if left < 0:
-                    raise CorruptFile(
-                        f"the zip unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT
-                    )
+                    raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
                 if entry.filename == _METADATA and entry.file_size > MOST_JSON_BYTES:
                     raise CorruptFile(
-                        f"the metadata has {entry.file_size:,} bytes, above the limit of {MOST_JSON_BYTES:,}",
+                        f"has metadata of {entry.file_size:,} bytes, above the limit of {MOST_JSON_BYTES:,}",
                         path=path,
                         hint=_HINT,
                     )
                 files[entry.filename] = _unpacked(archive, entry, path)
                 times.add(entry.date_time)
     except _BAD_ZIP as error:
-        raise CorruptFile(f"the zip is damaged or truncated: {error}", path=path, hint=_HINT) from error
+        raise CorruptFile(f"is not a valid zip: {error}", path=path, hint=_HINT) from error
     metadata = _parse_metadata(files.pop(_METADATA, None), path)
     if "CURRENT" not in files:
-        raise CorruptFile("the snapshot has no file CURRENT", path=path, hint=_HINT)
+        raise CorruptFile("has no file CURRENT", path=path, hint=_HINT)
     return Snapshot(files, metadata, times == {_NO_TIME}, comment if is_checkpoint_id(comment) else None)
 
 
@@ -200,7 +198,9 @@ def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> by
     # zipfile truncates longer content silently, and accepts shorter content.
     if len(body) != entry.file_size:
         raise CorruptFile(
-            f"{entry.filename} has {len(body):,} bytes, but the zip declares {entry.file_size:,}", path=path, hint=_HINT
+            f"has the file {entry.filename} with {len(body):,} bytes, but declares {entry.file_size:,}",
+            path=path,
+            hint=_HINT,
         )
     return body
 
@@ -233,11 +233,11 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
     if body is None:
-        raise CorruptFile("the snapshot has no metadata", path=path, hint=_HINT)
+        raise CorruptFile("has no metadata", path=path, hint=_HINT)
     header, _, rest = body.partition(b"\n")
     if header not in (b"v1", b"v2"):
         raise UnknownFormatVersion(
-            f"snapshot metadata version {header[:20]!r} is not supported (supported: v1 and v2)", path=path, hint=_HINT
+            f"has snapshot metadata version {header[:20]!r}, not v1 or v2", path=path, hint=_HINT
         )
     try:
         fields = parsed_json(rest)
@@ -252,14 +252,14 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
             _parse_files(fields.get("logFiles") or (), _LOG_NAME),
         )
     except BAD_VALUES as error:
-        raise CorruptFile("the metadata is not valid JSON of Spark's form", path=path, hint=_HINT) from error
+        raise CorruptFile("has metadata that is not valid JSON of Spark's form", path=path, hint=_HINT) from error
     numbers = [*metadata.column_families.values(), metadata.largest_family_id]
     if not all(0 <= number <= _LARGEST_FAMILY for number in numbers):
-        raise CorruptFile(f"column family ids out of range: {numbers[:8]}", path=path, hint=_HINT)
+        raise CorruptFile(f"has column family ids out of range: {numbers[:8]}", path=path, hint=_HINT)
     counts = (metadata.key_count, metadata.internal_key_count)
     if not all(-1 <= count < _LARGEST_COUNT for count in counts):
         raise CorruptFile(
-            f"impossible key counts: {counts[0]:,} keys, {counts[1]:,} internal keys", path=path, hint=_HINT
+            f"has impossible key counts: {counts[0]:,} keys, {counts[1]:,} internal keys", path=path, hint=_HINT
         )
     _require_names(metadata.tables, _LOCAL_TABLE, _DFS_TABLE, path)
     _require_names(metadata.archived_logs, _LOCAL_LOG, _DFS_LOG, path)
@@ -279,12 +279,8 @@ def _parse_files(files: Iterable[Any], dfs_field: str) -> tuple[TableFile, ...]:
 def _require_names(files: Sequence[TableFile], local: re.Pattern[str], dfs: re.Pattern[str], path: str) -> None:
     for file in files:
         if not (local.fullmatch(file.local_name) and dfs.fullmatch(file.dfs_name)):
-            raise CorruptFile(
-                f"the metadata has invalid file names: {file.local_name!r}, {file.dfs_name!r}", path=path, hint=_HINT
-            )
+            raise CorruptFile(f"has invalid file names: {file.local_name!r}, {file.dfs_name!r}", path=path, hint=_HINT)
         if file.size_bytes < 0:
-            raise CorruptFile(
-                f"the metadata declares a size of {file.size_bytes} bytes for {file.dfs_name}", path=path, hint=_HINT
-            )
+            raise CorruptFile(f"declares a size of {file.size_bytes} bytes for {file.dfs_name}", path=path, hint=_HINT)
     if len({file.local_name for file in files}) < len(files):
-        raise CorruptFile("the metadata has two files with the same name", path=path, hint=_HINT)
+        raise CorruptFile("has two files with the same name", path=path, hint=_HINT)

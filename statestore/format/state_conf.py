@@ -45,7 +45,7 @@ def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 0 < int(text) <= MOST_PARTITIONS):
         raise CorruptFile(
-            f"{SHUFFLE_PARTITIONS} has the invalid value {text[:40]!r}",
+            f"sets {SHUFFLE_PARTITIONS} to the invalid value {text[:40]!r}",
             path=path,
             hint="restore the file from a backup",
         )
@@ -71,7 +71,7 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
     version = log.conf.get(MERGES, "1")
     if version not in _DELIMITERS:
         raise UnknownFormatVersion(
-            f"{MERGES}={version} is not supported (supported: 1 and 2)",
+            f"sets {MERGES}={version}; only 1 and 2 are supported",
             path=path,
             hint="upgrade Statekeeper; nothing was changed",
         )

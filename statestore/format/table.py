@@ -99,21 +99,21 @@ def require_whole(table: Readable, path: str) -> int:
 def read_footer(end: bytes, size_bytes: int, path: str) -> Footer:
     """Parse the footer from the last bytes of a table of `size_bytes`. Raises `CorruptFile`, `NotVerified`."""
     if len(end) < FOOTER_BYTES:
-        raise CorruptFile(f"the file is not an SST: it has only {size_bytes:,} bytes", path=path)
+        raise CorruptFile(f"is not an SST: it has only {size_bytes:,} bytes", path=path)
     checksum_type, handles, version, magic = _FOOTER.unpack(end[-FOOTER_BYTES:])
     if magic != _MAGIC:
-        raise CorruptFile("the file is not an SST: the magic number in its footer is wrong", path=path)
+        raise CorruptFile("is not an SST: the magic number in its footer is wrong", path=path)
     if not 0 < version <= _NEWEST_VERSION:
         raise NotVerified(f"{path}: format version {version} is not supported")
     try:
         metaindex, at = _handle(handles, 0)
         index, at = _handle(handles, at)
     except _BAD as error:
-        raise CorruptFile(f"the footer of the SST has no valid block handles: {error}", path=path) from error
+        raise CorruptFile(f"has a footer without valid block handles: {error}", path=path) from error
     for handle in (metaindex, index):
         if handle.end > size_bytes - FOOTER_BYTES:
             raise CorruptFile(
-                f"the footer of the SST names a block at byte {handle.offset:,}, beyond the end of the file", path=path
+                f"has a footer that names a block at byte {handle.offset:,}, beyond the end of the file", path=path
             )
     return Footer(checksum_type, metaindex, index)
 
@@ -150,7 +150,7 @@ class _Blocks:
         (said,) = struct.unpack("<I", table[end + 1 : handle.end])
         if self._checksum(table[handle.offset : end], table[end]) != said:
             raise CorruptFile(
-                f"the block at byte {handle.offset:,} ({handle.size:,} bytes) does not match its checksum",
+                f"has a block at byte {handle.offset:,} ({handle.size:,} bytes) that does not match its checksum",
                 path=self._path,
             )
 

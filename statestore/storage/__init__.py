@@ -1,7 +1,7 @@
-"""Where bytes live: local disk, S3, Azure, Google's cloud and HDFS, with every request counted.
+"""Storage backends: local disk, S3, Azure, Google Cloud Storage and HDFS. They count every request.
 
-Here belongs what moves whole objects and knows nothing of what is in them. Names and contents of a checkpoint's files
-are the business of `statestore.format`.
+A backend moves whole objects and does not know their contents. `statestore.format` defines the names and contents of a
+checkpoint's files.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _RANDOM_IDS = RandomIds()
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """How to open a storage: what travels to Spark's Python workers in place of the storage itself.
+    """The parameters to open a storage. Spark's Python workers get a spec instead of the storage itself.
 
-    Those are forked from one daemon. A connection that was opened before would be shared by all of them, and its event
-    loop would run in none: so each worker opens its own. `options` may hold a secret and is not shown.
+    Workers are forked from one daemon. They would share a connection that was opened before the fork, and its event
+    loop would run in none of them. So each worker opens its own. `options` may contain a secret and is not displayed.
     """
 
     url: str
@@ -81,12 +81,12 @@ def open_storage(
     ids: Ids = _RANDOM_IDS,
     options: Mapping[str, str] | None = None,
 ) -> Storage:
-    """Open the root at a url: a local path, `file:///path`, `s3://bucket/folder`, or one that a driver is for
-    (`abfss://`, `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`.
+    """Open the root at a URL: a local path, `file:///path`, `s3://bucket/folder`, or a URL with a driver (`abfss://`,
+    `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`. Sends no request.
 
-    `options` are added to those of the spec. S3 knows `endpoint_url`, `key`, `secret`, `region` and `anon` ("true");
-    what is not given comes from the usual AWS_* variables and files, and so it is for the others. Nothing is requested yet.
-    Raises StorageError for an unknown scheme or option, and where a driver is not installed.
+    `options` override those of the spec. S3 supports `endpoint_url`, `key`, `secret`, `region` and `anon` ("true").
+    Missing options come from the usual environment variables and files (AWS_* for S3). Raises StorageError for an
+    unknown scheme or option, and if a driver is not installed.
     """
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
     spec = replace(spec, url=canonical(spec.url))
@@ -95,17 +95,17 @@ def open_storage(
     scheme = parts.scheme if _SCHEME.match(spec.url) else ""
     if scheme and redacted(spec.url) != spec.url:
         raise StorageError(
-            "contains a password or a token, which logs and Dagster would show",
+            "contains a password or a token, which logs and Dagster would display; the storage was not opened",
             path=spec.url,
-            hint="give credentials as storage options or by the environment, and only the place as the URL",
+            hint="give credentials as storage options or environment variables, and remove them from the URL",
         )
-    # An empty url is no root, though to pathlib it is the working directory; in file://host/path a slash is missing.
+    # An empty URL is rejected, because pathlib reads it as the working directory. In file://host/path a slash is missing.
     if spec.url and scheme in ("", "file") and not (scheme and parts.netloc):
         _refuse_unknown(chosen, (), spec.url)
-        # Spark writes `file:/path`; a url is percent-encoded, a bare path is not.
+        # Spark writes `file:/path`. A URL is percent-encoded, a bare path is not.
         return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids)
     if scheme == "s3" and parts.netloc:
-        # Imported on demand: it takes a second, and a root on local disk does without.
+        # Imported on demand: the import takes a second, and roots on local disk do not need it.
         from statestore.storage import s3
 
         _refuse_unknown(chosen, s3.OPTIONS, spec.url)
@@ -119,13 +119,13 @@ def open_storage(
         return remote.RemoteStorage(spec.url, drivers.open_driver(spec.url, chosen))
     if scheme == "hdfs":
         raise StorageError(
-            "is spoken by Hadoop's own client alone",
+            "hdfs:// is not supported",
             path=spec.url,
-            hint=f"name the same folder by the namenode's web address (dfs.namenode.http-address): "
-            f"webhdfs://{parts.hostname or 'namenode'}:9870{parts.path}, or swebhdfs:// where that has TLS",
+            hint=f"use the namenode's web address (dfs.namenode.http-address): "
+            f"webhdfs://{parts.hostname or 'namenode'}:9870{parts.path}, or swebhdfs:// with TLS",
         )
     raise StorageError(
-        "names no storage that is known",
+        "has an unknown scheme or no bucket",
         path=spec.url,
         hint="use a local path, s3://bucket/folder (or s3a://), abfss://container@account.dfs.core.windows.net/folder, "
         "gs://bucket/folder or webhdfs://namenode:9870/folder",
@@ -134,5 +134,5 @@ def open_storage(
 
 def _refuse_unknown(chosen: Mapping[str, str], known: tuple[str, ...], url: str) -> None:
     if unknown := sorted(set(chosen) - set(known)):
-        hint = f"use {', '.join(known)}" if known else "a local root takes none"
+        hint = f"use {', '.join(known)}" if known else "remove them; a local root has no options"
         raise StorageError(f"unknown options: {', '.join(unknown)}", path=url, hint=hint)

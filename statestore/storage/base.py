@@ -18,7 +18,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
-from statestore.errors import CorruptFile, ObjectMissing, UnsafePath
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, UnsafePath
 
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000
@@ -59,8 +59,8 @@ class Deletion(Enum):
     """The outcome of a conditional delete."""
 
     DELETED = "deleted"
-    CHANGED = "other bytes stand there, and stay"
-    MISSING = "nothing stands there"
+    CHANGED = "the object has other bytes and was not deleted"
+    MISSING = "the object does not exist"
     """Another process deleted it, or an earlier try whose reply was lost."""
 
 
@@ -279,7 +279,7 @@ def checked(path: str) -> str:
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise UnsafePath(
-            f"{path[:200]!r} is no path below a state root: it is relative, without '.', '..' and empty parts"
+            f"{path[:200]!r} is not a valid path in a state root: it must be relative, without '.', '..' and empty parts"
         )
     return path
 
@@ -322,9 +322,18 @@ def is_below(path: str, folder: str) -> bool:
 def too_large(size_bytes: int, shown: str) -> CorruptFile:
     """Return the error for an object of more than MOST_READ_BYTES."""
     return CorruptFile(
-        f"has {size_bytes:,} bytes; a file of its kind has {MOST_READ_BYTES:,} at most",
+        f"has {size_bytes:,} bytes, above the limit of {MOST_READ_BYTES:,} for its kind",
         path=shown,
         hint="restore the file from a backup",
+    )
+
+
+def another_exists(shown: str) -> AlreadyExists:
+    """Return the error for a create whose name is taken by other bytes."""
+    return AlreadyExists(
+        "already exists with other bytes and was not overwritten",
+        path=shown,
+        hint="another process created it first; stop one of the two processes, or wait for it",
     )
 
 

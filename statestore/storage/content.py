@@ -1,4 +1,4 @@
-"""Bytes on the caller's side: what a create is given, in memory or in a local file, and where a download goes."""
+"""Bytes on the caller's side: the content of a create, in memory or in a local file, and the target of a download."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from statestore.errors import LocalDiskFull, LocalStateError, StorageError
 
 DOWNLOAD_PIECE_BYTES = 1024 * 1024
-"""Small, as several files are fetched at once."""
+"""Small, because several files are downloaded concurrently."""
 
 PIECE_BYTES = 16 * 1024 * 1024
 MOST_PIECES = 10_000
-"""Parts that S3 allows in one upload."""
+"""Maximum number of parts in one S3 upload."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """Bytes to be stored, cut into pieces of equal size (the last may be smaller)."""
+    """Bytes to store, split into pieces of equal size; the last piece may be smaller."""
 
     data: bytes | Path
     size_bytes: int
@@ -36,11 +36,11 @@ class Content:
 
     @property
     def pieces(self) -> int:
-        """How many pieces there are; no bytes are one empty piece."""
+        """The number of pieces. Empty content is one empty piece."""
         return max(1, -(-self.size_bytes // self.piece_bytes))
 
     def piece(self, number: int) -> bytes:
-        """Piece `number`, from 0. Raises StorageError when the file no longer has the size that it had at first."""
+        """Return piece `number`, from 0. Raises StorageError if the file is smaller than at first."""
         start = number * self.piece_bytes
         length = min(self.piece_bytes, self.size_bytes - start)
         if isinstance(self.data, bytes):
@@ -49,11 +49,14 @@ class Content:
             file.seek(start)
             piece = file.read(length)
         if len(piece) != length:
-            raise StorageError("the file shrank while it was being stored", path=str(self.data), hint="store it again")
+            raise StorageError(
+                "became smaller during its upload; nothing was stored", path=str(self.data), hint="store it again"
+            )
         return piece
 
     def etag(self) -> str:
-        """What S3 calls an object that was uploaded as these pieces, unless it is encrypted with a KMS key."""
+        """Return the ETag that S3 computes for an upload of these pieces, unless the object is encrypted with a KMS
+        key."""
         digests = [hashlib.md5(self.piece(number), usedforsecurity=False) for number in range(self.pieces)]
         if self.pieces == 1:
             return digests[0].hexdigest()
@@ -61,7 +64,7 @@ class Content:
         return f"{joined.hexdigest()}-{self.pieces}"
 
     def equals(self, read_range: Callable[[int, int], bytes]) -> bool:
-        """Whether what `read_range(start, length)` gives is the same, for a whole that has the same size."""
+        """Return whether `read_range(start, length)` returns the same bytes, for an object of the same size."""
         for number in range(self.pieces):
             mine = self.piece(number)
             if mine and read_range(number * self.piece_bytes, len(mine)) != mine:
@@ -71,9 +74,9 @@ class Content:
 
 @contextmanager
 def scratch_file(target: Path) -> Iterator[Callable[[bytes], None]]:
-    """A function that appends to a new local file, which is removed when the block fails.
+    """Yield a function that appends to a new local file. If the block fails, the file is removed.
 
-    A full or missing scratch disk is told apart from trouble in the store: LocalDiskFull, LocalStateError.
+    A full or missing scratch disk raises LocalDiskFull or LocalStateError, to distinguish it from storage errors.
     """
 
     def write(piece: bytes) -> None:
@@ -89,7 +92,7 @@ def scratch_file(target: Path) -> Iterator[Callable[[bytes], None]]:
             file.close()
     except BaseException:
         with suppress(OSError):
-            file.close()  # on a full disk it fails once more
+            file.close()  # fails again on a full disk
         target.unlink(missing_ok=True)
         raise
 
@@ -100,6 +103,8 @@ def _scratch_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LocalDiskFull("no space is left for a download", path=str(target), hint="free space") from error
+            raise LocalDiskFull(
+                "the local disk is full; the download failed", path=str(target), hint="free space"
+            ) from error
         what = error.strerror or str(error)
-        raise LocalStateError(what, path=str(target), hint="look at the scratch folder") from error
+        raise LocalStateError(what, path=str(target), hint="check the scratch folder and its permissions") from error

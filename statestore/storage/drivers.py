@@ -1,13 +1,13 @@
-"""Which driver a URL needs, and what it is told.
+"""The driver of each URL scheme, and its parameters.
 
-    abfss://container@account.dfs.core.windows.net/folder    adlfs, of fsspec's
-    gs://bucket/folder                                       gcsfs, of fsspec's
+    abfss://container@account.dfs.core.windows.net/folder    adlfs, of fsspec
+    gs://bucket/folder                                       gcsfs, of fsspec
     webhdfs://namenode:9870/folder                           `webhdfs`, on requests
     swebhdfs://namenode:9871/folder                          the same with TLS
 
-Whether a driver creates an object only where nothing is, in one step of the store's, was read in each of them: fsspec
-itself does not promise it. Its default for `mode="create"` looks first and writes then, and some drivers do not even look.
-So only those are listed that can, from a named release on.
+A driver must create an object atomically and only if it does not exist. fsspec does not guarantee this: its default for
+`mode="create"` checks first and writes then, and some drivers do not even check. The source code of each driver below
+was read to verify that it does, from the given release on.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from statestore.storage.base import TEMP_FOLDER
 from statestore.storage.content import PIECE_BYTES
 
 _REQUEST_SECONDS = 60
-"""For one request; with its retries it stays below the life of a lease."""
+"""The timeout of one request. Including retries it is shorter than the life of a lease."""
 
 _ACCOUNT = re.compile(r"(?P<container>[^@/]+)@(?P<account>[^./:]+)\.(?P<rest>[^/:]+)")
 
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver that creates an object only where nothing is, in one step, by the package that it needs.
+    """A driver with atomic create-if-absent, and the package that it needs.
 
-    kind        its class, as "module:class"; it has the methods of fsspec's that `remote` calls
-    release     the oldest release of the package that is known to keep what is said here
-    options     what a root may tell it
-    upload      what keeps it from holding a large file in memory while it sends it
-    failures    what it raises beside Python's own errors, as "module:class"
-    told        what it is told beside the options, from the URL
-    place       where the root lies, as the driver names it
+    kind        its class, as "module:class", with fsspec's methods that `remote` calls
+    release     the oldest release of the package that was verified
+    options     the options that a root may have
+    upload      parameters that prevent it from holding a large file in memory during an upload
+    failures    its exceptions other than Python's, as "module:class"
+    told        returns its parameters, other than the options, from the URL
+    place       returns the driver's path of the root
     """
 
     package: str
@@ -56,7 +56,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Opened:
-    """A driver at work: its file system, the root's place in it, and what its requests may fail with."""
+    """An open driver: its file system, its path of the root, and the exceptions of its requests."""
 
     files: Any
     place: str
@@ -65,17 +65,17 @@ class Opened:
 
 
 _NOTHING_KEPT: Mapping[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-"""fsspec's caches: a listing that decides must be new."""
+"""Disables fsspec's caches: decisions need a fresh listing."""
 
 _WEB_PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
-"""Hadoop's own, from 3 on."""
+"""Hadoop's default ports, since Hadoop 3."""
 
 
 def _azure(parts: SplitResult) -> dict[str, Any]:
     told: dict[str, Any] = {**_NOTHING_KEPT, "connection_timeout": 5, "read_timeout": _REQUEST_SECONDS}
     if match := _ACCOUNT.fullmatch(parts.netloc):
         told["account_name"] = match["account"]
-        # The host of a container's files; blobs have a host of their own.
+        # The URL has the host of a container's files; blobs have another host.
         told["account_host"] = f"{match['account']}.{match['rest'].replace('dfs.', 'blob.', 1)}"
     return told
 
@@ -112,7 +112,7 @@ _AZURE = Driver(
         "client_secret",
         "anon",
     ),
-    # It creates by If-None-Match, also where the blocks of a large blob are put together.
+    # It creates with If-None-Match, also when it commits the blocks of a large blob.
     upload={"max_concurrency": 1},
     failures=("azure.core.exceptions:AzureError",),
     told=_azure,
@@ -123,7 +123,7 @@ _HDFS = Driver(
     kind="statestore.storage.webhdfs:WebHdfs",
     release="2.31",
     options=("user", "token", "kerberos", "proxy_to"),
-    # It creates by a rename that the namenode refuses where something is.
+    # It creates by a rename that the namenode rejects if the target exists.
     upload={},
     failures=(),
     told=_hdfs,
@@ -133,11 +133,11 @@ _DRIVERS = {
     "abfss": _AZURE,
     "gs": Driver(
         package="gcsfs",
-        # Not what fsspec takes: that asks by gRPC first whether the bucket is a zonal one, and writes into those otherwise.
+        # Not fsspec's default class: it asks by gRPC whether the bucket is zonal, and writes to zonal ones differently.
         kind="gcsfs.core:GCSFileSystem",
         release="2025.5.0",
         options=("project", "token", "endpoint_url"),
-        # It creates by ifGenerationMatch=0, also where a resumable upload begins.
+        # It creates with ifGenerationMatch=0, also at the start of a resumable upload.
         upload={"chunksize": PIECE_BYTES},
         failures=("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
         told=lambda _: {**_NOTHING_KEPT, "requests_timeout": _REQUEST_SECONDS},
@@ -148,26 +148,26 @@ _DRIVERS = {
 }
 
 _TELLING = ("AZURE_", "GOOGLE_", "STORAGE_", "HADOOP_USER_NAME")
-"""The variables of the environment that drivers listen to."""
+"""Prefixes of the environment variables that drivers read."""
 
 _OPENED: dict[object, Any] = {}
-"""The file systems of this process, which share what costs much to make. A fork must not use its parent's."""
+"""The open file systems of this process. Opening one is expensive. A fork must not use those of its parent."""
 
 
 def options_of(scheme: str) -> tuple[str, ...]:
-    """What a root of this scheme may be told."""
+    """Return the options of roots with this scheme."""
     return _DRIVERS[scheme].options
 
 
 def open_driver(url: str, options: Mapping[str, str]) -> Opened:
-    """The driver for a URL with one of the schemes above. Nothing is requested yet.
+    """Open the driver for a URL with one of the schemes above. Sends no request.
 
-    Raises `StorageError` where the driver, or what it needs, is not installed, or it is given no credentials.
+    Raises `StorageError` if the driver or a package that it needs is not installed, or if credentials are missing.
     """
     parts = urlsplit(url)
     driver = _DRIVERS[parts.scheme]
     _require_installed(driver, url)
-    # Each failed request would be logged with a traceback on stderr; what fails for good is raised with its name.
+    # Otherwise each failed request would be logged with a traceback on stderr. Permanent failures are raised.
     logging.getLogger(driver.package).addHandler(logging.NullHandler())
     told = {**driver.told(parts), **options}
     for switch in ("anon", "kerberos"):
@@ -181,7 +181,7 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
         files = _OPENED.get(key) or _OPENED.setdefault(key, _named(driver.kind)(**told))
     except failures as error:
         what = f"{driver.package} cannot be used: {str(error).partition(chr(10))[0]}"
-        raise StorageError(what, path=url, hint="give credentials, or look at the root's storage options") from error
+        raise StorageError(what, path=url, hint="check the credentials and the root's storage options") from error
     return Opened(files, driver.place(parts).rstrip("/"), driver.upload, failures)
 
 
@@ -194,7 +194,7 @@ def _require_installed(driver: Driver, url: str) -> None:
         ) from error
     if _numbers(there) < _numbers(driver.release):
         raise StorageError(
-            f"needs {driver.package} {driver.release} or later, and {there} is installed",
+            f"needs {driver.package} {driver.release} or later, but {there} is installed",
             path=url,
             hint=_install(driver),
         )
@@ -213,6 +213,6 @@ def _failures(driver: Driver) -> tuple[type[Exception], ...]:
 
 
 def _named(name: str) -> Any:
-    """What "module:class" names."""
+    """Import the object with the name "module:class"."""
     module, _, kind = name.partition(":")
     return getattr(import_module(module), kind)

@@ -1,7 +1,7 @@
-"""The proof that a store creates an object only where none is.
+"""A test that a store creates an object only if it does not exist.
 
-Everything rests on it: of two drivers exactly one commits a batch, of two maintainers exactly one holds the lease. A store
-that ignores `If-None-Match` overwrites without a word, and nothing shows it until two writers meet.
+Commits and leases depend on it: exactly one of two drivers commits a batch, and exactly one of two maintainers holds
+the lease. A store that ignores `If-None-Match` overwrites silently, and this is only noticed when two writers meet.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from statestore.storage.base import TEMP_FOLDER, Storage
 
 
 def require_exclusive_create(storage: Storage, ids: Ids) -> None:
-    """Create one object twice, with other bytes the second time. For the creation of a root only: two creates, what a
-    refused one costs, and a delete.
+    """Create one object twice, with other bytes the second time. Only for the creation of a root. Cost: two creates,
+    the requests after a rejected create, and a delete.
 
-    Raises `NoExclusiveCreate` when the second one is not refused, `StorageError`.
+    Raises `NoExclusiveCreate` if the second create succeeds, and `StorageError`.
     """
     path = f"{TEMP_FOLDER}/{ids.fresh()}"
     storage.create(path, b"first")
@@ -27,12 +27,12 @@ def require_exclusive_create(storage: Storage, ids: Ids) -> None:
         return
     else:
         raise NoExclusiveCreate(
-            "the store overwrites an object that a create must leave alone; two drivers would overwrite each other's "
+            "the storage overwrites an existing object on create; two drivers would overwrite each other's "
             "batches. Nothing was created",
             path=storage.url,
-            hint="use a store that honours If-None-Match on uploads: Amazon S3, or a release of yours that does",
+            hint="use a storage that supports If-None-Match on uploads: Amazon S3, or a newer release of yours",
         )
     finally:
-        # A job may lack the right to delete; what it leaves is an unfinished file.
+        # A job may lack the permission to delete. The object then remains as an unfinished file.
         with suppress(StorageError):
             storage.delete([path])

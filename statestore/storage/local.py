@@ -1,9 +1,9 @@
 """A root on a local or mounted POSIX file system.
 
-An object is written in full to `_statekeeper/tmp`, flushed, and then given its name by a hard link, which fails when
-the name is taken. So a reader, Spark included, never meets half of a file, and a crash leaves at worst a leftover in
-that folder. The whole root has to be on one file system, and that has to know hard links. Whose the object is: see
-`ownership`.
+An object is written in full to `_statekeeper/tmp`, flushed, and then named by a hard link, which fails if the name
+exists. So a reader, including Spark, never reads a partial file, and a crash leaves at most an unfinished file in that
+folder. The whole root must be on one file system with hard links. `ownership` sets owner, group and mode of the
+objects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from statestore.clock import Ids
-from statestore.errors import AccessDenied, AlreadyExists, NotAFile, ObjectMissing, StorageError
+from statestore.errors import AccessDenied, NotAFile, ObjectMissing, StorageError
 from statestore.storage import ownership
 from statestore.storage.base import (
     DELETE_BATCH,
@@ -31,6 +31,7 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    another_exists,
     checked,
     checked_folder,
     is_listed,
@@ -44,16 +45,16 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FOLDERS = threading.Lock()
-"""Held while a folder is made: one in it gets its owner and mode, and must not see it without."""
+"""Held while a folder is created: a folder inside it copies its owner and mode, so these must be set first."""
 
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS}
 
 
 class LocalStorage(OpenedStore):
-    """Storage on a local disk; one request is one call, and up to DELETE_BATCH deletes."""
+    """Storage on a local disk. One call counts as one request, as do up to DELETE_BATCH deletes."""
 
     def __init__(self, root: Path, *, ids: Ids) -> None:
-        # Links above the root are the operator's business; below it none is followed.
+        # Links above the root are resolved. Links below it are rejected.
         self._root = Path(os.path.realpath(root))
         self._ids = ids
         super().__init__(self._root.as_uri())
@@ -96,7 +97,7 @@ class LocalStorage(OpenedStore):
             else:
                 self._compare(path, target, content)
                 created = Created.SAME
-                # The one who linked it may have died before its flush, and our caller is about to rely on the file.
+                # The process that created it may have died before its flush, and the caller relies on the file.
                 _flush(target)
             _flush(target.parent)
         return created
@@ -140,7 +141,7 @@ class LocalStorage(OpenedStore):
         return Entry(path, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
 
     def delete(self, paths: Iterable[str]) -> None:
-        # Not flushed: a deletion that a power cut takes back leaves garbage, which the next run finds again.
+        # Not flushed: if a power failure reverts a delete, the next run finds the file again.
         for number, path in enumerate([checked(path) for path in paths]):
             if number % DELETE_BATCH == 0:
                 self.requests.count(Kind.DELETE)
@@ -165,8 +166,8 @@ class LocalStorage(OpenedStore):
             except FileNotFoundError:
                 return Deletion.MISSING
             try:
-                # Losing schedule: the successor's file takes the name after this one was read and before it was moved.
-                # Whatever was moved cannot change any more: no file is written in place.
+                # Race: a successor's file takes the name between the read and the rename. The renamed file cannot change
+                # any more, because no file is written in place.
                 if claimed.read_bytes() == data:
                     _forget_sidecar(target)
                     return Deletion.DELETED
@@ -185,7 +186,8 @@ class LocalStorage(OpenedStore):
             ownership.require_can_give(self._root, probe)
 
     def _place(self, path: str) -> Path:
-        """Where the object is. A link below the root could lead a delete anywhere on the machine: it is refused."""
+        """Return the path of an object. Rejects links below the root, because a delete could follow one to any file of
+        the machine."""
         place = self._root / checked(path)
         if os.path.realpath(place) != str(place):
             raise self._linked(path)
@@ -193,26 +195,28 @@ class LocalStorage(OpenedStore):
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[BinaryIO]:
-        """The file, for reading. A FIFO or a device is not opened: that may wait for ever, or change it."""
+        """Open the file for reading. Rejects FIFOs and devices: opening one may block forever or change it."""
         place = self._place(path)
         self.requests.count(Kind.READ)
         with self._translated(path):
             mode = place.stat().st_mode
             if not stat.S_ISREG(mode):
-                raise ObjectMissing("is not there", path=self._shown(path)) if stat.S_ISDIR(mode) else self._odd(path)
+                raise _missing(self._shown(path)) if stat.S_ISDIR(mode) else self._odd(path)
             with os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 yield file
 
     @contextmanager
     def _unfinished(self, content: Content, target: Path, like: str | None) -> Iterator[Path]:
-        """The content in a flushed file of its own, which has another name, or none, when the block is left: whose it is
-        to be at `target`, in a folder that exists."""
+        """Write the content to a flushed temporary file with the ownership of `target`, and create the target's folder.
+
+        The block may rename the file. Otherwise the file is removed.
+        """
         temp = self._temp_file()
         self._make_folder(temp.parent)
         self._make_folder(target.parent)
         whose = self._ownership(target, like)
         try:
-            # Private until it belongs to whom it should.
+            # Private until it has its final owner.
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 for number in range(content.pieces):
@@ -232,7 +236,8 @@ class LocalStorage(OpenedStore):
         return found or ownership.for_file(self._root, target.parent)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make it and what is above it; each new name is flushed, else a power cut could take it with its files."""
+        """Create the folder and its parents. Flush each new name, because a power failure could remove it with its
+        files."""
         if folder.is_dir():
             return
         with _FOLDERS:
@@ -252,7 +257,7 @@ class LocalStorage(OpenedStore):
         _flush(folder.parent)
 
     def _link(self, temp: Path, target: Path, path: str) -> bool:
-        """Give the finished file its name; False when the name is taken."""
+        """Link the finished file to its name; return False if the name exists."""
         try:
             target.hardlink_to(temp)
         except FileExistsError:
@@ -261,14 +266,14 @@ class LocalStorage(OpenedStore):
             if error.errno not in _NO_LINK:
                 raise
             raise StorageError(
-                f"cannot be created by a hard link ({error.strerror})",
+                f"cannot be created with a hard link ({error.strerror}); nothing was written",
                 path=self._shown(path),
-                hint="keep the whole root on one file system that has hard links, or on S3",
+                hint="move the whole root to one file system with hard links, or to S3",
             ) from error
         return True
 
     def _compare(self, path: str, target: Path, content: Content) -> None:
-        """Return when the file at `target` has this content, else raise AlreadyExists."""
+        """Return if the file at `target` has this content, else raise AlreadyExists."""
 
         def read_range(start: int, length: int) -> bytes:
             file.seek(start)
@@ -279,7 +284,7 @@ class LocalStorage(OpenedStore):
         with self._opened(path) as file:
             if os.fstat(file.fileno()).st_size == content.size_bytes and content.equals(read_range):
                 return
-        raise AlreadyExists("stands there with other bytes", path=self._shown(path), hint="somebody else was first")
+        raise another_exists(self._shown(path))
 
     def _walk(self, folder: Path, prefix: str, *, hidden: bool) -> Iterator[Entry]:
         pending = [(folder, prefix)]
@@ -313,36 +318,42 @@ class LocalStorage(OpenedStore):
             raise translate(error, self._shown(path)) from error
 
     def _linked(self, path: str) -> NotAFile:
-        what = "a symbolic link below the state root is not followed"
-        return NotAFile(what, path=self._shown(path), hint="put the files themselves there")
+        what = "contains a symbolic link; links below a state root are not followed"
+        return NotAFile(what, path=self._shown(path), hint="replace the link by the file or folder itself")
 
     def _odd(self, path: str) -> NotAFile:
-        return NotAFile("is no regular file", path=self._shown(path), hint="put the file itself there")
+        return NotAFile("is not a regular file", path=self._shown(path), hint="replace it by a regular file")
 
     def _shown(self, path: str) -> str:
         return f"{self._root}/{path}"
 
 
 def translate(error: OSError, shown: str) -> StorageError:
-    """The library's error for what the operating system says of the file `shown`."""
+    """Return the library's error for an error of the operating system about the file `shown`."""
     if error.errno in _MISSING:
-        return ObjectMissing("is not there", path=shown)
+        return _missing(shown)
     if error.errno in _DENIED:
-        return AccessDenied("the file system refuses it", path=shown, hint="look at owner and mode of root and file")
+        return AccessDenied("permission denied", path=shown, hint="check the owner and mode of root and file")
     if error.errno in _FULL:
-        return StorageError("no space is left on the disk of the state root", path=shown, hint="free space")
-    return StorageError(error.strerror or str(error), path=shown, hint="look at the disk, then try again")
+        return StorageError(
+            "the disk of the state root is full (no space is left)", path=shown, hint="free space, then try again"
+        )
+    return StorageError(error.strerror or str(error), path=shown, hint="check the disk, then try again")
+
+
+def _missing(shown: str) -> ObjectMissing:
+    return ObjectMissing("does not exist", path=shown)
 
 
 def _omitted(item: os.DirEntry[str]) -> str | None:
-    """Why a listing leaves it out; None for a file or folder with a name that is text."""
+    """Return the reason why listings omit an entry; None for a file or folder with a valid name."""
     if not _is_text(item.name):
         return "its name is not UTF-8"
     if item.is_symlink():
-        return "it is a symbolic link, and none is followed"
+        return "it is a symbolic link; links are not followed"
     if item.is_dir(follow_symlinks=False) or item.is_file(follow_symlinks=False):
         return None
-    return "it is no regular file"
+    return "it is not a regular file"
 
 
 def _is_text(name: str) -> bool:
@@ -354,7 +365,8 @@ def _size(file: BinaryIO) -> int:
 
 
 def _forget_sidecar(target: Path) -> None:
-    """Remove Hadoop's `.NAME.crc` of bytes that are going: left behind, it makes the next file unreadable to Hadoop."""
+    """Remove Hadoop's `.NAME.crc` of replaced or deleted bytes. Otherwise Hadoop cannot read the next file with this
+    name."""
     target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
 
 

@@ -1,13 +1,13 @@
-"""Owner, group and mode of what is added to a root on a local or mounted file system.
+"""Owner, group and mode of new files in a root on a local or mounted file system.
 
-A checkpoint belongs to the user of its streaming query. A maintainer often is another one, with a umask of its own:
+A checkpoint belongs to the user of its streaming query. The maintainer is often another user, with another umask:
 
-    the maintainer        adds                     and without this module
+    the maintainer        adds                     without this module
     root, umask 077       state/0/3/17.zip 0600    Spark fails: CANNOT_READ_STREAMING_STATE_FILE
     root, umask 022       state/0/3/SSTs/ 0755     Spark cannot upload the tables of its own snapshots
 
-So each new file gets owner, group and mode of the files beside it, and each new folder those of the folder around it.
-Where no file lies beside it, the nearest folder above that has files counts, and in an empty root the root's own folder.
+So each new file gets owner, group and mode of the adjacent files, and each new folder those of its parent. If there are
+no adjacent files, the nearest parent folder with files is used, and in an empty root the root's own folder.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 from statestore.errors import ForeignOwner
 
 _SAMPLE_FILES = 8
-"""Files that are looked at beside a new one: a single one may be of a maintainer that did not care for its mode."""
+"""Number of adjacent files to examine. A single one may have the mode of a careless maintainer."""
 _SAMPLE_ENTRIES = 64
 _FILE_BITS = 0o666
 _FILE_BITS_FROM_FOLDER = 0o664
-"""A folder that everyone may write to does not make its files so."""
+"""Files in a world-writable folder do not become world-writable."""
 _NOT_GIVEN = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS}
 
 
@@ -48,7 +48,7 @@ class Ownership:
 
 
 def of_file(place: Path) -> Ownership | None:
-    """That of a file; None when there is none."""
+    """Return the ownership of a file; None if it does not exist."""
     with suppress(FileNotFoundError, NotADirectoryError):
         about = place.stat(follow_symlinks=False)
         return _of_file(about) if stat.S_ISREG(about.st_mode) else None
@@ -56,7 +56,7 @@ def of_file(place: Path) -> Ownership | None:
 
 
 def for_file(root: Path, folder: Path) -> Ownership:
-    """That of a new file in a folder of the root."""
+    """Return the ownership for a new file in a folder of the root."""
     while (found := _most_common(folder)) is None:
         if folder == root:
             about = root.stat()
@@ -66,33 +66,34 @@ def for_file(root: Path, folder: Path) -> Ownership:
 
 
 def for_folder(parent: Path) -> Ownership:
-    """That of a new folder in another one, with its setgid and sticky bits."""
+    """Return the ownership for a new folder, including the setgid and sticky bits of its parent."""
     about = parent.stat()
     return Ownership(about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode))
 
 
 def give(descriptor: int, ownership: Ownership) -> None:
-    """Give it to an open file or folder that this process created, as far as the system lets it.
+    """Set the ownership of an open file or folder that this process created, as far as permitted.
 
-    By a descriptor: the user of the query may write to the folder, and could put a link in place of a name while root
-    changes the owner. A streaming job that is not the owner of its root keeps its own name on what it writes; verbs of
-    maintenance call `require_can_give` before they write anything.
+    Uses a descriptor: the query's user may write to the folder, and could replace a name by a link while root changes
+    the owner. A streaming job that does not own its root keeps its own user on its files; maintenance verbs call
+    `require_can_give` before they write.
     """
     about = os.fstat(descriptor)
     if about.st_gid != ownership.group:
         _try(lambda: os.fchown(descriptor, -1, ownership.group))
     if about.st_uid != ownership.user:
         _try(lambda: os.fchown(descriptor, ownership.user, -1))
-    # Last: a change of owner takes bits away.
+    # Last, because a change of owner clears bits.
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != ownership.mode:
         _try(lambda: os.fchmod(descriptor, ownership.mode))
 
 
 def require_can_give(root: Path, probe: Callable[[], Path]) -> None:
-    """Raises `ForeignOwner` when this process cannot give its files the owner and group that the checkpoint's have.
+    """Raise `ForeignOwner` if this process cannot give its files the owner and group of the checkpoint's files.
 
-    `probe` names a file that root creates to try it, since a mounted file system may refuse root, too; it is removed.
-    Looks at some files of each folder that Spark writes to; the cost does not grow with the number of batches.
+    `probe` returns the path of a temporary file. Root tries a chown on it, because a mounted file system may reject
+    root, too. Examines some files of each folder that Spark writes to; the cost does not grow with the number of
+    batches.
     """
     if not root.is_dir():
         return
@@ -122,16 +123,16 @@ def _require_chown(seen: dict[tuple[int, int], Path], probe: Path) -> None:
 
 def _foreign(place: Path, user: int, group: int) -> ForeignOwner:
     return ForeignOwner(
-        f"belongs to user {user} and group {group}, and this process (user {os.geteuid()}) cannot create files for them; "
-        "the query could not use the files that this adds. Nothing was written",
+        f"belongs to user {user} and group {group}; this process (user {os.geteuid()}) cannot create files for "
+        "them, and the query could not use its files. Nothing was written",
         path=str(place),
-        hint=f"run this as user {user}, who is in group {group}, or as root: setpriv --reuid {user} --regid {group} "
+        hint=f"run it as user {user} with group {group}, or as root: setpriv --reuid {user} --regid {group} "
         "--clear-groups statekeeper ...",
     )
 
 
 def _owned(root: Path) -> Iterator[tuple[Path, Ownership]]:
-    """Folders and some of the files that Spark or a job of ours writes to: the logs, and each store's folder."""
+    """Iterate over the folders, and some of the files, that Spark or Statekeeper writes to: the logs and the stores."""
     yield root, for_folder(root)
     for log in ("commits", "offsets", "metadata"):
         yield from _sampled(root / log)
@@ -164,7 +165,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _most_common(folder: Path) -> Ownership | None:
-    """That of most of some files of a folder; None when it has none."""
+    """Return the most common ownership in a sample of a folder's files; None without files."""
     found: list[Ownership] = []
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as items:
         for item in islice(items, _SAMPLE_ENTRIES):

@@ -1,4 +1,4 @@
-"""Many requests at once, in threads: what they wait for is the store."""
+"""Concurrent requests in threads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Item = TypeVar("Item")
 
 
 def at_once(work: Callable[[Item], None], items: Sequence[Item]) -> None:
-    """Do `work` for each item, `AT_ONCE` of them at a time. Raises what the first that failed raised."""
+    """Do `work` for each item, `AT_ONCE` items at a time. Raises the error of the first item that failed."""
     if len(items) < 2:
         for item in items:
             work(item)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        # The pool queues all items at once, a kilobyte for each.
+        # In parts, because the pool queues all items immediately, a kilobyte for each.
         for first in range(0, len(items), _QUEUED):
             for _ in pool.map(work, items[first : first + _QUEUED]):
                 pass

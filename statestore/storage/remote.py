@@ -1,6 +1,6 @@
-"""A root behind a driver: on Azure, on Google's cloud, on HDFS. Which one, and what it rests on: see `drivers`.
+"""A root behind a driver: on Azure, Google Cloud Storage or HDFS. See `drivers`.
 
-One call of the driver counts as one request: its own retries are not seen here, nor what a call takes of requests.
+One call of the driver counts as one request. Its own retries, and several requests in one call, are not counted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    another_exists,
     checked,
     checked_folder,
     compare_and_delete,
@@ -40,7 +41,7 @@ from statestore.storage.drivers import Opened
 from statestore.storage.parallel import at_once
 
 _TIMES = ("last_modified", "mtime", "updated", "LastModified")
-"""Where drivers put the time at which an object was written."""
+"""Names of the modification time in the entries of the drivers."""
 
 _DENIED = {401, 403}
 _MISSING = 404
@@ -55,7 +56,7 @@ class RemoteStorage(OpenedStore):
         super().__init__(url.rstrip("/"))
         self._files = opened.files
         self._place = opened.place
-        # Where places begin with "/" there are none.
+        # Empty if paths of the driver start with "/": then there is no bucket.
         self._bucket = opened.place.partition("/")[0]
         self._failures = opened.failures
         self._upload = opened.upload
@@ -78,7 +79,7 @@ class RemoteStorage(OpenedStore):
         except ObjectMissing:
             raise
         except StorageError:
-            # Stores refuse a range that starts where the object has ended, each in words of its own.
+            # Each store has its own error for a range that starts at the end of the object.
             if start < self._size(path):
                 raise
             return b""
@@ -86,7 +87,7 @@ class RemoteStorage(OpenedStore):
     def download(self, path: str, target: Path) -> int:
         size_bytes = 0
         with scratch_file(target) as write:
-            # The drivers' own way holds much of a large object in memory.
+            # The drivers' own download holds much of a large object in memory.
             while piece := self.read_range(path, size_bytes, PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)
@@ -98,12 +99,12 @@ class RemoteStorage(OpenedStore):
         del like  # of a file system
         content = Content.of(data)
         if content.pieces > 1 and self.stat(path) is not None:
-            # A large upload would learn of the conflict only at its end.
+            # A large upload would detect the conflict only at its end.
             return self._compare(path, content)
         try:
             self._put(Kind.CREATE, path, content, mode="create")
         except AlreadyExists:
-            # Not believed at once: the driver may have sent it again when a reply was lost. See `s3`.
+            # Verify the conflict: the driver may have resent its own request after a lost reply. See `s3`.
             return self._compare(path, content)
         return Created.NEW
 
@@ -151,7 +152,7 @@ class RemoteStorage(OpenedStore):
         def delete(path: str) -> None:
             self.requests.count(Kind.DELETE)
             with suppress(ObjectMissing), self._translated(path):
-                # One by one, and by name: the drivers' way to delete many takes `*` and `?` in a name for a pattern.
+                # One by one: the drivers' bulk delete interprets `*` and `?` in a name as a pattern.
                 self._files.rm_file(places[path])
 
         at_once(delete, list(places))
@@ -182,15 +183,15 @@ class RemoteStorage(OpenedStore):
         return data
 
     def _size(self, path: str) -> int:
-        """The object's bytes. Raises `ObjectMissing`."""
+        """Return the object's size in bytes. Raises `ObjectMissing`."""
         found = self.stat(path)
         if found is None:
-            raise ObjectMissing("is not there", path=self._shown(path))
+            raise ObjectMissing("does not exist", path=self._shown(path))
         return found.size_bytes
 
     def _found(self, folder: str) -> Mapping[str, Any]:
         found = self._files.find(folder, detail=True)
-        # Of what is no folder, but an object, some give its name alone.
+        # If the path is an object instead of a folder, some drivers return only its name.
         return found if isinstance(found, dict) else {}
 
     def _listing(self, prefix: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -207,7 +208,8 @@ class RemoteStorage(OpenedStore):
         return found
 
     def _require_bucket(self) -> None:
-        """A root that looks empty because its bucket is misspelt must not be taken for a new one."""
+        """Raise `BucketMissing` if the bucket does not exist. Otherwise a misspelt bucket would look like an empty
+        root."""
         if self._is_seen or not self._bucket:
             return
         self.requests.count(Kind.LIST)
@@ -220,20 +222,21 @@ class RemoteStorage(OpenedStore):
 
     def _no_bucket(self) -> BucketMissing:
         return BucketMissing(
-            "the bucket or container does not exist", path=self.url, hint="create it, or correct the url"
+            "the bucket or container does not exist", path=self.url, hint="create it, or correct the URL"
         )
 
     def _compare(self, path: str, content: Content) -> Created:
-        """SAME when the object has this content, else `AlreadyExists`; an object that cannot be read is neither."""
+        """Return SAME if the object has this content, else raise `AlreadyExists`. Raises `StorageError` if it cannot be
+        read."""
         found = self.stat(path)
         shown = self._shown(path)
         if found is None:
-            raise StorageError("was reported to exist and is not there", path=shown, hint="try again")
+            raise StorageError("is missing, although the storage reported that it exists", path=shown, hint="try again")
         if found.size_bytes == content.size_bytes and content.equals(
             lambda start, length: self.read_range(path, start, length)
         ):
             return Created.SAME
-        raise AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+        raise another_exists(shown)
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[None]:
@@ -245,16 +248,14 @@ class RemoteStorage(OpenedStore):
     def _translation(self, error: Exception, shown: str) -> StorageError | Exception:
         status = getattr(error, "status_code", None) or getattr(error, "code", None)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or status == _MISSING:
-            return ObjectMissing("is not there", path=shown)
+            return ObjectMissing("does not exist", path=shown)
         if isinstance(error, FileExistsError):
-            return AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+            return another_exists(shown)
         is_denied = isinstance(error, PermissionError) or status in _DENIED or "Forbidden" in str(error)
         if is_denied or "Authentication" in type(error).__name__ or "Credential" in type(error).__name__:
-            return AccessDenied(
-                f"the store refuses it: {_line(error)}", path=shown, hint="give credentials, or correct them"
-            )
+            return AccessDenied(f"access denied: {_line(error)}", path=shown, hint="give or correct credentials")
         return StorageError(
-            f"{type(error).__name__}: {_line(error)}", path=shown, hint="look at the url, its options and the network"
+            f"{type(error).__name__}: {_line(error)}", path=shown, hint="check the URL, its options and the network"
         )
 
     def _at(self, path: str) -> str:
@@ -264,8 +265,10 @@ class RemoteStorage(OpenedStore):
         return f"{self._place}/{checked_folder(prefix)}".rstrip("/")
 
     def _path(self, name: str, folder: str, prefix: str) -> str | None:
-        """The path below the root of what a listing of `folder` names; None for what is not in it, and for what no path
-        is named like, as the marks of folders."""
+        """Return the path relative to the root for a name in a listing of `folder`.
+
+        None for a name outside of the folder, and for an invalid path such as a folder marker.
+        """
         inside = name.removeprefix(f"{folder}/")
         path = f"{prefix}/{inside}" if prefix else inside
         try:

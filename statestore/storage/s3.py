@@ -1,8 +1,8 @@
-"""A root in a bucket of S3, or of a store that speaks its protocol and honours If-None-Match.
+"""A root in an S3 bucket, or in a store that implements the S3 protocol with If-None-Match.
 
-s3fs provides the session, the credentials and the event loop; the requests are made here, one by one, because what
-decides needs what its file-like calls hide: each request counted, one place that retries, and a conflict looked into
-before it is believed. With no listing cache and no instance cache of s3fs: see `StorageSpec` about forks.
+s3fs provides the session, the credentials and the event loop. The requests are sent here one by one, because its
+file-like calls hide them: each request must be counted, one place must retry, and each conflict must be verified. The
+listing and instance caches of s3fs are disabled; `StorageSpec` explains the problem with forks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    another_exists,
     checked,
     checked_folder,
     is_listed,
@@ -46,15 +47,15 @@ OPTIONS = ("endpoint_url", "key", "secret", "region", "anon")
 _TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1
 T = TypeVar("T")
-# Clients of aiobotocore are made from service descriptions at run time and have no static types.
+# aiobotocore creates clients from service descriptions at run time; they have no static types.
 Call = Callable[[Any], Awaitable[T]]
 
 
 class S3Storage(OpenedStore):
     """Storage in a bucket; one request is one HTTP request.
 
-    One exception: when a connection breaks before the first byte of the reply, aiohttp sends reads and plain uploads
-    once more by itself, uncounted. So a conflict may be our own doing even where this module has not retried.
+    Exception: if a connection breaks before the first byte of the reply, aiohttp resends reads and plain uploads once,
+    uncounted. So a conflict may be caused by our own request even without a retry in this module.
     """
 
     def __init__(self, bucket: str, folder: str, *, clock: Clock, ids: Ids, options: Mapping[str, str]) -> None:
@@ -73,7 +74,7 @@ class S3Storage(OpenedStore):
     def read_range(self, path: str, start: int, length: int) -> bytes:
         if start < 0 or length < 0:
             raise ValueError(f"no range of bytes: {length} from {start}")
-        # HTTP cannot ask for no bytes: one is asked for and dropped, so that a missing object is noticed.
+        # HTTP cannot request zero bytes: one byte is requested and dropped, to detect a missing object.
         try:
             return self._get(path, Range=f"bytes={start}-{start + max(length, 1) - 1}")[:length]
         except BeyondEnd:
@@ -99,7 +100,7 @@ class S3Storage(OpenedStore):
         del like  # of a file system
         content = Content.of(data)
         if content.pieces > 1 and self.stat(path) is not None:
-            # A large upload would learn of the conflict only at its end.
+            # A large upload would detect the conflict only at its end.
             return self._compare(path, content)
         try:
             if content.pieces > 1:
@@ -107,8 +108,8 @@ class S3Storage(OpenedStore):
             else:
                 self._put(Kind.CREATE, path, content.piece(0), IfNoneMatch="*")
         except (AlreadyExists, _UploadGone):
-            # Not believed at once. Our request is done, the reply is lost on the way, we send it again, and now the
-            # store says that the name is taken: by ourselves. Who trusts it would give up a batch that is committed.
+            # Verify the conflict. Race: our request succeeds, its reply is lost, we resend it, and the store reports a
+            # conflict with our own object. Without this check, a committed batch would be given up.
             return self._compare(path, content)
         return Created.NEW
 
@@ -171,11 +172,15 @@ class S3Storage(OpenedStore):
             if not self._deletes_on_condition():
                 self.delete([path])
                 return Deletion.DELETED
-            # Refused: another object, or the same bytes once more, or the reply to an earlier try was lost. Look again.
+            # Rejected: another object, the same bytes written again, or a lost reply to an earlier try. Read it again.
             with suppress(AlreadyExists, ObjectMissing):
                 self._delete_if(path, etag)
                 return Deletion.DELETED
-        raise StorageError("is written again and again", path=self._shown(path), hint="stop what writes it")
+        raise StorageError(
+            "is overwritten again and again by another process; it was not deleted",
+            path=self._shown(path),
+            hint="stop the other process",
+        )
 
     def _deletes_on_condition(self) -> bool:
         path = f"{TEMP_FOLDER}/{self._ids.fresh()}"
@@ -187,7 +192,7 @@ class S3Storage(OpenedStore):
         )
 
     def _delete_if(self, path: str, etag: str) -> None:
-        """Raises `AlreadyExists` when the object has another ETag."""
+        """Delete the object if it has this ETag, else raise `AlreadyExists`."""
         key = self._key(path)
 
         async def call(client: Any) -> None:
@@ -196,7 +201,7 @@ class S3Storage(OpenedStore):
         self._request(Kind.DELETE, path, call)
 
     def _pages(self, shown: str, folder: str, **how: str) -> Iterator[Any]:
-        """The pages of a listing of all keys that begin with `folder`, one request each."""
+        """Iterate over the pages of a listing of all keys with the prefix `folder`, one request each."""
         position: dict[str, str] = {}
         while True:
 
@@ -238,14 +243,14 @@ class S3Storage(OpenedStore):
         try:
             return self._request(Kind.STAT, path, call)
         except ObjectMissing:
-            # A 404 to HEAD has no body that tells a missing object from a missing bucket, and a root that looks
-            # empty because its bucket is misspelt must not be taken for a new one.
+            # A 404 to HEAD has no body to distinguish a missing object from a missing bucket, and a misspelt bucket
+            # must not look like a new, empty root.
             if not self._bucket_seen:
                 try:
                     self._request(Kind.STAT, path, call_for_bucket)
                 except ObjectMissing as error:
                     raise BucketMissing(
-                        "the bucket does not exist", path=self.url, hint="create it, or correct the url"
+                        "the bucket does not exist", path=self.url, hint="create it, or correct the URL"
                     ) from error
             return None
 
@@ -258,7 +263,7 @@ class S3Storage(OpenedStore):
         self._request(kind, path, call, bytes_written=len(data))
 
     def _upload_pieces(self, kind: Kind, path: str, content: Content, **how: str) -> None:
-        """Several requests, of which the last makes the object appear."""
+        """Upload in several requests. The object becomes visible with the last one."""
         where = {"Bucket": self._bucket, "Key": self._key(path)}
 
         async def begin(client: Any) -> str:
@@ -274,7 +279,7 @@ class S3Storage(OpenedStore):
             try:
                 self._request(kind, path, finish)
             except ObjectMissing as error:
-                # The upload is gone because it is done: the reply to the first try was lost.
+                # The upload is unknown because it is complete: the reply to the first try was lost.
                 raise _UploadGone(error.what, path=error.path) from error
         except Exception:
             self._abandon(path, upload)
@@ -292,7 +297,7 @@ class S3Storage(OpenedStore):
         return self._request(kind, path, call, bytes_written=len(piece))
 
     def _abandon(self, path: str, upload: dict[str, str]) -> None:
-        """Pieces of an upload that is never finished are invisible, and are paid for until they are dropped."""
+        """Abort an upload. Its pieces would be invisible but billed until they are dropped."""
 
         async def call(client: Any) -> None:
             await client.abort_multipart_upload(**upload)
@@ -300,20 +305,21 @@ class S3Storage(OpenedStore):
         try:
             self._request(Kind.DELETE, path, call)
         except StorageError:
-            return  # The error that led here is the one to report; a lifecycle rule of the bucket drops the pieces.
+            return  # The earlier error is reported; a lifecycle rule of the bucket drops the pieces.
 
     def _compare(self, path: str, content: Content) -> Created:
-        """SAME when the object has this content, else AlreadyExists; an object that cannot be read is neither."""
+        """Return SAME if the object has this content, else raise AlreadyExists. Raises StorageError if it cannot be
+        read."""
         found = self._head(path)
         shown = self._shown(path)
         if found is None:
-            raise StorageError("was reported to exist and is not there", path=shown, hint="try again")
+            raise StorageError("is missing, although the storage reported that it exists", path=shown, hint="try again")
         if found["ContentLength"] == content.size_bytes:
-            # The ETag saves the download, but differs for equal bytes too: under KMS, or uploaded in other pieces.
+            # An equal ETag saves the download. Equal bytes can have different ETags: with KMS, or uploaded in other pieces.
             same = found["ETag"].strip('"') == content.etag()
             if same or content.equals(lambda start, length: self.read_range(path, start, length)):
                 return Created.SAME
-        raise AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+        raise another_exists(shown)
 
     def _listed(self, found: Iterable[Any], prefix: str, *, hidden: bool) -> Iterator[Entry]:
         for item in found:
@@ -323,8 +329,8 @@ class S3Storage(OpenedStore):
             try:
                 checked(path)
             except ValueError:
-                # Whose they are is unknown.
-                self.omissions.note(path, "its name is no path below a state root")
+                # The owner of these objects is unknown.
+                self.omissions.note(path, "its name is not a valid path in a state root")
                 continue
             if is_listed(path, prefix, hidden=hidden):
                 yield Entry(path, item["Size"], item["LastModified"].timestamp(), item["ETag"].strip('"'))
@@ -338,14 +344,14 @@ class S3Storage(OpenedStore):
             answer = await client.delete_objects(Bucket=self._bucket, Delete=names)
             errors = [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
             if errors:
-                # The store answers 200 and names what it could not delete: only that is tried again.
+                # The store replies 200 and names the objects that it could not delete. Only these are retried.
                 remaining = [error["Key"] for error in errors]
                 raise ClientError({"Error": errors[0]}, "DeleteObjects")
 
         self._request(Kind.DELETE, remaining[0].removeprefix(self._before), call)
 
     def _request(self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0) -> T:
-        """Send one request until it succeeds, fails for good, or was tried often enough."""
+        """Send a request. Retry it after transient failures, up to the maximum number of tries."""
 
         async def send() -> T:
             try:
@@ -371,7 +377,8 @@ class S3Storage(OpenedStore):
         raise AssertionError("the last try returns or raises")
 
     def _pause_seconds(self, failed_tries: int) -> float:
-        """Twice as long each time, less a random part: the tasks of a batch, turned away at once, come back apart."""
+        """Return a doubling pause minus a random part, so that tasks of a batch that were rejected together retry
+        apart."""
         longest = _FIRST_PAUSE_SECONDS * 2.0**failed_tries
         return longest * (1 + int(self._ids.fresh()[:2], 16) / 255) / 2
 
@@ -383,4 +390,4 @@ class S3Storage(OpenedStore):
 
 
 class _UploadGone(StorageError):
-    """The upload that was to be finished is not known any more."""
+    """The store does not know the upload that is to be completed."""

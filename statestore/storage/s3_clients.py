@@ -1,7 +1,7 @@
-"""The clients of S3 of this process.
+"""The S3 clients of this process.
 
-Roots with the same options share a client: one costs an eighth of a second of a processor and 13 MB, nearly all of it for
-Amazon's description of its own service, and who looks after hundreds of queries opens each of them every 15 seconds.
+Roots with the same options share a client. A client costs an eighth of a second of CPU time and 13 MB, mostly for
+Amazon's service description, and a fleet of hundreds of queries opens each root every 15 seconds.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import s3fs
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MOST_CONNECTIONS = 64
-"""Of a client: eight roots are looked at at once, each with eight requests at a time."""
+"""Per client: eight concurrent roots with eight concurrent requests each."""
 
 _CLIENTS: dict[object, s3fs.S3FileSystem] = {}
-"""What is shared, by process, options and environment: a fork must not use what its parent has opened."""
+"""The shared clients by process, options and environment. A fork must not use those of its parent."""
 
 
 def shared(options: Mapping[str, str]) -> s3fs.S3FileSystem:
-    """The client of this process for such options. Nothing is requested yet."""
-    # What is not in the options comes from these.
+    """Return this process's client for these options. Sends no request."""
+    # Missing options come from these variables.
     environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
     key = (os.getpid(), *sorted(options.items()), *environment)
-    # Of two threads that come at once both get the same one, without a lock that a fork might find taken.
+    # `setdefault` gives concurrent threads the same client. A lock could be held during a fork.
     return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _client(options))
 
 
 def forget(client: s3fs.S3FileSystem) -> None:
-    """Share it no more: who opens the root again reads the credentials again, which may have been renewed in their file.
+    """Stop sharing a client. The next open reads the credentials again, which may have been renewed in their file.
 
-    *The losing schedule*: credentials are rotated; who asks each 15 seconds is refused until the process is restarted.
+    *Race*: credentials are rotated. A sensor that polls each 15 seconds would be rejected until the process is
+    restarted.
     """
     for key, shared in list(_CLIENTS.items()):
         if shared is client:
@@ -51,7 +52,7 @@ def _client(options: Mapping[str, str]) -> s3fs.S3FileSystem:
             "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
             "read_timeout": _READ_TIMEOUT_SECONDS,
             "max_pool_connections": _MOST_CONNECTIONS,
-            # Retries are made here: hidden ones could be neither counted nor replayed.
+            # `s3` does the retries, so that they are counted and can be simulated.
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         },
         use_listings_cache=False,

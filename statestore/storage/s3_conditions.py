@@ -1,7 +1,7 @@
-"""Which stores delete an object only while it has a certain ETag (`If-Match` on DELETE).
+"""Tests whether a store supports conditional deletes (`If-Match` on DELETE).
 
-Amazon's S3 does. A store that does not know the header deletes whatever object has the name. So each store is tested once:
-a delete with a wrong ETag must leave an object of ours alone.
+Amazon S3 does. A store that ignores the header deletes the object regardless of its ETag. So each store is tested once:
+a delete with a wrong ETag must not delete a test object.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from statestore.errors import AlreadyExists, StorageError
 _WRONG_ETAG = '"00000000000000000000000000000000"'
 
 _KNOWN: dict[tuple[str, str], bool] = {}
-"""What was found out in this process, by endpoint and bucket."""
+"""The results in this process, by endpoint and bucket."""
 
 
 def deletes_on_condition(
     store: tuple[str, str], create: Callable[[], None], delete_if: Callable[[str], None], delete: Callable[[], None]
 ) -> bool:
-    """Whether the store (endpoint and bucket) honours the condition. Three requests, once in a process.
+    """Return whether the store (endpoint and bucket) supports the condition. Three requests, once per process.
 
-    The three work on one object that nobody else knows. Raises `StorageError` for what says nothing about conditions.
+    The requests use one new object that no other process knows. Raises `StorageError` for failures unrelated to
+    conditions.
     """
     if store not in _KNOWN:
         create()
@@ -31,7 +32,7 @@ def deletes_on_condition(
         except AlreadyExists:
             honours = True
         except StorageError:
-            honours = False  # a store that refuses what it does not know; its own deletes decide what else is wrong
+            honours = False  # the store rejects the unknown header; the later deletes report other errors
         delete()
         _KNOWN[store] = honours
     return _KNOWN[store]

@@ -1,4 +1,4 @@
-"""What botocore and the network raise, turned into the library's errors. The only place that reads S3's error codes."""
+"""Converts errors of botocore and the network to the library's errors. No other module reads S3's error codes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from s3fs.core import S3_RETRYABLE_ERRORS
 
-from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
+from statestore.errors import AccessDenied, BucketMissing, ObjectMissing, StorageError
+from statestore.storage.base import another_exists
 
 NETWORK_ERRORS: tuple[type[Exception], ...] = (
     *S3_RETRYABLE_ERRORS,
     IncompleteReadError,
-    NotConnected,  # s3fs itself gives up when it cannot connect; a store that restarts is worth a second try
+    NotConnected,  # s3fs does not retry a failed connection, but the store may be restarting
     ConnectionError,
 )
 FAILURES: tuple[type[Exception], ...] = (ClientError, BotoCoreError, *NETWORK_ERRORS)
@@ -47,11 +48,11 @@ _PASSING = {
 
 
 class BeyondEnd(StorageError):
-    """A range that starts where the object has ended: no error to a caller, who gets no bytes."""
+    """A range starts at or after the end of the object. The caller gets no bytes instead of an error."""
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same request may do better in a moment."""
+    """Return whether a retry of the same request may succeed."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return _code(error) in _PASSING or status >= 500 or status == 429
@@ -59,31 +60,31 @@ def is_passing(error: Exception) -> bool:
 
 
 def translate(error: Exception, shown: str) -> StorageError:
-    """The library's error for one of FAILURES, at the object `shown`."""
+    """Return the library's error for one of FAILURES about the object `shown`."""
     if isinstance(error, _CREDENTIALS):
         return AccessDenied(
-            "no complete credentials were found",
+            "the credentials are missing or incomplete",
             path=shown,
             hint="give key and secret, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon for a public bucket",
         )
     if not isinstance(error, ClientError):
-        hint = "look at endpoint_url and the network" if is_passing(error) else "look at the url and its options"
+        hint = "check endpoint_url and the network" if is_passing(error) else "check the URL and its options"
         return StorageError(f"{type(error).__name__}: {error}", path=shown, hint=hint)
     code = _code(error)
     if code == "NoSuchBucket":
-        return BucketMissing("the bucket does not exist", path=shown, hint="create it, or correct the url")
+        return BucketMissing("the bucket does not exist", path=shown, hint="create it, or correct the URL")
     if code in _MISSING:
-        return ObjectMissing("is not there", path=shown)
+        return ObjectMissing("does not exist", path=shown)
     if code in _DENIED:
-        hint = "correct the credentials or the bucket's policy; s3:ListBucket is needed to tell missing from forbidden"
-        return AccessDenied(f"the store refuses it ({code})", path=shown, hint=hint)
+        hint = "correct the credentials or the bucket policy; without s3:ListBucket, a missing object looks forbidden"
+        return AccessDenied(f"access denied ({code})", path=shown, hint=hint)
     if code in ("PreconditionFailed", "412"):
-        return AlreadyExists("stands there with other bytes", path=shown, hint="somebody else was first")
+        return another_exists(shown)
     if code in ("InvalidRange", "416"):
-        return BeyondEnd("the range starts behind the end", path=shown)
-    hint = "try again later" if is_passing(error) else "look at the message of the store"
+        return BeyondEnd("the range starts after the end of the object", path=shown)
+    hint = "try again later" if is_passing(error) else "follow the message of the storage"
     message = error.response.get("Error", {}).get("Message", "")
-    return StorageError(f"the store says {code}: {message}", path=shown, hint=hint)
+    return StorageError(f"the storage returned {code}: {message}", path=shown, hint=hint)
 
 
 def _code(error: ClientError) -> str:

@@ -1,4 +1,4 @@
-"""One place, one URL: the ways in which Spark, Hadoop and people write the same root, as one."""
+"""One canonical URL per root, for the different forms that Spark, Hadoop and people write."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from urllib.parse import unquote
 
 _SAME = {"s3a": "s3", "abfs": "abfss"}
-"""Schemes of Hadoop's that name what another one names, through another connector or without TLS."""
+"""Hadoop's alternative schemes for the same storage, through another connector or without TLS."""
 
 
 def canonical(url: str) -> str:
-    """The URL as this library writes it: `s3a://bucket/folder/` is `s3://bucket/folder`. A local path stays as it is."""
+    """Return the canonical URL: `s3a://bucket/folder/` is `s3://bucket/folder`. A local path is returned unchanged."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
@@ -21,11 +21,11 @@ def canonical(url: str) -> str:
 
 
 class Locality(Enum):
-    """Whether a location that a file of Spark's names is in the root that the file lies in."""
+    """Whether a location in a file of Spark points to the root that contains the file."""
 
     HERE = "here"
     ELSEWHERE = "elsewhere"
-    UNKNOWN = "in another kind of storage, which may be the same place by another way"
+    UNKNOWN = "in another kind of storage, which may be the same location under another scheme"
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ _FAMILIES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "webhdfs": "hdfs", "sweb
 
 
 def locality(root: str, location: str) -> Locality:
-    """Whether a location, as Spark writes it, is the root with that URL. Links on the local disk are followed."""
+    """Return whether a location, as Spark writes it, is the root with that URL. Follows links on the local disk."""
     ours, theirs = _of_root(root), _parts(location)
     if ours.family != theirs.family:
         return Locality.UNKNOWN
     if ours.family == "file":
         is_here = ours.path == os.path.realpath(theirs.path)
     elif ours.family == "hdfs":
-        is_here = ours.path == theirs.path  # its two protocols name the same host by different ports
+        is_here = ours.path == theirs.path  # the two protocols use different ports of the same host
     else:
         is_here = (ours.authority, ours.path) == (theirs.authority, theirs.path)
     return Locality.HERE if is_here else Locality.ELSEWHERE
 
 
 def as_spark_writes_it(root: str, like: str) -> str | None:
-    """The URL of a root in the words of Spark, which named its former location `like`; None when that does not say it."""
+    """Return the URL of a root in Spark's form, like its former location `like`; None if that does not determine it."""
     ours, before = _of_root(root), _parts(like)
     if ours.family == "file":
         return f"file:{ours.path}"

@@ -1,12 +1,13 @@
-"""HDFS by WebHDFS, the HTTP that each namenode and datanode speaks: what `remote` asks of a driver, and nothing else.
+"""HDFS through WebHDFS, the HTTP interface of namenodes and datanodes. Only the methods that `remote` calls.
 
-    CREATE  <root>/_statekeeper/tmp/<id>    the datanode answers when the file is closed
-    RENAME  that -> its name                renameoptions=NONE is refused where something is, OVERWRITE takes its place
+    CREATE  <root>/_statekeeper/tmp/<id>    the datanode replies when the file is closed
+    RENAME  that -> its name                renameoptions=NONE fails if the target exists, OVERWRITE replaces it
 
-The namenode decides about a rename in one step, as it does for Spark's own commits. Under its own name a file would be seen
-as soon as it is opened, empty; and when a writer dies, the datanode closes what it has got as if that were all.
+The namenode executes a rename atomically, as for Spark's own commits. A file created under its final name would be
+visible as soon as it is opened, empty; and if a writer dies, the datanode closes the partial file as if it were
+complete.
 
-Here belongs nothing of a checkpoint. Kerberos is the business of the package requests-kerberos.
+This module does not know checkpoints. The package requests-kerberos provides Kerberos.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from statestore.storage.parallel import AT_ONCE, at_once
 
 _CONNECT_SECONDS = 5
 _WAITS_SECONDS = (0.5, 2.0, 6.0)
-"""Between the tries of one request."""
+"""Pauses between the tries of one request."""
 
 _LATER = {"StandbyException", "ObserverRetryOnActiveException", "RetriableException", "SafeModeException"}
-"""What a namenode says that may do it later, or that is not the active one."""
+"""Exceptions of a namenode that is not active or not ready."""
 
 _NAMED: Mapping[str, type[OSError]] = {
     "FileNotFoundException": FileNotFoundError,
@@ -51,18 +52,18 @@ T = TypeVar("T")
 
 
 class NotAnswered(ConnectionError):
-    """There was no answer, or one that says: later."""
+    """No reply, or a reply that asks to retry later."""
 
 
 class WebHdfs:
-    """The files of an HDFS. Safe to use from several threads. Paths are absolute.
+    """The files of an HDFS. Thread-safe. Paths are absolute.
 
-    servers     the web addresses of the namenodes, "host:port" with commas; of several, one is the active one
-    unfinished  the folder for what has not got its name yet: what is left there by the dead may be deleted
-    user        who asks, where the cluster believes it; as for Hadoop: HADOOP_USER_NAME, or who runs this
-    token       a delegation token, in place of a user
-    kerberos    whether to answer the namenode by Kerberos, with the ticket that is there
-    proxy_to    the user in whose name it is done
+    servers     the web addresses of the namenodes, "host:port" with commas; one of several is active
+    unfinished  the folder of unfinished files; leftovers of dead processes in it may be deleted
+    user        the user name, for a cluster without authentication; default as in Hadoop: HADOOP_USER_NAME or this user
+    token       a delegation token, instead of a user
+    kerberos    whether to authenticate with Kerberos, with the existing ticket
+    proxy_to    the user to impersonate
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class WebHdfs:
         proxy_to: str | None = None,
     ) -> None:
         if (user is not None) + (token is not None) + kerberos > 1:
-            raise ValueError("of user, token and kerberos, one says who asks")
+            raise ValueError("user, token and kerberos exclude each other: give only one of them")
         self._servers = [f"{'https' if tls else 'http'}://{server}/webhdfs/v1" for server in servers.split(",")]
         self._unfinished = unfinished
         self._timeout = (_CONNECT_SECONDS, request_seconds)
@@ -87,10 +88,10 @@ class WebHdfs:
             who["user.name"] = _hadoops_user()
         self._who = {name: value for name, value in who.items() if value is not None}
         self._session = requests.Session()
-        # The length that an answer declares is then that of the file.
+        # Without compression, the declared length of a reply is that of the file.
         self._session.headers["Accept-Encoding"] = "identity"
         for scheme in ("http://", "https://"):
-            # Folders are listed at once, for each of the callers that are at work at once.
+            # Each of the concurrent callers lists folders concurrently.
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=AT_ONCE * AT_ONCE))
         if kerberos:
             from requests_kerberos import OPTIONAL, HTTPKerberosAuth
@@ -99,16 +100,17 @@ class WebHdfs:
         self._clock, self._ids = SystemClock(), RandomIds()
 
     def info(self, path: str) -> dict[str, Any]:
-        """Raises `FileNotFoundError`, as what follows does."""
+        """Return the properties of a file. Raises `FileNotFoundError`, as do the methods below."""
         return _about(path, self._told("GETFILESTATUS", path, "FileStatus"))
 
     def ls(self, folder: str, *, detail: bool = True) -> list[dict[str, Any]]:
-        """What is in the folder; of a file, the file."""
+        """List the entries of the folder; for a file, the file."""
         listed = self._told("LISTSTATUS", folder, "FileStatuses")["FileStatus"]
         return [_about(f"{folder.rstrip('/')}/{one['pathSuffix']}".rstrip("/"), one) for one in listed]
 
     def find(self, folder: str, *, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """All files below the folder. What goes meanwhile is not in it; whatever else fails, all of it does."""
+        """List all files below the folder. Files and folders deleted meanwhile are omitted; any other failure is
+        raised."""
         found: dict[str, dict[str, Any]] = {}
         folders = [folder]
 
@@ -125,30 +127,32 @@ class WebHdfs:
         return found
 
     def cat_file(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes from `start` to `end`, or to where the file ends; `OSError` where that is before `start`."""
+        """Read the bytes from `start` to `end`, or to the end of the file. Raises `OSError` if the file ends before
+        `start`."""
         part = {} if end is None else {"offset": start, "length": end - start}
 
         def read() -> bytes:
             where = self._ask("get", "OPEN", path, part)
-            # A gateway answers by itself.
+            # A gateway replies itself, without a redirect.
             return _whole(self._send("get", where.headers["Location"]) if "Location" in where.headers else where)
 
         return self._again(read)
 
     def pipe_file(self, path: str, data: bytes, *, mode: str = "overwrite") -> None:
-        """Write a file. `mode="create"` raises `FileExistsError` where one is, and also when an answer was lost after which
-        this one may be it.
+        """Write a file. `mode="create"` raises `FileExistsError` if it exists. After a lost reply, the existing file
+        may be this one.
 
-        *Guarantee*: a reader sees nothing, the whole file, or the one before.
+        *Guarantee*: a reader sees no file, the whole new file, or the previous one.
         """
         self._store(path, data, mode)
 
     def put_file(self, source: str, path: str, *, mode: str = "overwrite") -> None:
-        """The same from a local file, which is not held in memory."""
+        """Write a file from a local file, without holding it in memory."""
         self._store(path, Path(source), mode)
 
     def rm_file(self, path: str) -> None:
-        """Delete a file, past the trash. What is not there is fine. Raises `IsADirectoryError` for a folder with files."""
+        """Delete a file, bypassing the trash. A missing file is not an error. Raises `IsADirectoryError` for a folder
+        with files."""
         self._again(lambda: self._ask("delete", "DELETE", path, {"recursive": "false"}))
 
     def _store(self, path: str, data: bytes | Path, mode: str) -> None:
@@ -158,18 +162,19 @@ class WebHdfs:
                 if self._has_named(unfinished, path, mode):
                     return
             except BaseException:
-                # Also a rename that is still under way finds nothing, then.
+                # A rename that is still in progress then fails, too.
                 self._drop(unfinished)
                 raise
-        raise NotAnswered("whether it took the place of the one before is not known")
+        raise NotAnswered("it is unknown whether the file was replaced; no reply arrived")
 
     def _uploaded(self, data: bytes | Path) -> str:
-        """Where the whole content is. Each try has a file of its own: what an earlier one sent may arrive later."""
+        """Upload the whole content and return its path. Each try uses a new file, because data of an earlier try may
+        arrive later."""
         path = f"{self._unfinished}/{self._ids.fresh()}"
         try:
             where = self._ask("put", "CREATE", path, {"overwrite": "false"}).headers.get("Location")
             if where is None:
-                raise OSError("the answer does not say which datanode takes the file")
+                raise OSError("the reply of the namenode names no datanode for the upload")
             with data.open("rb") if isinstance(data, Path) else nullcontext(data) as body:
                 self._send("put", where, data=body, headers={"Content-Type": "application/octet-stream"})
         except BaseException:
@@ -178,21 +183,21 @@ class WebHdfs:
         return path
 
     def _has_named(self, unfinished: str, path: str, mode: str) -> bool:
-        """Whether the file now has that name; False when that is not known. Raises `FileExistsError`."""
+        """Rename the file. Return False if it is unknown whether the rename succeeded. Raises `FileExistsError`."""
         for _ in range(1 + len(_WAITS_SECONDS)):
             try:
                 self._rename(unfinished, path, mode)
             except FileNotFoundError:
                 if self._is_there(unfinished):
-                    # It is the folder that is not there.
+                    # The folder is missing.
                     self._again(lambda: self._ask("put", "MKDIRS", path.rpartition("/")[0], {}))
                     continue
-                # A try whose answer was lost had done it. Or it is gone because somebody deletes what is left over.
+                # An earlier try succeeded and its reply was lost, or another process deleted the file as a leftover.
                 if mode == "create":
                     raise FileExistsError(path) from None
                 return False
             return True
-        raise OSError("its folder goes as often as it is made")
+        raise OSError("another process keeps deleting the folder of the file")
 
     def _rename(self, source: str, target: str, mode: str) -> None:
         option = "NONE" if mode == "create" else "OVERWRITE"
@@ -200,8 +205,9 @@ class WebHdfs:
             lambda: self._ask("put", "RENAME", source, {"destination": target, "renameoptions": option})
         )
         if answer.content:
-            # What knows the options answers without a body. Without them a folder of that name would take the file in.
-            raise OSError("the server renames without options, as HttpFS does: give the namenode's own web address")
+            # A server that supports the options replies without a body. Another one would move the file into a folder of
+            # that name.
+            raise OSError("the server ignores rename options, as HttpFS does: use the namenode's own web address")
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -230,7 +236,7 @@ class WebHdfs:
         return act()
 
     def _ask(self, method: str, op: str, path: str, parameters: Mapping[str, str | int]) -> requests.Response:
-        """The answer of the namenode that is active. Raises what Python names such a failure, or `NotAnswered`."""
+        """Return the reply of the active namenode. Raises the matching exception of Python, or `NotAnswered`."""
         failed: NotAnswered | None = None
         for server in tuple(self._servers):
             try:
@@ -240,7 +246,7 @@ class WebHdfs:
             except NotAnswered as error:
                 failed = failed or error
                 continue
-            # The one that answers is asked first from now on.
+            # Try the server that replied first from now on.
             self._servers = [server, *(other for other in self._servers if other != server)]
             return answer
         assert failed is not None
@@ -251,14 +257,14 @@ class WebHdfs:
             answer = self._session.request(method.upper(), url, timeout=self._timeout, **how)
         except requests.RequestException as error:
             is_final = isinstance(error, requests.exceptions.SSLError) or not isinstance(error, _UNANSWERED)
-            # Neither its text nor its traceback: the URL is in them, and in that the token.
+            # Text and traceback contain the URL with the token, so neither is passed on.
             raise (OSError if is_final else NotAnswered)(_reason(error)) from None
         if not answer.ok:
             raise _failure(answer)
         return answer
 
 
-_NOT_HDFS = "what answers does not speak WebHDFS"
+_NOT_HDFS = "the server does not speak WebHDFS"
 
 
 def _reason(error: requests.RequestException) -> str:
@@ -268,11 +274,11 @@ def _reason(error: requests.RequestException) -> str:
 
 
 def _whole(answer: requests.Response) -> bytes:
-    """The body. A datanode that dies while it sends must not look like the end of the file."""
+    """Return the body. If a datanode dies while it sends, this must not look like the end of the file."""
     data = bytes(answer.content)
     declared = answer.headers.get("Content-Length")
     if declared != str(len(data)) and answer.headers.get("Transfer-Encoding") != "chunked":
-        raise NotAnswered(f"{len(data)} bytes came of {declared or 'an unknown number'}")
+        raise NotAnswered(f"received {len(data)} of {declared or 'an unknown number of'} bytes")
     return data
 
 
@@ -285,7 +291,7 @@ def _failure(answer: requests.Response) -> Exception:
     except (ValueError, KeyError, TypeError):
         if answer.status_code == _UNAUTHORIZED:
             return PermissionError(f"{answer.status_code} {answer.reason}")
-        # Not to be taken for a file that is missing: a root on a wrong port would look empty.
+        # Not `FileNotFoundError`: a root on a wrong port would look empty.
         return OSError(f"{_NOT_HDFS}: {answer.status_code} {answer.reason}")
     if name in _LATER:
         return NotAnswered(f"{name}: {what}")
@@ -295,7 +301,7 @@ def _failure(answer: requests.Response) -> Exception:
 
 
 def _about(path: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    """What a listing of fsspec's would say. A file is as old as its last byte, whatever it was named since."""
+    """Return a listing entry of fsspec. The time is that of the last write; renames do not change it."""
     return {
         "name": path,
         "type": str(status["type"]).lower(),
@@ -305,7 +311,7 @@ def _about(path: str, status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hadoops_user() -> str | None:
-    # In a container nobody may be known by the number that it runs as.
+    # In a container, the user id may have no name.
     with suppress(KeyError, OSError):
         return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     return None

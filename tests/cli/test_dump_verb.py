@@ -239,7 +239,7 @@ def test_unknown_schema_versions_and_types_are_rejected_with_a_typed_error(root:
     as_sparks(checkpoint)
     path = names.state_schema(0)
     checkpoint.storage.replace(path, operators.encode_schema("{}", "{}").replace(b"v2", b"v9"))
-    assert f"{path}: state schema 'v9'" in refused(run("dump", root))
+    assert f"{path}: has state schema version 'v9'" in refused(run("dump", root))
     strange = SCHEMA.value_json.replace('"long"', '"variant"')
     checkpoint.storage.replace(path, operators.encode_schema(SCHEMA.key_json, strange))
     assert f"{path}: column n has Spark's type variant" in refused(run("dump", root))

@@ -106,7 +106,7 @@ def test_a_record_larger_than_a_window_is_read() -> None:
 def test_a_record_that_claims_two_gigabytes_is_damage_and_not_waited_for() -> None:
     filler = b"".join(record(b"%d" % number, b"x" * 1000) for number in range(2 * changelog.WINDOW_BYTES // 1000))
     for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):
-        with pytest.raises(CorruptFile, match=r"a record has 2,147,483,6\d\d bytes"):
+        with pytest.raises(CorruptFile, match=r"a record of 2,147,483,6\d\d bytes"):
             read(packed(claim + filler + struct.pack(">i", -1)))
 
 
@@ -205,10 +205,10 @@ def test_a_typed_changelog_that_ends_early_or_goes_on_is_damage() -> None:
 
 def test_kinds_that_no_spark_writes_are_refused_and_deletions_with_values_are_damage() -> None:
     head = utf("v2")
-    with pytest.raises(UnknownFormatVersion, match="the record at byte 4 has the unknown kind 0x21"):
+    with pytest.raises(UnknownFormatVersion, match="has a record of the unknown kind 0x21 at byte 4"):
         kinds_read(head + b"\x21" + record(b"k", b"v") + b"\0")
     for odd in (bytes([Kind.DELETE]) + record(b"k", b"v"), bytes([Kind.PUT]) + record(b"k", None)):
-        with pytest.raises(CorruptFile, match="is a delete with a value, or lacks a value"):
+        with pytest.raises(CorruptFile, match="a delete with a value, or a put without one"):
             kinds_read(head + odd + b"\0")
 
 

@@ -112,21 +112,19 @@ def schema_file(encoder: str, *, key: str = ONE_LONG, value: str = ONE_LONG, ver
 def test_an_unknown_version_encoder_or_type_is_refused_by_name() -> None:
     whole = '{"keyStateEncoderType":"NoPrefixKeyStateEncoderSpec"}'
     assert parse_families(schema_file(whole), "f")["total"].encoder is KeyEncoder.WHOLE
-    with pytest.raises(UnknownFormatVersion, match=r"^f: state schema version 'v4'"):
+    with pytest.raises(UnknownFormatVersion, match=r"^f: has state schema version 'v4'"):
         parse_families(schema_file(whole, version="v4"), "f")
-    with pytest.raises(UnknownFormatVersion, match=r"^f: key encoder 'ZOrder'"):
+    with pytest.raises(UnknownFormatVersion, match=r"^f: has key encoder 'ZOrder'"):
         parse_families(schema_file('{"keyStateEncoderType":"ZOrder"}'), "f")
     with pytest.raises(UnknownFormatVersion, match=r"^f: column n has Spark's type variant"):
         parse_families(schema_file(whole, value=ONE_LONG.replace("long", "variant")), "f")
     ranged = '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[0]}'
     for kind in ("boolean", "string", "date"):
-        with pytest.raises(
-            UnknownFormatVersion, match=r"^f: key encoder Range\w+ is not supported for column n of type"
-        ):
+        with pytest.raises(UnknownFormatVersion, match=r"^f: has key encoder Range\w+ for column n of type"):
             parse_families(schema_file(ranged, key=ONE_LONG.replace("long", kind)), "f")
     timed = '{"keyStateEncoderType":"TimestampAsPrefixKeyStateEncoderSpec"}'
     with pytest.raises(
-        UnknownFormatVersion, match=r"^f: key encoder TimestampAsPrefix\w+ is not supported for column n of type int32"
+        UnknownFormatVersion, match=r"^f: has key encoder TimestampAsPrefix\w+ for column n of type int32"
     ):
         parse_families(schema_file(timed, key=ONE_LONG.replace("long", "integer")), "f")
 
@@ -146,14 +144,14 @@ def test_an_unknown_version_encoder_or_type_is_refused_by_name() -> None:
     ],
 )
 def test_an_encoder_that_is_none_is_damage(encoder: str) -> None:
-    with pytest.raises(CorruptFile, match="the key encoder is invalid"):
+    with pytest.raises(CorruptFile, match="has an invalid key encoder"):
         parse_families(schema_file(encoder), "f")
 
 
 def test_prefix_columns_must_be_fewer_than_the_key_has() -> None:
     assert plain_family(ONE_LONG, ONE_LONG, 0, "f").front == ()
     for count in (-1, 1, 2):
-        with pytest.raises(CorruptFile, match=f"key has 1 columns, .* declares {count} prefix columns"):
+        with pytest.raises(CorruptFile, match=f"key with 1 columns, .* declares {count} prefix columns"):
             plain_family(ONE_LONG, ONE_LONG, count, "f")
 
 

@@ -288,7 +288,7 @@ def test_a_zip_of_countless_files_is_refused_before_its_directory_is_read() -> N
 
 
 def test_metadata_that_is_too_large_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(CorruptFile, match=r"metadata has 16,777,2\d\d bytes"):
+    with pytest.raises(CorruptFile, match=r"metadata of 16,777,2\d\d bytes"):
         read(zipped({**SMALL_FILES, "metadata": b"v1\n" + b"[" * (16 * 1024 * 1024)}))
 
 

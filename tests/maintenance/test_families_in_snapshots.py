@@ -106,7 +106,7 @@ def test_a_snapshot_that_lacks_the_family_of_a_key_is_no_base(root: Storage, tmp
 def test_a_base_whose_options_name_no_merge_operator_is_rejected(root: Storage, tmp_path: Path) -> None:
     keys = [DEFAULT + b"key %d" % n for n in (1, 2, 3)]
     publish(root, 3, keys, {"default": 0, "values": 1}, tmp_path, merges=False)
-    with pytest.raises(UnknownFormatVersion, match="the merge operator in the options is not StringAppend"):
+    with pytest.raises(UnknownFormatVersion, match="a merge operator other than StringAppend"):
         taken(root, tmp_path)
     assert root.stat(STORE.snapshot(version(6))) is None
 
@@ -144,9 +144,9 @@ def test_the_options_of_a_snapshot_do_not_send_rocksdb_to_other_directories(root
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda files: {**files, "CURRENT": b"../../MANIFEST-000005\n"}, "CURRENT names"),
-        (lambda files: {**files, "CURRENT": b"MANIFEST-000099\n"}, "CURRENT names"),
-        (lambda files: {**files, "000099.log": b"records"}, "the write-ahead log 000099.log has records"),
+        (lambda files: {**files, "CURRENT": b"../../MANIFEST-000005\n"}, "CURRENT that names"),
+        (lambda files: {**files, "CURRENT": b"MANIFEST-000099\n"}, "CURRENT that names"),
+        (lambda files: {**files, "000099.log": b"records"}, "has records in the write-ahead log 000099.log"),
         (lambda files: {n: b for n, b in files.items() if not n.startswith("OPTIONS")}, "no OPTIONS file"),
     ],
 )

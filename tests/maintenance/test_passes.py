@@ -58,7 +58,7 @@ def test_an_unreadable_base_fails_the_unattended_run_without_deletions(checkpoin
     body[5] ^= 0x20
     storage.replace(bad, bytes(body))
     before = {path for path in paths(storage) if path.startswith(names.STATE)}
-    with pytest.raises(CorruptFile, match=r"the block at byte 0 .* does not match its checksum") as failed:
+    with pytest.raises(CorruptFile, match=r"a block at byte 0 .* that does not match its checksum") as failed:
         passes.retention.unattended(storage, POLICIES, BY, scratch=tmp_path / "scratch")
     assert bad in str(failed.value)
     assert "statekeeper repair ROOT --apply" in str(failed.value)

@@ -127,8 +127,8 @@ def test_a_folder_where_a_file_is_needed_is_never_replaced(storage: Storage) -> 
     [
         (errno.ENOSPC, StorageError, "no space is left"),
         (errno.EDQUOT, StorageError, "no space is left"),
-        (errno.EACCES, AccessDenied, "refuses it"),
-        (errno.EROFS, AccessDenied, "refuses it"),
+        (errno.EACCES, AccessDenied, "permission denied"),
+        (errno.EROFS, AccessDenied, "permission denied"),
         (errno.EIO, StorageError, "Input/output error"),
     ],
 )

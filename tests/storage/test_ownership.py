@@ -115,7 +115,7 @@ def test_who_cannot_give_files_to_the_owner_is_refused_before_anything_is_writte
     before = owned(root)
 
     def refused() -> None:
-        with pytest.raises(ForeignOwner, match=rf"belongs to user {SPARK} .* run this as user {SPARK}"):
+        with pytest.raises(ForeignOwner, match=rf"belongs to user {SPARK} .* run it as user {SPARK}"):
             open_storage(str(root)).require_ownership()
 
     assert as_user(OTHER, refused) == 0

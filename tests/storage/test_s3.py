@@ -151,7 +151,7 @@ def test_an_endpoint_that_is_no_url_is_an_error_with_a_hint(s3_server: S3Server)
 
 def test_a_store_that_is_not_there_is_an_error_with_a_hint(s3_server: S3Server, clock: SleeplessClock) -> None:
     options = {**s3_server.options, "endpoint_url": "http://127.0.0.1:9"}
-    with pytest.raises(StorageError, match="look at endpoint_url"):
+    with pytest.raises(StorageError, match="check endpoint_url"):
         open_storage("s3://bucket/root", options=options, clock=clock).read("name")
 
 

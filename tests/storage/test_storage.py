@@ -288,7 +288,7 @@ def test_a_path_that_could_leave_the_root_is_refused(storage: Storage, path: str
         lambda: storage.list(path or "a/"),
         lambda: storage.folders(path or "a/"),
     ):
-        with pytest.raises(ValueError, match="path below a state root"):
+        with pytest.raises(ValueError, match="not a valid path in a state root"):
             act()
     assert storage.requests.snapshot() == RequestCounts()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.errors import AlreadyExists, ObjectMissing
+from statestore.errors import ObjectMissing
 from statestore.storage.base import (
     Created,
     Deletion,
@@ -15,6 +15,7 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    another_exists,
     checked,
     checked_folder,
     is_listed,
@@ -65,7 +66,7 @@ class MemoryStorage(OpenedStore):
             return Created.NEW
         if there.data == body:
             return Created.SAME
-        raise AlreadyExists("stands there with other bytes", path=path, hint="somebody else was first")
+        raise another_exists(path)
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         del like
@@ -114,7 +115,7 @@ class MemoryStorage(OpenedStore):
     def _found(self, path: str) -> StoredObject:
         found = self.objects.get(checked(path))
         if found is None:
-            raise ObjectMissing("is not there", path=path)
+            raise ObjectMissing("does not exist", path=path)
         return found
 
 

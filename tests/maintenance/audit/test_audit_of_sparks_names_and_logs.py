@@ -99,7 +99,7 @@ def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage)
     of_hdfs = {**STATE_CONF, PROVIDER: PROVIDER.replace("providerClass", "HDFSBackedStateStoreProvider")}
     v1.replace(names.offsets(5), logs.encode_offsets(OffsetLog(0, 0, of_hdfs, ())))
     with pytest.raises(
-        UnknownFormatVersion, match="offsets/5: the query's state store is HDFSBackedStateStoreProvider"
+        UnknownFormatVersion, match="offsets/5: the query's state store provider is HDFSBackedStateStoreProvider"
     ):
         gather(v1)
 

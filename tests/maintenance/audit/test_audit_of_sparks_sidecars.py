@@ -43,7 +43,7 @@ SIDECAR_HARMS: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
         lambda said: json.dumps({**said, "mainFileSize": 7}).encode(),
         "has size 7 bytes, but the file has ",
     ),
-    "garbage": (lambda said: b"garbage", "not JSON"),
+    "garbage": (lambda said: b"garbage", "not valid JSON"),
     "empty": (lambda said: b"", ""),
 }
 

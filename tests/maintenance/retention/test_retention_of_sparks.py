@@ -143,5 +143,5 @@ def test_checksums_are_deleted_after_their_files_and_names_that_stop_spark_are_r
     refused, finding = plan.findings
     assert finding.startswith(f"{store.folder}/foo.zip: Spark reads the name as a version and fails")
     assert refused.startswith(
-        f"{kept}.crc: lacks what a sidecar holds; Spark rejects the snapshot, and it cannot be a base"
+        f"{kept}.crc: has a missing or invalid field; Spark rejects the snapshot, and it cannot be a base"
     )
