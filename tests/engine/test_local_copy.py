@@ -43,7 +43,7 @@ def hold(path: Path, held: multiprocessing.synchronize.Event) -> None:
         signal.pause()
 
 
-def test_one_process_holds_the_lock_and_its_death_frees_it(folder: LocalCopyFolder) -> None:
+def test_the_lock_is_released_when_its_process_dies(folder: LocalCopyFolder) -> None:
     context = multiprocessing.get_context("spawn")
     held = context.Event()
     process = context.Process(target=hold, args=(folder.folder, held))
@@ -60,7 +60,7 @@ def test_one_process_holds_the_lock_and_its_death_frees_it(folder: LocalCopyFold
         assert mine
 
 
-def test_the_lock_is_free_again_when_its_holder_fails(folder: LocalCopyFolder) -> None:
+def test_the_lock_is_released_when_its_holder_fails(folder: LocalCopyFolder) -> None:
     with pytest.raises(KeyError), folder.locked(timeout_seconds=0):
         raise KeyError
     with folder.locked(timeout_seconds=0) as mine:
@@ -75,7 +75,7 @@ def test_an_empty_folder_serves_nothing(folder: LocalCopyFolder) -> None:
     folder.condemn(folder.fresh_directory())
 
 
-def test_the_pointer_moves_under_a_reader_who_keeps_what_he_has(folder: LocalCopyFolder) -> None:
+def test_a_reader_keeps_its_database_when_the_pointer_moves(folder: LocalCopyFolder) -> None:
     folder.serve(build(folder, 1))
     reader = folder.open_current()
     assert reader is not None
@@ -111,13 +111,13 @@ def test_serving_removes_older_databases_and_half_written_pointers_and_leaves_pr
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"db/../..", b"../outside", b"/etc", b"elsewhere", b"\xff\xfe", b"db-gone"]
 )
-def test_a_pointer_that_is_none_is_damage(folder: LocalCopyFolder, text: bytes) -> None:
+def test_an_invalid_pointer_is_damage(folder: LocalCopyFolder, text: bytes) -> None:
     (folder.folder / "current").write_bytes(text)
     with pytest.raises(LocalStateDamaged):
         folder.open_current()
 
 
-def test_a_condemned_directory_is_served_no_longer_and_another_one_is(folder: LocalCopyFolder) -> None:
+def test_a_condemned_directory_is_no_longer_served(folder: LocalCopyFolder) -> None:
     served = build(folder, 1)
     folder.serve(served)
     folder.condemn(build(folder, 2))
@@ -126,7 +126,7 @@ def test_a_condemned_directory_is_served_no_longer_and_another_one_is(folder: Lo
     assert folder.open_current() is None
 
 
-def test_cached_changelogs_are_forgotten_up_to_a_version_whatever_their_attempt(folder: LocalCopyFolder) -> None:
+def test_cached_changelogs_of_all_attempts_are_removed_up_to_a_version(folder: LocalCopyFolder) -> None:
     names = [f"1_{ID}", f"2_{ID}", f"2_{ID[:-1]}0", f"10_{ID}"]
     for name in names:
         (folder.folder / "changelogs" / f"{name}.changelog").write_bytes(b"x")
@@ -138,7 +138,7 @@ def test_cached_changelogs_are_forgotten_up_to_a_version_whatever_their_attempt(
     assert len(list((folder.folder / "changelogs").iterdir())) == 2
 
 
-def test_what_dead_processes_left_is_swept_when_it_is_old(folder: LocalCopyFolder) -> None:
+def test_old_leftovers_of_dead_processes_are_swept(folder: LocalCopyFolder) -> None:
     served = build(folder, 1)
     folder.serve(served)
     now = (folder.folder / "current").stat().st_mtime

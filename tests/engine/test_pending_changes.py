@@ -16,7 +16,7 @@ batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=
 
 @given(st.lists(batches, max_size=6), st.integers(0, 8), st.integers(0, 30), st.lists(keys, max_size=6), keys)
 @settings(max_examples=25)
-def test_it_is_a_dict_whether_it_spilled_or_not(
+def test_it_behaves_like_a_dict_in_memory_and_on_disk(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[list[tuple[bytes, bytes | None]]],
     spill_keys: int,
@@ -43,7 +43,7 @@ def test_it_is_a_dict_whether_it_spilled_or_not(
 
 
 @pytest.mark.parametrize("spill_keys", [3, 1000])
-def test_who_iterates_sees_what_was_there_when_he_began(tmp_path: Path, spill_keys: int) -> None:
+def test_an_iteration_sees_the_changes_at_its_start(tmp_path: Path, spill_keys: int) -> None:
     pending = PendingChanges(tmp_path / "scratch", spill_keys=spill_keys)
     pending.put_many([b"a", b"b"], [b"1", None])
     seen = []
@@ -54,7 +54,7 @@ def test_who_iterates_sees_what_was_there_when_he_began(tmp_path: Path, spill_ke
     pending.close()
 
 
-def test_few_keys_with_large_values_go_to_disk_too(tmp_path: Path) -> None:
+def test_few_keys_with_large_values_spill_to_disk(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     pending = PendingChanges(scratch, spill_bytes=1_000)
     pending.put_many([b"a", b"b"], [b"x" * 499, b"y" * 499])

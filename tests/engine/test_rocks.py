@@ -49,13 +49,13 @@ def made(path: Path, *windows: Mapping[bytes, bytes | None]) -> Path:
     return path
 
 
-def test_a_new_database_holds_nothing(tmp_path: Path) -> None:
+def test_a_new_database_is_empty(tmp_path: Path) -> None:
     with Database.create(tmp_path / "db", LIMITS) as database:
         assert database.holds() is None
         assert rows(database) == {}
 
 
-def test_who_reads_has_the_cache_and_the_filters_that_were_asked_for(tmp_path: Path) -> None:
+def test_a_reader_has_the_configured_cache_and_filters(tmp_path: Path) -> None:
     """Opened for reading, rocksdict falls back to RocksDB's defaults without a word: no filters, another cache."""
     present = {b"%06d" % number: b"" for number in range(0, 20_000, 2)}
     path = made(tmp_path / "db", present)
@@ -69,7 +69,7 @@ def test_who_reads_has_the_cache_and_the_filters_that_were_asked_for(tmp_path: P
 
 
 @pytest.mark.parametrize("holds", [LocalCopy(EMPTY, ()), copy_of(1), copy_of(3)])
-def test_the_marker_is_read_as_it_was_written_and_is_no_row(tmp_path: Path, holds: LocalCopy) -> None:
+def test_the_marker_is_read_back_and_is_not_a_row(tmp_path: Path, holds: LocalCopy) -> None:
     with Database.create(tmp_path / "db", LIMITS) as database:
         assert database.apply(in_order({b"a": b"1"}), holds) == 1
     with Database.open_read_only(tmp_path / "db", LIMITS) as database:
@@ -83,7 +83,7 @@ def test_later_windows_win_over_earlier_ones(tmp_path: Path) -> None:
         assert rows(database) == {b"a": b"3", b"c": b"2"}
 
 
-def test_changes_that_cannot_be_read_to_their_end_change_nothing_and_keep_their_own_name(tmp_path: Path) -> None:
+def test_unreadable_changes_change_nothing_and_raise_their_own_error(tmp_path: Path) -> None:
     path = made(tmp_path / "db", {b"a": b"1"})
 
     def windows() -> Iterator[list[tuple[bytes, bytes | None]]]:
@@ -100,7 +100,7 @@ def test_changes_that_cannot_be_read_to_their_end_change_nothing_and_keep_their_
         assert (rows(database), database.holds()) == ({b"a": b"3"}, copy_of(2))
 
 
-def test_the_leftover_of_a_killed_ingestion_does_not_cut_the_table_that_it_is_linked_to(tmp_path: Path) -> None:
+def test_a_leftover_of_a_killed_ingestion_does_not_truncate_its_table(tmp_path: Path) -> None:
     path = made(tmp_path / "db", {b"a": b"1"})
     (table,) = path.glob("*.sst")
     os.link(table, path / "ingest-0.tmp")
@@ -112,7 +112,7 @@ def test_the_leftover_of_a_killed_ingestion_does_not_cut_the_table_that_it_is_li
 
 
 @pytest.mark.parametrize("key", [FIRST_RESERVED_KEY, b"\xff" * 8])
-def test_a_key_behind_the_marker_is_refused(tmp_path: Path, key: bytes) -> None:
+def test_a_key_after_the_marker_is_rejected(tmp_path: Path, key: bytes) -> None:
     with Database.create(tmp_path / "db", LIMITS) as database:
         with pytest.raises(UnsupportedType, match="ff ff ff ff"):
             database.apply(in_order({key: b"1"}), copy_of(1))
@@ -130,7 +130,7 @@ def test_a_scan_gives_the_keys_of_a_prefix_in_order(
     assert found == sorted(key for key in keys if key.startswith(prefix))
 
 
-def test_a_scan_comes_in_batches_and_loses_none_at_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_in_batches_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statestore.engine.rocks._SCAN_BATCH_ROWS", 4)
     for size in (0, 3, 4, 5, 8):
         path = made(tmp_path / f"db{size}", {b"%d" % number: b"v" for number in range(size)})
@@ -138,7 +138,7 @@ def test_a_scan_comes_in_batches_and_loses_none_at_their_ends(tmp_path: Path, mo
             assert [len(keys) for keys, _ in database.scan()] == [4] * (size // 4) + ([size % 4] if size % 4 else [])
 
 
-def test_get_many_answers_in_order_and_with_none(tmp_path: Path) -> None:
+def test_get_many_returns_values_in_order_and_none(tmp_path: Path) -> None:
     with Database.open_read_only(made(tmp_path / "db", {b"a": b"1", b"b": b""}), LIMITS) as database:
         assert database.get_many([b"b", b"none", b"a", b"b"]) == [b"", None, b"1", b""]
         assert database.get_many([]) == []
@@ -161,7 +161,7 @@ def merge_often(path: Path, ready: multiprocessing.synchronize.Event, stop: mult
         ready.set()
 
 
-def test_a_reader_sees_its_version_to_the_end_beside_a_writer_and_a_merger(tmp_path: Path) -> None:
+def test_a_reader_keeps_its_version_during_writes_and_compactions(tmp_path: Path) -> None:
     old = {b"%04d" % key: b"old" * 20 for key in range(500)}
     path = made(tmp_path / "db", old)
     context = multiprocessing.get_context("spawn")
@@ -194,7 +194,7 @@ def test_a_reader_sees_its_version_to_the_end_beside_a_writer_and_a_merger(tmp_p
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_told_that_it_is_locked(tmp_path: Path) -> None:
+def test_a_second_writer_gets_a_locked_error(tmp_path: Path) -> None:
     path = made(tmp_path / "db")
     with Database.open_for_writing(path, LIMITS), pytest.raises(LocalStateLocked, match="db"):
         Database.open_for_writing(path, LIMITS)
@@ -211,7 +211,7 @@ def kinds(path: Path) -> dict[str, list[Path]]:
 
 @pytest.mark.parametrize("kind", ["CURRENT", "MANIFEST", "SST"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "garbage"])
-def test_damage_is_named_or_harmless_for_readers_and_writers(tmp_path: Path, kind: str, damage: str) -> None:
+def test_damage_gives_a_typed_error_or_is_harmless(tmp_path: Path, kind: str, damage: str) -> None:
     state = {b"%04d" % key: b"value %d" % key * 5 for key in range(300)}
     whole = made(tmp_path / "whole", state)
     for number, open_it in enumerate((Database.open_read_only, Database.open_for_writing)):
@@ -235,7 +235,7 @@ def _read_all(database: Database) -> None:
         rows(database)
 
 
-def test_each_flipped_byte_of_a_table_gives_a_named_error_or_the_same_rows(tmp_path: Path) -> None:
+def test_each_flipped_byte_of_a_table_gives_a_typed_error_or_the_same_rows(tmp_path: Path) -> None:
     state = {b"%02d" % key: b"value %d" % key for key in range(10)}
     path = made(tmp_path / "db", state)
     (table,) = path.glob("*.sst")
@@ -253,7 +253,7 @@ def test_each_flipped_byte_of_a_table_gives_a_named_error_or_the_same_rows(tmp_p
     assert found > len(body) // 3 // 3
 
 
-def test_a_marker_that_is_none_is_damage(tmp_path: Path) -> None:
+def test_an_invalid_marker_is_damage(tmp_path: Path) -> None:
     for number, marker in enumerate(
         (b"", b"{}", b"[]", b"null", b"\xff", b'{"version":"x","lineage":[]}', b"[" * 99_999)
     ):
@@ -279,9 +279,7 @@ def test_a_marker_that_is_none_is_damage(tmp_path: Path) -> None:
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_the_engine_raises_is_named_and_all_else_passes(
-    raised: BaseException, becomes: type[BaseException]
-) -> None:
+def test_errors_of_the_engine_are_typed_and_others_pass(raised: BaseException, becomes: type[BaseException]) -> None:
     with pytest.raises(becomes) as seen, translated(Path("folder")):
         raise raised
     assert type(seen.value) is becomes
@@ -301,7 +299,7 @@ def test_tables_are_written_as_spark_3_5_reads_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("windows", [[[b"a"]], [[b"a", b"m"], [b"b", b"z"], [b"c"]], [[b"a"], [b"b"], [b"c"]], []])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_marker_holds_for_what_was_ingested_with_it_however_the_tables_overlap(
+def test_a_marker_is_valid_for_its_ingestion_with_any_overlap_of_tables(
     tmp_path: Path, windows: list[list[bytes]], steps: int
 ) -> None:
     path = tmp_path / "db"
@@ -336,7 +334,7 @@ def test_a_write_after_the_marker_is_damage(tmp_path: Path, change: str) -> None
             database.holds()
 
 
-def test_a_table_of_another_database_under_the_name_of_one_of_these_is_damage(tmp_path: Path) -> None:
+def test_a_table_of_another_database_under_an_existing_name_is_damage(tmp_path: Path) -> None:
     for name, value in (("mine", b"value"), ("other", b"altered")):
         with Database.create(tmp_path / name, LIMITS) as database:
             database.apply([[(b"key", value[:5])]], LocalCopy(VersionId(1, "id"), ()))

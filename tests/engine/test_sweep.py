@@ -59,7 +59,7 @@ def reasons(report) -> dict[str, Reason]:
     return {f"{item.path.parent.name}/{item.path.name}": item.reason for item in report.removed}
 
 
-def test_a_copy_that_nobody_asked_for_in_a_week_goes_with_the_folder_of_its_root(tmp_path):
+def test_a_copy_unused_for_a_week_is_removed_with_its_root_folder(tmp_path):
     copy_at(tmp_path, "dead root/0-0", age=8 * DAY)
     copy_at(tmp_path, "dead root/0-1", age=9 * DAY)
     copy_at(tmp_path, "live root/0-0", age=8 * DAY)
@@ -73,7 +73,7 @@ def test_a_copy_that_nobody_asked_for_in_a_week_goes_with_the_folder_of_its_root
     assert report.kept_bytes > 10_000
 
 
-def test_a_copy_whose_lock_is_held_stays_however_old_and_large_it_is(tmp_path):
+def test_a_locked_copy_is_kept_at_any_age_and_size(tmp_path):
     held = LocalCopyFolder(copy_at(tmp_path, "root/0-0", age=99 * DAY), ENGINE, RandomIds())
     aged(held.folder, 99 * DAY)
     with held.locked(timeout_seconds=0) as mine:
@@ -84,13 +84,13 @@ def test_a_copy_whose_lock_is_held_stays_however_old_and_large_it_is(tmp_path):
     assert held.current().is_dir()
 
 
-def test_a_task_that_comes_back_to_an_old_copy_is_seen_before_it_has_loaded_anything(tmp_path):
+def test_a_task_that_returns_to_an_old_copy_counts_as_use_before_its_load(tmp_path):
     folder = copy_at(tmp_path, "root/0-0", age=99 * DAY)
     LocalCopyFolder(folder, ENGINE, RandomIds())
     assert sweep(tmp_path, LIMITS, clock=Clock()).removed == ()
 
 
-def test_unfinished_files_and_private_copies_of_the_dead_go_and_those_of_the_living_stay(tmp_path):
+def test_leftovers_of_dead_processes_are_removed_and_those_of_running_ones_kept(tmp_path):
     folder = copy_at(tmp_path, "root/0-0", age=2 * DAY)
 
     def leave(name: str, age: float) -> None:
@@ -122,7 +122,7 @@ def test_unfinished_files_and_private_copies_of_the_dead_go_and_those_of_the_liv
     assert LocalCopyFolder(folder, ENGINE, RandomIds()).current().is_dir()
 
 
-def test_tidying_up_does_not_make_a_copy_look_used(tmp_path):
+def test_a_sweep_does_not_count_as_use_of_a_copy(tmp_path):
     folder = copy_at(tmp_path, "root/0-0", age=6 * DAY)
     (folder / "changelogs/dead.tmp").write_bytes(b"")
     aged(folder, 6 * DAY)
@@ -131,7 +131,7 @@ def test_tidying_up_does_not_make_a_copy_look_used(tmp_path):
     assert reasons(report) == {"root/0-0": Reason.UNUSED}
 
 
-def test_above_the_quota_the_least_recently_used_copies_go_until_the_rest_fits(tmp_path):
+def test_the_least_recently_used_copies_are_removed_above_the_quota(tmp_path):
     for place, hours in enumerate([5, 9, 1, 7]):
         copy_at(tmp_path, f"root-{place}/0-0", age=hours * 3600, size_bytes=100_000)
     all_of_it = sweep(tmp_path, LIMITS, clock=Clock())
@@ -147,7 +147,7 @@ def test_above_the_quota_the_least_recently_used_copies_go_until_the_rest_fits(t
     assert LocalCopyFolder(tmp_path / "root-2/0-0", ENGINE, RandomIds()).open_current() is not None
 
 
-def test_a_copy_in_use_stays_above_the_quota_and_so_does_what_a_task_is_writing(tmp_path):
+def test_copies_in_use_and_unfinished_files_are_kept_above_the_quota(tmp_path):
     copy_at(tmp_path, "root/0-0", age=IN_USE_SECONDS - 1)
     idle = copy_at(tmp_path, "root/0-1", age=IN_USE_SECONDS + 1)
     unfinished = idle / "changelogs" / "of-a-slow-task.tmp"
@@ -159,7 +159,7 @@ def test_a_copy_in_use_stays_above_the_quota_and_so_does_what_a_task_is_writing(
     assert report.kept_bytes > 10_000, "the report says that the quota is not kept"
 
 
-def test_a_task_goes_on_reading_a_copy_that_is_swept_from_under_it(tmp_path):
+def test_a_task_continues_to_read_a_removed_copy(tmp_path):
     folder = copy_at(tmp_path, "root/0-0", age=3600, size_bytes=300_000)
     reading = LocalCopyFolder(folder, ENGINE, RandomIds()).open_current()
     aged(folder, 3600)
@@ -170,7 +170,7 @@ def test_a_task_goes_on_reading_a_copy_that_is_swept_from_under_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "root/letters", "root/0-0x", "root/0-1", "0-0"])
-def test_what_is_no_copy_is_nobodys_business(tmp_path, name):
+def test_files_that_are_not_copies_are_kept(tmp_path, name):
     host = tmp_path / "host"
     host.mkdir()
     elsewhere = copy_at(tmp_path, "elsewhere/0-0", age=99 * DAY)
@@ -192,7 +192,7 @@ def test_a_clock_that_was_set_back_removes_nothing(tmp_path):
     assert sweep(tmp_path, limits, clock=Clock(NOW - 99 * DAY)).removed == ()
 
 
-def test_a_host_is_swept_once_in_a_while_whoever_asks(tmp_path):
+def test_a_host_is_swept_at_most_once_per_interval(tmp_path):
     assert sweep_when_due(tmp_path / "no folder yet", LIMITS, clock=Clock(), every_seconds=600) is None
     assert sweep_when_due(tmp_path, LIMITS, clock=Clock(), every_seconds=600) is not None
     assert sweep_when_due(tmp_path, LIMITS, clock=Clock(NOW + 599), every_seconds=600) is None

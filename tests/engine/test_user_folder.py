@@ -33,7 +33,7 @@ def copy_in(folder: Path) -> LocalCopyFolder:
     return LocalCopyFolder(folder, EngineLimits(), RandomIds())
 
 
-def test_a_users_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_users_folder_is_private_with_any_umask(tmp_path: Path) -> None:
     with umask(0):
         folder = user_folder(tmp_path / "base")
         copy_in(folder / "root" / "0-0")
@@ -41,14 +41,14 @@ def test_a_users_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
     assert (mode(folder), mode(folder / "root" / "0-0")) == (0o700, 0o700)
 
 
-def test_a_folder_of_ones_own_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_an_own_folder_that_others_can_read_is_made_private(tmp_path: Path) -> None:
     folder = user_folder(tmp_path)
     folder.chmod(0o755)
     assert mode(user_folder(tmp_path)) == 0o700
 
 
 @pytest.mark.parametrize("open_it", [user_folder, lambda base: copy_in(base / f"statekeeper-{os.geteuid()}")])
-def test_a_link_a_file_or_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, open_it) -> None:
+def test_a_link_a_file_or_a_world_writable_folder_is_rejected(tmp_path: Path, open_it) -> None:
     name = tmp_path / f"statekeeper-{os.geteuid()}"
     (tmp_path / "elsewhere").mkdir()
     name.symlink_to(tmp_path / "elsewhere")
@@ -67,7 +67,7 @@ def test_a_link_a_file_or_a_folder_that_others_may_write_to_is_refused(tmp_path:
 
 
 @AS_ROOT
-def test_two_users_share_a_machine_and_neither_reads_or_prepares_what_the_other_has(shared: Path) -> None:
+def test_two_users_cannot_read_or_prepare_each_others_folders(shared: Path) -> None:
     def prepared_for(user: int) -> None:
         (shared / f"statekeeper-{user}").mkdir(mode=0o700)
 

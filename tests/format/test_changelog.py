@@ -59,13 +59,15 @@ runs_of_one_length = st.builds(
 
 
 @given(st.lists(records | runs_of_one_length, max_size=5))
-def test_runs_of_records_of_one_length_are_read_like_any_others(runs: list[Records]) -> None:
+def test_runs_of_records_of_equal_length_are_read_correctly(runs: list[Records]) -> None:
     changes = [change for run in runs for change in run]
     assert read(written(changes, Header(None)))[1] == changes
 
 
 @given(records, st.sampled_from([None, (), LINEAGE]), st.integers(1, 5))
-def test_what_was_written_is_read(changes: Records, lineage: tuple[VersionId, ...] | None, pieces: int) -> None:
+def test_decoding_returns_the_encoded_values(
+    changes: Records, lineage: tuple[VersionId, ...] | None, pieces: int
+) -> None:
     data = written(changes, Header(lineage), pieces=pieces)
     assert read(data) == (Header(lineage), changes)
     assert read_header(data, "a.changelog") == Header(lineage)
@@ -75,11 +77,11 @@ def test_a_changelog_that_spark_wrote_is_read() -> None:
     assert read(BY_SPARK) == (Header(()), [(b"kk", b"vvv")])
 
 
-def test_our_bytes_are_sparks_bytes() -> None:
+def test_encoded_bytes_equal_sparks_bytes() -> None:
     assert written([(b"kk", b"vvv")], Header(())) == BY_SPARK
 
 
-def test_a_slice_of_an_array_is_written_as_what_it_shows() -> None:
+def test_a_slice_of_an_arrow_array_writes_only_its_rows() -> None:
     keys = pa.array([b"a", b"bb", b"ccc", b"dddd"], pa.large_binary()).slice(1, 2)
     values = pa.array([b"1", None, b"333", b"4"], pa.large_binary()).slice(1, 2)
     sink = io.BytesIO()
@@ -103,14 +105,14 @@ def test_a_record_larger_than_a_window_is_read() -> None:
     assert read(written(changes, Header(())))[1] == changes
 
 
-def test_a_record_that_claims_two_gigabytes_is_damage_and_not_waited_for() -> None:
+def test_a_record_that_declares_two_gigabytes_is_rejected_at_once() -> None:
     filler = b"".join(record(b"%d" % number, b"x" * 1000) for number in range(2 * changelog.WINDOW_BYTES // 1000))
     for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):
         with pytest.raises(CorruptFile, match=r"a record of 2,147,483,6\d\d bytes"):
             read(packed(claim + filler + struct.pack(">i", -1)))
 
 
-def test_a_record_larger_than_the_memory_is_refused_before_it_is_unpacked() -> None:
+def test_a_record_above_the_memory_limit_is_rejected_before_decompression() -> None:
     """64 KiB of zstd that hold one value of 2 GiB."""
     packed_file = pa.BufferOutputStream()
     with pa.CompressedOutputStream(packed_file, "zstd") as plain:
@@ -126,7 +128,7 @@ def test_a_record_larger_than_the_memory_is_refused_before_it_is_unpacked() -> N
         list(read_changelog(written(changes, Header(())), "a", most_record_bytes=2 * changelog.WINDOW_BYTES)[1])
 
 
-def test_records_behind_the_end_mark_are_damage() -> None:
+def test_records_after_the_end_mark_are_rejected() -> None:
     end = struct.pack(">i", -1)
     for behind in (b"\0", end, record(b"a", b"b") + end, bytes(2 * changelog.WINDOW_BYTES)):
         with pytest.raises(CorruptFile, match="does not end with an end mark"):
@@ -134,7 +136,7 @@ def test_records_behind_the_end_mark_are_damage() -> None:
 
 
 @pytest.mark.parametrize("version", ["v5", "v101"])
-def test_formats_of_later_sparks_are_refused_by_name(version: str) -> None:
+def test_formats_of_later_spark_releases_are_rejected(version: str) -> None:
     data = packed(utf(version) + utf("[]") + b"\0")
     for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
         with pytest.raises(UnknownFormatVersion, match=rf"a\.changelog: changelog format {version}"):
@@ -168,32 +170,32 @@ EVERY_KIND = [
 
 
 @pytest.mark.parametrize("version", ["v2", "v4"])
-def test_records_of_column_families_are_read_with_what_they_do_in_their_order(version: str) -> None:
+def test_typed_records_are_read_in_order_with_their_kinds(version: str) -> None:
     header = utf("v2") if version == "v2" else utf("v4") + utf(changelog.lineage_json(LINEAGE))
     data = typed(*EVERY_KIND, header=header)
     assert kinds_read(data) == EVERY_KIND
     assert read_header(packed(data), "a") == Header(LINEAGE if version == "v4" else None, is_typed=True)
 
 
-def test_where_nothing_is_merged_the_last_record_wins_and_no_kinds_are_told() -> None:
+def test_without_merges_the_last_record_wins_and_kinds_are_none() -> None:
     [piece] = read_changelog(packed(typed((Kind.PUT, b"a", b"1"), (Kind.DELETE, b"a", None))), "a")[1]
     assert piece.kinds is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=9), st.binary(max_size=70)), max_size=400))
-def test_typed_records_of_any_lengths_are_read_as_they_were_written(
+def test_typed_records_of_any_length_are_read(
     drawn: list[tuple[Kind, bytes, bytes]],
 ) -> None:
     changes = [(kind, key, None if kind is Kind.DELETE else value) for kind, key, value in drawn]
     assert kinds_read(typed(*changes)) == changes
 
 
-def test_long_runs_of_typed_records_of_one_length_are_told_apart_by_what_they_do() -> None:
+def test_long_runs_of_typed_records_of_equal_length_keep_their_kinds() -> None:
     changes = [(Kind.MERGE if n % 1000 == 999 else Kind.PUT, b"%06d" % n, b"%03d" % (n % 7)) for n in range(3000)]
     assert kinds_read(typed(*changes)) == changes
 
 
-def test_a_typed_changelog_that_ends_early_or_goes_on_is_damage() -> None:
+def test_a_typed_changelog_that_is_truncated_or_too_long_is_rejected() -> None:
     whole = typed(*EVERY_KIND)
     for cut in range(len(utf("v2")), len(whole)):
         with pytest.raises(CorruptFile):
@@ -203,7 +205,7 @@ def test_a_typed_changelog_that_ends_early_or_goes_on_is_damage() -> None:
             kinds_read(whole + behind)
 
 
-def test_kinds_that_no_spark_writes_are_refused_and_deletions_with_values_are_damage() -> None:
+def test_unknown_record_kinds_and_deletes_with_values_are_rejected() -> None:
     head = utf("v2")
     with pytest.raises(UnknownFormatVersion, match="has a record of the unknown kind 0x21 at byte 4"):
         kinds_read(head + b"\x21" + record(b"k", b"v") + b"\0")
@@ -213,20 +215,20 @@ def test_kinds_that_no_spark_writes_are_refused_and_deletions_with_values_are_da
 
 
 @pytest.mark.parametrize("text", ["x3", "v", "vx", "v3.0", ""])
-def test_what_is_no_version_is_a_key_of_version_1(text: str) -> None:
+def test_a_text_that_is_no_version_is_a_key_of_version_1(text: str) -> None:
     """Spark sniffs so (SPARK-51922): a first key may look like the beginning of a header."""
     key = text.encode().ljust(5, b"\0")
     assert read(written([(key, b"v")], Header(None))) == (Header(None), [(key, b"v")])
 
 
-def test_a_first_key_that_begins_as_a_header_does_is_a_key() -> None:
+def test_a_first_key_that_starts_like_a_header_is_a_key() -> None:
     # 0x0002 7633 bytes of key: in front stands what a header v3 begins with, unless more is looked at than the text.
     large: Records = [(b"\0" * 0x0076, b"v3"), (bytes([0, 2]) + b"v3" + b"\0\2[]", b"x")]
     assert read(written(large, Header(None))) == (Header(None), large)
 
 
 @pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
-def test_each_flipped_byte_is_found_or_harmless(header: Header) -> None:
+def test_each_flipped_byte_is_detected_or_harmless(header: Header) -> None:
     data = written(SMALL, header)
     outcomes = {"found": 0, "harmless": 0}
     for damaged in flips(data):
@@ -238,14 +240,14 @@ def test_each_flipped_byte_is_found_or_harmless(header: Header) -> None:
 
 
 @pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
-def test_each_prefix_is_found(header: Header) -> None:
+def test_each_truncation_is_detected(header: Header) -> None:
     for damaged in prefixes(written(SMALL, header)):
         with pytest.raises(CorruptFile, match=r"a\.changelog"):
             read(damaged)
 
 
 @pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
-def test_flips_and_prefixes_below_the_checksum_give_named_errors_or_records(header: Header) -> None:
+def test_damage_with_a_valid_checksum_gives_typed_errors_or_records(header: Header) -> None:
     """A forger makes the checksum right: nothing but the decoder itself stands in his way."""
     plain = b"".join(compression.blocks(written(SMALL, header), "x"))
     for damaged in (*flips(plain), *prefixes(plain)):
@@ -254,7 +256,7 @@ def test_flips_and_prefixes_below_the_checksum_give_named_errors_or_records(head
 
 @given(st.binary(max_size=300))
 @settings(max_examples=300)
-def test_no_plain_bytes_break_the_decoder(plain: bytes) -> None:
+def test_arbitrary_uncompressed_bytes_give_typed_errors_or_records(plain: bytes) -> None:
     for data in (plain, packed(plain), packed(utf("v3") + plain), packed(utf("v3") + utf("[]") + plain)):
         value_or_error(read, data, names="a.changelog")
 
@@ -274,14 +276,14 @@ def test_no_plain_bytes_break_the_decoder(plain: bytes) -> None:
         "not json",
     ],
 )
-def test_a_lineage_that_is_none_is_damage_and_its_ids_are_no_paths(lineage: str) -> None:
+def test_an_invalid_lineage_or_id_is_rejected(lineage: str) -> None:
     data = packed(utf("v3") + utf(lineage) + struct.pack(">i", -1))
     for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
         with pytest.raises(CorruptFile, match=r"a\.changelog"):
             act(data)
 
 
-def test_a_lineage_takes_what_it_is_said_to_take_and_no_more_than_spark_reads() -> None:
+def test_a_lineage_has_the_predicted_size_and_at_most_sparks_maximum() -> None:
     lineage = tuple(VersionId(number, IDS[1]) for number in range(1, 1000))
     fits = next(n for n in range(len(lineage), 0, -1) if lineage_bytes(lineage[:n]) <= UTF_LIMIT_BYTES)
     assert 860 <= fits <= 870
@@ -290,7 +292,7 @@ def test_a_lineage_takes_what_it_is_said_to_take_and_no_more_than_spark_reads() 
         ChangelogWriter(io.BytesIO(), Header(lineage[: fits + 1]))
 
 
-def test_a_header_is_read_without_unpacking_the_rest() -> None:
+def test_a_header_is_read_without_decompressing_the_rest() -> None:
     data = written([(b"k%d" % n, bytes(1000)) for n in range(1000)], Header(LINEAGE))
     first_block_bytes = 21 + struct.unpack_from("<i", data, 9)[0]
     assert read_header(data[:first_block_bytes], "a.changelog") == Header(LINEAGE)
@@ -314,7 +316,7 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     assert int(done.stdout) < 100 * 1024
 
 
-def test_a_mapped_changelog_does_not_stay_in_memory_behind_the_reader(tmp_path: Path) -> None:
+def test_pages_of_a_mapped_changelog_are_released_after_reading(tmp_path: Path) -> None:
     """96 MiB that cannot be packed."""
     script = textwrap.dedent("""
         import mmap, os, pathlib, sys
@@ -342,7 +344,7 @@ def test_a_mapped_changelog_does_not_stay_in_memory_behind_the_reader(tmp_path: 
     assert int(done.stdout) < 32 * 1024
 
 
-def test_reading_garbage_takes_no_memory_to_speak_of() -> None:
+def test_reading_garbage_takes_little_memory() -> None:
     """Blocks and records that claim more than they hold."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(20):

@@ -27,18 +27,18 @@ def test_the_checksum_is_crc32c_as_a_signed_number() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", b"[]", b"{}", b'{"algorithm":"CRC32C","value":"x"}', b"\xff{"])
-def test_what_is_no_sidecar_is_named(body: bytes) -> None:
+def test_an_invalid_sidecar_is_rejected_with_its_name(body: bytes) -> None:
     with pytest.raises(CorruptFile):
         parse_sidecar(body, "x.crc")
 
 
-def test_another_algorithm_is_named() -> None:
+def test_another_checksum_algorithm_is_rejected_with_its_name() -> None:
     with pytest.raises(UnknownFormatVersion, match="checksum algorithm 'XXH64'"):
         parse_sidecar(b'{"algorithm":"XXH64","value":1,"mainFileSize":2}', "x.crc")
 
 
 @given(st.binary(max_size=200))
-def test_no_sidecar_breaks_it(body: bytes) -> None:
+def test_arbitrary_sidecars_give_typed_errors(body: bytes) -> None:
     with contextlib.suppress(CorruptFile, UnknownFormatVersion):
         parse_sidecar(body, "x.crc")
 
@@ -49,7 +49,7 @@ def hidden(body: bytes, chunk_bytes: int = 512) -> bytes:
 
 
 @given(st.binary(max_size=3000), st.integers(1, 1000), st.integers(1, 700))
-def test_hadoops_checksum_fits_however_the_file_comes(body: bytes, chunk_bytes: int, piece_bytes: int) -> None:
+def test_hadoops_checksum_matches_for_any_piece_size(body: bytes, chunk_bytes: int, piece_bytes: int) -> None:
     pieces = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
     sums = hidden(body, chunk_bytes)
     assert first_misfit(sums, pieces) is None
@@ -58,7 +58,7 @@ def test_hadoops_checksum_fits_however_the_file_comes(body: bytes, chunk_bytes: 
         assert first_misfit(sums[:-1], pieces) == (len(body) - 1) // chunk_bytes * chunk_bytes
 
 
-def test_every_flipped_byte_of_the_file_and_of_the_sums_is_found_in_its_chunk() -> None:
+def test_every_flipped_byte_of_file_or_checksums_is_located_in_its_chunk() -> None:
     body = bytes(range(256)) * 5
     sums = hidden(body)
     for place in range(len(body)):
@@ -69,5 +69,5 @@ def test_every_flipped_byte_of_the_file_and_of_the_sums_is_found_in_its_chunk() 
 
 
 @pytest.mark.parametrize("sums", [b"", b"crc\0", b"xxxxxxxxxxxxxxxx", struct.pack(">4sI", b"crc\0", 0) + b"1234"])
-def test_what_hadoop_did_not_write_is_ignored_as_hadoop_does(sums: bytes) -> None:
+def test_checksum_files_of_another_origin_are_ignored_as_by_hadoop(sums: bytes) -> None:
     assert first_misfit(sums, [b"any"]) is None

@@ -112,13 +112,13 @@ def test_sparks_changelogs_in_each_codec_give_the_state_that_spark_shows(codec: 
 
 
 @given(st.sampled_from(CODECS), st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 300))
-def test_the_same_bytes_are_read_however_they_were_cut_into_blocks(codec: str, cuts: list[bytes], times: int) -> None:
+def test_block_boundaries_do_not_change_the_decompressed_bytes(codec: str, cuts: list[bytes], times: int) -> None:
     pieces = [piece * times for piece in cuts]
     assert plain(PACKERS[codec](pieces)) == b"".join(pieces)
 
 
 @given(st.data())
-def test_lzf_tokens_mean_what_a_copy_byte_by_byte_makes_of_them(data: st.DataObject) -> None:
+def test_lzf_tokens_decode_like_a_byte_by_byte_copy(data: st.DataObject) -> None:
     tokens, expected = bytearray(), bytearray()
     for _ in range(data.draw(st.integers(1, 30))):
         if expected and data.draw(st.booleans()):
@@ -137,7 +137,7 @@ def test_lzf_tokens_mean_what_a_copy_byte_by_byte_makes_of_them(data: st.DataObj
 
 @each_codec
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_prefix_of_sparks_files_is_found(codec: str, version: int) -> None:
+def test_each_truncation_of_sparks_files_is_detected(codec: str, version: int) -> None:
     """Without an end mark of the codec by the records' own."""
     for damaged in prefixes(changelog_of(codec, version)):
         with pytest.raises(CorruptFile, match=r"a\.changelog"):
@@ -151,7 +151,7 @@ def each_bit(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize(("codec", "unseen_percent"), [("lz4", 0), ("zstd", 30), ("snappy", 29), ("lzf", 21)])
-def test_of_flipped_bits_no_more_go_unseen_than_is_said(codec: str, unseen_percent: int) -> None:
+def test_at_most_the_documented_share_of_flipped_bits_is_undetected(codec: str, unseen_percent: int) -> None:
     """The docstring of `compression` says so: other records come out of them. Nothing else than our errors does."""
     outcomes: Counter[str] = Counter()
     for data in (changelog_of(codec, 1), changelog_of(codec, 2), bytes.fromhex(VECTORS[codec])):
@@ -167,13 +167,13 @@ def test_of_flipped_bits_no_more_go_unseen_than_is_said(codec: str, unseen_perce
 
 
 @each_codec
-def test_damage_in_one_of_several_blocks_breaks_nothing(codec: str) -> None:
+def test_damage_in_one_of_several_blocks_gives_typed_errors(codec: str) -> None:
     data = changelog_of(codec, 3)
     for damaged in [*flips(data)][::7]:
         value_or_error(plain, damaged, names="a.changelog")
 
 
-def test_a_flipped_bit_in_a_zstd_frame_with_a_checksum_is_found_or_harmless() -> None:
+def test_a_flipped_bit_in_a_zstd_frame_with_a_checksum_is_detected_or_harmless() -> None:
     data = zstd_with_checksum(b"some text")
     assert plain(data) == b"some text"
     for damaged in each_bit(data):
@@ -185,20 +185,20 @@ def test_a_flipped_bit_in_a_zstd_frame_with_a_checksum_is_found_or_harmless() ->
 
 @each_codec
 @pytest.mark.parametrize("behind", [b"\0", b"Z", b"ZV", b"(\xb5/", bytes(100), b"\xff" * 100])
-def test_bytes_behind_the_end_are_damage(codec: str, behind: bytes) -> None:
+def test_bytes_after_the_end_are_rejected(codec: str, behind: bytes) -> None:
     with pytest.raises(CorruptFile, match=r"a\.changelog"):
         plain(changelog_of(codec, 3) + behind)
 
 
 @each_codec
 @pytest.mark.parametrize("other", CODECS)
-def test_a_changelog_behind_a_changelog_is_damage(codec: str, other: str) -> None:
+def test_two_concatenated_changelogs_are_rejected(codec: str, other: str) -> None:
     with pytest.raises(CorruptFile, match=r"a\.changelog"):
         read(changelog_of(codec, 1) + changelog_of(other, 2))
 
 
 @pytest.mark.parametrize("data", [b"", b"Z", b"LZ4B", b"PK\3\4 a zip", b"\x82SNAPPX\0" + bytes(20), bytes(50)])
-def test_what_no_codec_begins_with_is_named(data: bytes) -> None:
+def test_an_unknown_codec_is_rejected_with_its_first_bytes(data: bytes) -> None:
     with pytest.raises(CorruptFile, match=r"a\.changelog: no changelog of a codec that Spark has.* -> restore"):
         plain(data)
 
@@ -250,13 +250,13 @@ def test_a_file_without_plain_bytes_has_no_header(empty: bytes) -> None:
         lzf_packed(b"\1x", 2),
     ],
 )
-def test_impossible_blocks_of_each_codec_are_damage(damaged: bytes) -> None:
+def test_impossible_blocks_of_each_codec_are_rejected(damaged: bytes) -> None:
     with pytest.raises(CorruptFile, match=r"a\.changelog"):
         plain(damaged)
 
 
 @given(st.binary(max_size=100))
-def test_no_bytes_behind_any_beginning_break_it(data: bytes) -> None:
+def test_arbitrary_bytes_after_any_codec_header_give_typed_errors(data: bytes) -> None:
     beginnings = [
         ZSTD_MAGIC,
         ZSTD_MAGIC + bytes([0x00, 0x48]),
@@ -274,7 +274,7 @@ def test_large_blocks_of_snappy_are_read() -> None:
     assert plain(snappy([bytes(4 << 20), b"x"])) == bytes(4 << 20) + b"x"
 
 
-def test_headers_that_claim_much_take_no_memory_to_speak_of() -> None:
+def test_headers_that_declare_large_sizes_take_little_memory() -> None:
     tokens = b"\0x" + b"\xe0\xff\0" * 20_000
     claims = [
         SNAPPY_HEADER + struct.pack(">i", 6) + b"\xff\xff\xff\x0f\0x",  # 32 MiB - 1 in a byte
@@ -319,7 +319,7 @@ def taken(file: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "snappy", "lzf"])
-def test_a_mapped_file_of_each_codec_does_not_stay_in_memory_behind_the_reader(codec: str, tmp_path: Path) -> None:
+def test_pages_of_a_mapped_file_are_released_after_reading(codec: str, tmp_path: Path) -> None:
     """64 MiB that cannot be packed."""
     noise = os.urandom(32 * 1024)
     file = tmp_path / "large"

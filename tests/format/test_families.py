@@ -61,7 +61,7 @@ def test_rows_that_spark_wrote_are_decoded_as_its_reader_shows_them(path: Path) 
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
-def test_each_flipped_byte_of_a_row_with_a_checksum_is_found(path: Path) -> None:
+def test_each_flipped_byte_of_a_row_with_a_checksum_is_detected(path: Path) -> None:
     families, names, rows, _ = fixture(path)
     assert len({family_id(key) for key, _ in rows}) >= 2
     for key, value in rows:
@@ -75,7 +75,7 @@ def test_each_flipped_byte_of_a_row_with_a_checksum_is_found(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
-def test_a_damaged_key_is_a_named_error_or_another_key(path: Path) -> None:
+def test_a_damaged_key_gives_a_typed_error_or_another_key(path: Path) -> None:
     families, names, rows, _ = fixture(path)
     for key in {family_id(key): key for key, _ in rows}.values():
         family = families[names[family_id(key)]]
@@ -87,7 +87,7 @@ def test_a_damaged_key_is_a_named_error_or_another_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
-def test_each_prefix_of_a_schema_file_is_found_and_each_flipped_byte_gives_a_named_error_or_schemas(path: Path) -> None:
+def test_damage_to_a_schema_file_gives_typed_errors_or_schemas(path: Path) -> None:
     data = base64.b64decode(json.loads(path.read_text())["schemas"])
     for damaged in prefixes(data):
         with pytest.raises(CorruptFile, match="schema"):
@@ -109,7 +109,7 @@ def schema_file(encoder: str, *, key: str = ONE_LONG, value: str = ONE_LONG, ver
     return utf(version) + struct.pack(">i", 1) + body
 
 
-def test_an_unknown_version_encoder_or_type_is_refused_by_name() -> None:
+def test_an_unknown_version_encoder_or_type_is_rejected_with_its_name() -> None:
     whole = '{"keyStateEncoderType":"NoPrefixKeyStateEncoderSpec"}'
     assert parse_families(schema_file(whole), "f")["total"].encoder is KeyEncoder.WHOLE
     with pytest.raises(UnknownFormatVersion, match=r"^f: has state schema version 'v4'"):
@@ -143,7 +143,7 @@ def test_an_unknown_version_encoder_or_type_is_refused_by_name() -> None:
         '{"keyStateEncoderType":"RangeKeyScanStateEncoderSpec","orderingOrdinals":[-1]}',
     ],
 )
-def test_an_encoder_that_is_none_is_damage(encoder: str) -> None:
+def test_an_invalid_encoder_is_rejected(encoder: str) -> None:
     with pytest.raises(CorruptFile, match="has an invalid key encoder"):
         parse_families(schema_file(encoder), "f")
 
@@ -204,7 +204,7 @@ def test_keys_with_a_prefix_are_decoded(keys: list[tuple[Any, ...]], count: int)
 
 
 @given(KEYS, st.permutations([("b", "q"), ("c", "d"), ("d", "h")]), st.integers(1, 3))
-def test_keys_that_sort_by_numbers_are_decoded(
+def test_keys_in_numeric_order_are_decoded(
     keys: list[tuple[Any, ...]], order: list[tuple[str, str]], count: int
 ) -> None:
     rows = [dict(zip(KEY.names, key, strict=True)) for key in keys]
@@ -218,7 +218,7 @@ def test_keys_that_sort_by_numbers_are_decoded(
     assert [np.signbit(one["c"] or 0.0) for one in found] == [np.signbit(one["c"] or 0.0) for one in rows]
 
 
-def test_a_key_of_which_all_columns_sort_has_nothing_behind_them() -> None:
+def test_a_range_key_with_only_ordering_columns_has_no_second_row() -> None:
     key = pa.schema([("b", pa.int64())])
     family = Family(key, VALUE, KeyEncoder.RANGE, (0,))
     front = row({"b": sorting(-3, "q")}, pa.schema([("b", pa.binary())]))
@@ -256,7 +256,9 @@ def proved(key: bytes, value: bytes) -> bytes:
 
 
 @given(LISTS, st.sampled_from([b"", b","]), st.booleans())
-def test_lists_are_told_from_values_and_taken_apart(lists: list[list[int]], delimiter: bytes, checksums: bool) -> None:
+def test_lists_are_distinguished_from_values_and_split(
+    lists: list[list[int]], delimiter: bytes, checksums: bool
+) -> None:
     keys = [row({"k": number}, ONE_KEY) for number in range(len(lists))]
     made = [[element(one) for one in of_key] for of_key in lists]
     if checksums:
@@ -272,7 +274,7 @@ def test_lists_are_told_from_values_and_taken_apart(lists: list[list[int]], deli
 
 
 @pytest.mark.parametrize("checksums", [False, True])
-def test_single_values_are_no_lists(checksums: bool) -> None:
+def test_single_values_are_not_lists(checksums: bool) -> None:
     keys = [row({"k": number}, ONE_KEY) for number in range(3)]
     values = [row({"v": number}, VALUE) for number in range(3)]
     if checksums:
@@ -293,12 +295,12 @@ def test_single_values_are_no_lists(checksums: bool) -> None:
         (b"\0" * 12, "not a multiple of 8"),
     ],
 )
-def test_values_that_are_none_are_damage(value: bytes, what: str) -> None:
+def test_invalid_values_are_rejected(value: bytes, what: str) -> None:
     with pytest.raises(CorruptFile, match=what):
         decode_rows_of([row({"k": 1}, ONE_KEY)], [value], FAMILY, StateConf(b","))
 
 
-def test_a_list_beside_a_single_value_and_two_single_values_of_one_key_are_damage() -> None:
+def test_lists_mixed_with_values_and_two_values_of_a_key_are_rejected() -> None:
     keys = [row({"k": number}, ONE_KEY) for number in range(2)]
     with pytest.raises(CorruptFile, match="both lists and single values"):
         decode_rows_of(keys, [element(1), row({"v": 1}, VALUE)], FAMILY, StateConf())
@@ -307,7 +309,7 @@ def test_a_list_beside_a_single_value_and_two_single_values_of_one_key_are_damag
         decode_rows_of(keys[:1], [twice], FAMILY, StateConf(b"", row_checksums=True))
 
 
-def test_columns_that_are_always_null_are_null_and_anything_else_in_them_is_damage() -> None:
+def test_void_columns_are_null_and_other_values_in_them_are_rejected() -> None:
     void = '{"type":"struct","fields":[{"name":"__dummy__","type":"void","nullable":true,"metadata":{}}]}'
     family = plain_family(spark_schema_json(ONE_KEY), void, 0, "f")
     key = row({"k": 1}, ONE_KEY)
@@ -329,10 +331,10 @@ SESSIONS = (
 COUNTS = '{"type":"struct","fields":[{"name":"count","type":"long","nullable":false,"metadata":{}}]}'
 
 
-def test_the_prefix_of_session_windows_is_known_without_the_metadata_that_spark_3_5_does_not_write() -> None:
+def test_the_prefix_of_session_windows_is_found_without_metadata_of_spark_3_5() -> None:
     assert undescribed_prefix(SESSION_KEYS, SESSIONS) == 1
     assert plain_family(SESSION_KEYS, SESSIONS, 1, "schema").encoder is KeyEncoder.PREFIX
 
 
-def test_a_column_that_is_called_like_the_start_of_a_session_makes_no_prefix() -> None:
+def test_a_column_named_like_the_start_of_a_session_is_no_session_window() -> None:
     assert undescribed_prefix(SESSION_KEYS, COUNTS) == 0

@@ -12,7 +12,7 @@ from tests.support.damage import value_or_error
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=100))
-def test_a_text_is_read_as_it_was_written_lone_surrogates_too(text: str) -> None:
+def test_any_text_is_read_back_including_lone_surrogates(text: str) -> None:
     units = text.encode("utf-16-be", "surrogatepass")
     reader = Reader(utf(text), "file")
     assert reader.utf("a text").encode("utf-16-be", "surrogatepass") == units
@@ -30,12 +30,12 @@ def test_a_text_is_read_as_it_was_written_lone_surrogates_too(text: str) -> None
         ("\U0001f600", "eda0bdedb880"),
     ],
 )
-def test_the_bytes_are_javas(text: str, body: str) -> None:
+def test_encoded_bytes_equal_javas_bytes(text: str, body: str) -> None:
     assert utf(text)[2:] == bytes.fromhex(body)
     assert from_modified_utf8(bytes.fromhex(body)) == text
 
 
-def test_the_longest_text_fits_and_a_longer_one_is_refused() -> None:
+def test_the_longest_text_fits_and_a_longer_one_is_rejected() -> None:
     assert Reader(utf("x" * UTF_LIMIT_BYTES), "file").utf("a text") == "x" * UTF_LIMIT_BYTES
     for longer in ("x" * (UTF_LIMIT_BYTES + 1), "\0" * 40_000):
         with pytest.raises(ValueError, match="the maximum of writeUTF"):
@@ -43,12 +43,12 @@ def test_the_longest_text_fits_and_a_longer_one_is_refused() -> None:
 
 
 @given(st.binary(max_size=20))
-def test_no_bytes_break_the_reader(data: bytes) -> None:
+def test_arbitrary_bytes_give_typed_errors_or_values(data: bytes) -> None:
     for read in (lambda reader: reader.utf("a text"), lambda reader: reader.int32("a number")):
         value_or_error(lambda data, read=read: read(Reader(data, "file")), data, names="file")
 
 
-def test_a_read_past_the_end_names_file_and_place() -> None:
+def test_a_read_past_the_end_names_file_and_position() -> None:
     reader = Reader(b"\0\0\0\1\0", "1.changelog")
     assert reader.int32("a number") == 1
     with pytest.raises(CorruptFile, match=r"1\.changelog: truncated: a number needs 4 bytes at 4, the file ends at 5"):

@@ -65,7 +65,7 @@ def test_sparks_own_texts_are_read() -> None:
     assert encode_commit(COMMIT) == v2
 
 
-def test_commits_of_sparks_that_name_their_sinks_are_read_and_written_again_as_they_were() -> None:
+def test_commits_with_named_sinks_are_read_and_rewritten_unchanged() -> None:
     sinks = b'"sinkMetadataMap":{"a":{"sinkName":"a","commitOffset":"-","isActive":true}}}'
     of_v1 = b'v3\n{"nextBatchWatermarkMs":7,' + sinks
     of_v2 = b'v3\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":[["%s"]]},' % ID.encode() + sinks
@@ -80,7 +80,7 @@ def test_commits_of_sparks_that_name_their_sinks_are_read_and_written_again_as_t
 
 
 @pytest.mark.parametrize("header", ["v4", "v10"])
-def test_a_later_version_is_refused_by_name(header: str) -> None:
+def test_a_later_version_is_rejected_with_its_name(header: str) -> None:
     with pytest.raises(UnknownFormatVersion, match=f"commits/3: log version {header}"):
         parse_commit(f"{header}\n{{}}".encode(), "commits/3")
     with pytest.raises(UnknownFormatVersion, match=f"offsets/3: log version {header}"):
@@ -101,13 +101,13 @@ def test_a_later_version_is_refused_by_name(header: str) -> None:
         '{"stateUniqueIds":{"0":[["../../../outside"]]}}',
     ],
 )
-def test_a_commit_that_is_none_is_damage_and_its_ids_are_no_paths(body: str) -> None:
+def test_an_invalid_commit_or_id_is_rejected(body: str) -> None:
     with pytest.raises(CorruptFile, match="commits/3"):
         parse_commit(f"v2\n{body}".encode(), "commits/3")
 
 
 @pytest.mark.parametrize("body", ['{"statekeeperDigests":[]}', '{"statekeeperDigests":{"0":[["../outside"]]}}'])
-def test_digests_that_are_none_are_damage(body: str) -> None:
+def test_invalid_digests_are_rejected(body: str) -> None:
     with pytest.raises(CorruptFile, match="commits/3: statekeeperDigests"):
         parse_commit(f"v1\n{body}".encode(), "commits/3")
 
@@ -115,24 +115,24 @@ def test_digests_that_are_none_are_damage(body: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"v1", b"v1\n", b"v1\n[]", b"v1\n{}", b"x", b"\xff\xfe", b"v1\n" + b"[" * 100_000]
 )
-def test_offsets_that_are_none_are_damage(data: bytes) -> None:
+def test_invalid_offsets_are_rejected(data: bytes) -> None:
     with pytest.raises(CorruptFile, match="offsets/3"):
         parse_offsets(data, "offsets/3")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
-def test_metadata_that_is_none_is_damage(data: bytes) -> None:
+def test_invalid_metadata_is_rejected(data: bytes) -> None:
     with pytest.raises(CorruptFile, match="metadata"):
         parse_metadata(data, "metadata")
 
 
-def test_each_prefix_of_a_commit_is_found() -> None:
+def test_each_truncation_of_a_commit_is_detected() -> None:
     for damaged in prefixes(encode_commit(COMMIT)):
         with pytest.raises(StatekeeperError, match="commits/3"):
             parse_commit(damaged, "commits/3")
 
 
-def test_each_flipped_byte_gives_a_named_error_or_a_log() -> None:
+def test_each_flipped_byte_gives_a_typed_error_or_a_log() -> None:
     """Logs carry no checksum: another digit in an id is another id, which names files that are not there."""
     for damaged in flips(encode_commit(COMMIT)):
         value_or_error(lambda data: parse_commit(data, "commits/3"), damaged, names="commits/3")

@@ -40,7 +40,7 @@ def plain(data: bytes) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 700))
-def test_what_was_written_in_any_pieces_is_read(pieces: list[bytes], times: int) -> None:
+def test_bytes_written_in_any_pieces_are_read(pieces: list[bytes], times: int) -> None:
     whole = [piece * times for piece in pieces]
     assert plain(packed(*whole)) == b"".join(whole)
 
@@ -51,7 +51,7 @@ def test_blocks_hold_32_kib_as_sparks_do(size: int) -> None:
     assert sizes == [32768] * (size // 32768) + ([size % 32768] if size % 32768 else [])
 
 
-def test_the_same_bytes_come_out_however_they_were_cut() -> None:
+def test_the_piece_size_does_not_change_the_compressed_bytes() -> None:
     data = bytes(range(256)) * 500
     assert packed(data) == packed(*(data[i : i + 777] for i in range(0, len(data), 777)))
 
@@ -75,7 +75,7 @@ def test_larger_blocks_are_read() -> None:
     assert plain(block(body, plain_bytes=len(data), token=0x28, checksum=checksum) + END) == data
 
 
-def test_each_flipped_byte_is_found_or_harmless_and_each_prefix_is_found() -> None:
+def test_each_flipped_byte_is_detected_or_harmless_and_each_truncation_is_detected() -> None:
     data = packed(b"some text, some text, some text")
     for damaged in flips(data):
         found = value_or_error(plain, damaged, names="a.changelog")
@@ -102,12 +102,12 @@ def test_each_flipped_byte_is_found_or_harmless_and_each_prefix_is_found() -> No
         b"LZ4Block" + bytes([0x15]) + struct.pack("<iii", 0, 0, 7),
     ],
 )
-def test_impossible_blocks_are_damage(damaged: bytes) -> None:
+def test_impossible_blocks_are_rejected(damaged: bytes) -> None:
     with pytest.raises(CorruptFile, match=r"a\.changelog"):
         plain(damaged)
 
 
-def test_a_block_that_claims_more_than_it_holds_takes_no_more_than_the_largest_block() -> None:
+def test_a_block_with_a_wrong_size_takes_at_most_the_memory_of_the_largest_block() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(20):
         with pytest.raises(CorruptFile):
@@ -116,7 +116,7 @@ def test_a_block_that_claims_more_than_it_holds_takes_no_more_than_the_largest_b
 
 
 @given(st.binary(max_size=100))
-def test_no_bytes_break_it(data: bytes) -> None:
+def test_arbitrary_bytes_give_typed_errors_or_values(data: bytes) -> None:
     for damaged in (data, b"LZ4Block" + data, b"LZ4Block\x25" + data):
         with pytest.raises(CorruptFile):
             plain(damaged)

@@ -14,7 +14,7 @@ versions = st.builds(VersionId, st.integers(0, 10**9), st.none() | st.uuids().ma
 
 
 @given(st.builds(StoreFile, st.sampled_from(StoreFileKind), versions))
-def test_a_name_that_was_written_is_understood(file: StoreFile) -> None:
+def test_a_built_name_is_parsed_back(file: StoreFile) -> None:
     assert names.parse_store_file(file.name) == file
 
 
@@ -51,31 +51,31 @@ def test_the_names_are_sparks() -> None:
         "",
     ],
 )
-def test_a_name_that_spark_would_not_write_is_foreign(name: str) -> None:
+def test_a_name_that_spark_does_not_write_is_not_parsed(name: str) -> None:
     assert names.parse_store_file(name) is None
 
 
 @given(st.text(max_size=60))
-def test_no_name_breaks_it(name: str) -> None:
+def test_arbitrary_names_are_parsed_or_ignored(name: str) -> None:
     parsed = names.parse_store_file(name)
     assert parsed is None or parsed.name == name
 
 
 @given(st.integers(0, 10**9), st.uuids().map(str))
-def test_batches_and_pending_attempts_are_understood(batch: int, attempt: str) -> None:
+def test_batches_and_pending_attempts_are_parsed(batch: int, attempt: str) -> None:
     assert names.parse_batch(names.commits(batch).split("/")[-1]) == batch
     assert names.parse_batch(names.offsets(batch).split("/")[-1]) == batch
     assert names.parse_pending(names.pending(batch, attempt).split("/")[-1]) == (batch, attempt)
 
 
 @pytest.mark.parametrize("name", ["01", "-1", "1.tmp", ".1.crc", "", "1\n"])
-def test_foreign_names_among_the_logs_are_no_batches(name: str) -> None:
+def test_foreign_names_in_log_folders_are_not_batches(name: str) -> None:
     assert names.parse_batch(name) is None
     assert names.parse_pending(f"{name}-{ID}.json") is None or name == ""
 
 
 @pytest.mark.parametrize("text", ["", "../..", ID[:-1], ID + "0", ID.replace("-", "/"), ID + "\n"])
-def test_what_is_no_id_is_known(text: str) -> None:
+def test_invalid_ids_are_rejected(text: str) -> None:
     assert names.is_checkpoint_id(ID)
     assert not names.is_checkpoint_id(text)
 
@@ -103,7 +103,7 @@ def test_what_is_no_id_is_known(text: str) -> None:
         ("\u0661.zip", True, True, None),
     ],
 )
-def test_what_spark_4_2_does_over_a_name_is_known(
+def test_names_that_break_loads_or_cleanup_of_spark_4_2_are_recognized(
     name: str, stops_loads: bool, stops_cleanup: bool, counted_as: int | None
 ) -> None:
     assert names.stops_loads(name) == stops_loads
@@ -123,7 +123,7 @@ def test_what_spark_4_2_does_over_a_name_is_known(
         ("8-a.sst", None),
     ],
 )
-def test_tables_and_archived_logs_are_known_where_snapshots_look_for_them(name: str, shared: str | None) -> None:
+def test_tables_and_archived_logs_are_recognized_in_their_folders(name: str, shared: str | None) -> None:
     assert names.parse_shared_file(name) == shared
     assert shared is None or StorePath(0, 0).table_file(shared) == f"state/0/0/{name}"
 

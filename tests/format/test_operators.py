@@ -51,12 +51,12 @@ def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> No
         StoreInfo("default", 0, 2_000_000_000),
     ],
 )
-def test_a_store_that_cannot_be_is_corrupt_and_never_a_path(store: StoreInfo) -> None:
+def test_an_impossible_store_name_is_rejected_and_never_becomes_a_path(store: StoreInfo) -> None:
     with pytest.raises(CorruptFile, match=r"metadata: impossible store .* partitions"):
         parse_operator(encode_operator(OperatorMetadata(0, "stateStoreSave", (store,))), "metadata")
 
 
-def test_our_bytes_are_sparks_bytes() -> None:
+def test_encoded_bytes_equal_sparks_bytes() -> None:
     assert encode_operator(OPERATOR) == BY_SPARK
     assert parse_operator(BY_SPARK, "metadata") == OPERATOR
 
@@ -72,12 +72,12 @@ def test_our_bytes_are_sparks_bytes() -> None:
         '{"operatorInfo":null,"stateStoreInfo":[]}',
     ],
 )
-def test_metadata_that_is_none_is_damage(body: str) -> None:
+def test_invalid_metadata_is_rejected(body: str) -> None:
     with pytest.raises(CorruptFile, match="metadata"):
         parse_operator(f"v1\n{body}".encode(), "metadata")
 
 
-def test_a_later_version_is_refused_by_name() -> None:
+def test_a_later_version_is_rejected_with_its_name() -> None:
     with pytest.raises(UnknownFormatVersion, match="v3"):
         parse_operator(b"v3\n{}", "metadata")
     with pytest.raises(UnknownFormatVersion, match="v3"):
@@ -106,7 +106,7 @@ def test_a_schema_longer_than_a_piece_is_read_as_it_was_written(letter: str) -> 
     assert parse_schema(encode_schema(text, "{}"), "schema") == (text, "{}")
 
 
-def test_each_prefix_is_found_and_each_flipped_byte_gives_a_named_error_or_a_schema() -> None:
+def test_each_truncation_is_detected_and_each_flipped_byte_gives_a_typed_error_or_a_schema() -> None:
     data = encode_schema('{"type":"struct"}', '{"fields":[]}')
     for damaged in prefixes(data):
         with pytest.raises(CorruptFile, match="schema"):
@@ -118,6 +118,6 @@ def test_each_prefix_is_found_and_each_flipped_byte_gives_a_named_error_or_a_sch
 
 
 @pytest.mark.parametrize("count", [-1, 2**31 - 1])
-def test_an_impossible_number_of_pieces_is_damage(count: int) -> None:
+def test_an_impossible_number_of_pieces_is_rejected(count: int) -> None:
     with pytest.raises(CorruptFile, match="pieces"):
         parse_schema(utf("v2") + struct.pack(">i", count), "schema")

@@ -36,7 +36,7 @@ AT = dt.datetime(2026, 3, 1, 12, 30, 0, 5, tzinfo=dt.UTC)
         (pa.null(), None, None),
     ],
 )
-def test_a_value_of_each_type_is_one_that_json_has(kind: pa.DataType, value: object, plain: object) -> None:
+def test_values_of_each_type_have_a_json_form(kind: pa.DataType, value: object, plain: object) -> None:
     table = pa.table({"x": pa.array([None, value, None], kind)})
     found = plain_rows(table)
     assert found == [{"x": None}, {"x": plain}, {"x": None}]
@@ -45,7 +45,7 @@ def test_a_value_of_each_type_is_one_that_json_has(kind: pa.DataType, value: obj
     assert plain_rows(table.slice(1, 1)) == [{"x": plain}]
 
 
-def test_columns_of_one_name_keep_their_values() -> None:
+def test_columns_with_the_same_name_keep_their_values() -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["sum", "sum", "sum_2"])
     assert plain_rows(table) == [{"sum": 1, "sum_2": 2, "sum_2_2": 3}]
     assert unique_names(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]

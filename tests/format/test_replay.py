@@ -59,20 +59,20 @@ def pieces_of(keys: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Records]
 @example([[(b"a", b"1"), (b"a\0", b"2"), (b"a\0\0", None), (b"a", b"3")]])
 @example([[(b"same", b"1")] * 3, [], [(b"same", b"2")]])
 @example([[(b"1234567890123456", b"1")], [(b"123456789012345", b"2"), (b"12345678", b"3")]])
-def test_the_last_record_of_each_key_is_left_in_the_order_of_keys(pieces: list[Records]) -> None:
+def test_the_last_record_of_each_key_survives_in_key_order(pieces: list[Records]) -> None:
     records = [record for piece in pieces for record in piece]
     assert left_of(pieces) == ([one_by_one(records)] if records else [])
 
 
 @given(pieces_of(close_keys), st.integers(1, 4000))
-def test_one_window_after_the_other_leaves_what_a_single_one_does(pieces: list[Records], memory_bytes: int) -> None:
+def test_several_windows_have_the_same_survivors_as_one(pieces: list[Records], memory_bytes: int) -> None:
     left = left_of(pieces, memory_bytes)
     assert all(window == one_by_one(window) != [] for window in left)
     records = [record for window in left for record in window]
     assert one_by_one(records) == one_by_one([record for piece in pieces for record in piece])
 
 
-def test_a_window_is_full_at_its_bound_and_empty_when_it_was_taken() -> None:
+def test_a_window_is_full_at_its_limit_and_empty_after_its_survivors_are_taken() -> None:
     window = Window(10_000)
     added = 0
     while not window.is_full:
@@ -86,13 +86,13 @@ def test_a_window_is_full_at_its_bound_and_empty_when_it_was_taken() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 4, 100])
-def test_pairs_that_are_made_a_few_at_a_time_are_all_made(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_pairs_in_parts_are_complete(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(changelog, "_PAIRS_AT_ONCE", at_once)
     records: Records = [(b"%02d" % number, None if number % 5 == 4 else b"v%d" % number) for number in range(20)]
     assert left_of([records[10:], records[:10]]) == [records]
 
 
-def test_pairs_of_large_records_are_made_without_a_copy_of_all() -> None:
+def test_pairs_of_large_records_are_not_all_copied_at_once() -> None:
     window = Window(PLENTY)
     window.add(changes_of([(b"%03d" % number, bytes(100_000)) for number in range(300)]))
     changes = window.survivors()
@@ -105,7 +105,7 @@ def test_pairs_of_large_records_are_made_without_a_copy_of_all() -> None:
 
 
 @given(pieces_of(close_keys))
-def test_long_keys_and_short_ones_are_sorted_alike(pieces: list[Records]) -> None:
+def test_long_and_short_keys_have_the_same_order(pieces: list[Records]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         lefts = []
         for longest in (0, 1_000):

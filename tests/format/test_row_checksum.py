@@ -23,7 +23,7 @@ def piece(*records: bytes) -> Changes:
     return found
 
 
-def test_values_keep_their_checksums_and_the_keys_of_deletions_and_the_ends_of_ranges_lose_them() -> None:
+def test_checksums_stay_in_values_and_are_cut_from_deleted_keys_and_range_ends() -> None:
     found = verified(piece(PUT, MERGE, DELETE, DELETE_RANGE), "a.changelog")
     assert list(found.pairs()) == [
         (b"\2\0kk", KEPT),
@@ -36,7 +36,7 @@ def test_values_keep_their_checksums_and_the_keys_of_deletions_and_the_ends_of_r
 
 
 @pytest.mark.parametrize("many", [1, 3])
-def test_records_all_of_one_kind_and_length_are_the_same_as_among_others(many: int) -> None:
+def test_uniform_records_are_verified_like_mixed_records(many: int) -> None:
     ranges = verified(piece(*[DELETE_RANGE] * many), "a.changelog")
     assert list(ranges.pairs()) == [(b"\2\0a", b"\2\0b")] * many
     puts = verified(piece(*[PUT] * many), "a.changelog")
@@ -44,7 +44,7 @@ def test_records_all_of_one_kind_and_length_are_the_same_as_among_others(many: i
 
 
 @pytest.mark.parametrize("record", [PUT, MERGE, DELETE, DELETE_RANGE])
-def test_a_flipped_bit_in_any_record_is_found(record: bytes) -> None:
+def test_a_flipped_bit_in_any_record_is_detected(record: bytes) -> None:
     lengths = {0, *range(1, 5)}  # the kind, and the length of the key: other records come of them
     value_length_at = 5 + int.from_bytes(record[1:5], "big")
     lengths |= set(range(value_length_at, value_length_at + 4))
@@ -60,7 +60,7 @@ def test_a_flipped_bit_in_any_record_is_found(record: bytes) -> None:
                 verified(piece(bytes(flipped)), "a.changelog")
 
 
-def test_a_record_too_short_for_a_checksum_is_damage() -> None:
+def test_a_record_too_short_for_a_checksum_is_rejected() -> None:
     for record in (b"\x01" + bytes(4) + b"\0\0\0\1v", b"\x10\0\0\0\3abc\xff\xff\xff\xff"):
         with pytest.raises(CorruptFile):
             verified(piece(record), "a.changelog")

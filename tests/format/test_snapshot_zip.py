@@ -67,7 +67,7 @@ def read(data: bytes) -> Snapshot:
     return read_snapshot(data, "5.zip")
 
 
-def test_what_spark_writes_is_read() -> None:
+def test_sparks_snapshot_is_read() -> None:
     snapshot = read(whole())
     assert snapshot.files == SMALL_FILES
     assert snapshot.metadata.tables == (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),)
@@ -75,7 +75,7 @@ def test_what_spark_writes_is_read() -> None:
     assert snapshot.metadata.column_families == {}
 
 
-def test_what_is_written_is_read_and_depends_on_nothing_else() -> None:
+def test_an_encoded_snapshot_is_read_and_equal_snapshots_give_equal_bytes() -> None:
     families = {"default": 1, "list": 2, "$ttl": 3}
     metadata_of_families = SnapshotMetadata(
         "v1", (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),), 7, families, 2, {"default": False}, 3
@@ -86,7 +86,7 @@ def test_what_is_written_is_read_and_depends_on_nothing_else() -> None:
         assert encode_snapshot(snapshot) == encode_snapshot(Snapshot(dict(reversed(SMALL_FILES.items())), body))
 
 
-def test_a_snapshot_may_tell_of_which_version_of_its_number_it_is() -> None:
+def test_a_snapshot_may_have_a_digest_that_identifies_its_version() -> None:
     mine, other = (VersionId(3, digest=f"{n}ad1c2f0-1111-4222-8333-444455556666") for n in (1, 2))
     body = SnapshotMetadata("v1", (), 2, {})
     told = read_snapshot(encode_snapshot(Snapshot(SMALL_FILES, body, digest=mine.digest)), "3.zip")
@@ -96,7 +96,7 @@ def test_a_snapshot_may_tell_of_which_version_of_its_number_it_is() -> None:
     assert [untold.is_of(version) for version in (mine, other, VersionId(3))] == [True, True, True]
 
 
-def test_the_metadata_is_what_spark_4_2_writes() -> None:
+def test_the_metadata_equals_that_of_spark_4_2() -> None:
     table = TableFile(TABLE["localFileName"], TABLE["dfsSstFileName"], TABLE["sizeBytes"])
     data = encode_snapshot(Snapshot(SMALL_FILES, SnapshotMetadata("v1", (table,), 2, {})))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -104,19 +104,19 @@ def test_the_metadata_is_what_spark_4_2_writes() -> None:
     assert (header, json.loads(body)) == ("v1", fields())
 
 
-def test_what_older_sparks_leave_out_is_not_missed() -> None:
+def test_fields_that_older_spark_releases_omit_have_defaults() -> None:
     data = zipped({**SMALL_FILES, "metadata": metadata({"sstFiles": [], "numKeys": -1})})
     assert read(data).metadata.key_count == -1
 
 
-def test_the_header_of_spark_4_0_is_read_and_an_unknown_one_refused_by_name() -> None:
+def test_the_header_of_spark_4_0_is_read_and_an_unknown_one_rejected() -> None:
     assert read(zipped({**SMALL_FILES, "metadata": metadata(fields(), "v2")})).metadata.header == "v2"
     for header in ("v3", "", "V1"):
         with pytest.raises(UnknownFormatVersion, match=r"5\.zip"):
             read(zipped({**SMALL_FILES, "metadata": metadata(fields(), header)}))
 
 
-def test_archived_logs_are_named_beside_the_tables_and_written_again_as_they_were() -> None:
+def test_archived_logs_are_read_and_rewritten_unchanged() -> None:
     snapshot = read(whole(logFiles=[LOG]))
     log = TableFile("000003.log", "000003-6ad1c2f0-0000.log", 17)
     assert snapshot.metadata.archived_logs == (log,)
@@ -137,12 +137,12 @@ def test_archived_logs_are_named_beside_the_tables_and_written_again_as_they_wer
         {"sizeBytes": -1},
     ],
 )
-def test_an_archived_log_that_leads_elsewhere_or_cannot_be_is_refused(log: dict[str, Any]) -> None:
+def test_an_archived_log_with_an_unsafe_or_impossible_name_is_rejected(log: dict[str, Any]) -> None:
     with pytest.raises(CorruptFile, match=r"5\.zip"):
         read(whole(logFiles=[{**LOG, **log}]))
 
 
-def test_each_flipped_byte_is_found_or_harmless() -> None:
+def test_each_flipped_byte_is_detected_or_harmless() -> None:
     data = whole()
     good = read(data)
     found = 0
@@ -153,7 +153,7 @@ def test_each_flipped_byte_is_found_or_harmless() -> None:
     assert found > len(data)
 
 
-def test_each_prefix_is_found() -> None:
+def test_each_truncation_is_detected() -> None:
     for damaged in prefixes(whole()):
         with pytest.raises(CorruptFile, match=r"5\.zip"):
             read(damaged)
@@ -173,7 +173,7 @@ def test_each_prefix_is_found() -> None:
         "rocksdict-config.json",
     ],
 )
-def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+def test_a_file_name_outside_of_the_folder_is_rejected(name: str) -> None:
     with pytest.raises(CorruptFile, match="not part of a snapshot"):
         read(zipped({**SMALL_FILES, "metadata": metadata(fields()), name: b"x"}))
 
@@ -192,12 +192,12 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
         {"localFileName": None},
     ],
 )
-def test_a_table_that_leads_elsewhere_or_cannot_be_is_refused(table: dict[str, Any]) -> None:
+def test_a_table_with_an_unsafe_or_impossible_name_is_rejected(table: dict[str, Any]) -> None:
     with pytest.raises(CorruptFile, match=r"5\.zip"):
         read(whole(sstFiles=[{**TABLE, **table}]))
 
 
-def test_two_tables_or_files_of_one_name_are_refused() -> None:
+def test_two_tables_or_files_with_the_same_name_are_rejected() -> None:
     with pytest.raises(CorruptFile, match=r"5\.zip"):
         read(whole(sstFiles=[TABLE, {**TABLE, "dfsSstFileName": "000008-other.sst"}]))
     out = io.BytesIO(whole())
@@ -210,7 +210,7 @@ def test_two_tables_or_files_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     "body", ["", "[]", "{}", "null", "[" * 100_000, '{"sstFiles":[1],"numKeys":0}', '{"sstFiles":[],"numKeys":1e999}']
 )
-def test_metadata_that_is_none_is_damage(body: str) -> None:
+def test_invalid_metadata_is_rejected(body: str) -> None:
     with pytest.raises(CorruptFile, match=r"5\.zip"):
         read(zipped({**SMALL_FILES, "metadata": metadata(body)}))
 
@@ -225,13 +225,13 @@ def test_metadata_that_is_none_is_damage(body: str) -> None:
         {"numInternalKeys": -2},
     ],
 )
-def test_numbers_that_spark_cannot_hold_are_damage(more: dict[str, Any]) -> None:
+def test_numbers_out_of_sparks_range_are_rejected(more: dict[str, Any]) -> None:
     body = json.dumps({"sstFiles": [], "numKeys": 0, **more})
     with pytest.raises(CorruptFile, match=r"5\.zip"):
         read(zipped({**SMALL_FILES, "metadata": metadata(body)}))
 
 
-def test_a_snapshot_without_metadata_or_current_is_damage() -> None:
+def test_a_snapshot_without_metadata_or_current_is_rejected() -> None:
     for missing in ("metadata", "CURRENT"):
         files = {**SMALL_FILES, "metadata": metadata(fields())}
         del files[missing]
@@ -239,13 +239,13 @@ def test_a_snapshot_without_metadata_or_current_is_damage() -> None:
             read(zipped(files))
 
 
-def test_other_ways_to_compress_are_refused_before_their_headers_take_memory() -> None:
+def test_other_compression_methods_are_rejected_before_they_take_memory() -> None:
     for method in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         with pytest.raises(CorruptFile, match="compression method"):
             read(zipped({**SMALL_FILES, "metadata": metadata(fields())}, method))
 
 
-def test_a_zip_bomb_is_known_before_it_goes_off() -> None:
+def test_a_zip_bomb_is_rejected_before_it_is_unpacked() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("MANIFEST-000005", "w") as member:
         for _ in range(MAX_UNPACKED_BYTES // (16 * 1024 * 1024) + 1):
@@ -256,7 +256,7 @@ def test_a_zip_bomb_is_known_before_it_goes_off() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
-def test_a_file_that_holds_more_than_it_claims_is_damage() -> None:
+def test_a_file_larger_than_its_declared_size_is_rejected() -> None:
     """The size in the directory is what is believed, and what is never exceeded."""
     data = zipped({**SMALL_FILES, "MANIFEST-000006": bytes(1_000_000), "metadata": metadata(fields())})
     claimed = (1_000_000).to_bytes(4, "little")
@@ -265,7 +265,7 @@ def test_a_file_that_holds_more_than_it_claims_is_damage() -> None:
         read(data.replace(claimed, (10).to_bytes(4, "little")))
 
 
-def test_a_file_that_unpacks_to_more_than_it_claims_takes_no_memory_for_it() -> None:
+def test_a_file_larger_than_its_declared_size_takes_no_extra_memory() -> None:
     """The decoder of Python's `ZipFile.read` unpacks up to 2 GiB first, whatever the directory says."""
     size_bytes = 256 * 1024 * 1024
     out = io.BytesIO()
@@ -282,18 +282,18 @@ def test_a_file_that_unpacks_to_more_than_it_claims_takes_no_memory_for_it() -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
-def test_a_zip_of_countless_files_is_refused_before_its_directory_is_read() -> None:
+def test_a_zip_of_too_many_files_is_rejected_before_its_directory_is_read() -> None:
     with pytest.raises(CorruptFile, match="more than 1,000 files"):
         read(zipped({f"{number:06}.log": b"" for number in range(1001)}))
 
 
-def test_metadata_that_is_too_large_is_refused_before_it_is_parsed() -> None:
+def test_metadata_above_the_limit_is_rejected_before_it_is_parsed() -> None:
     with pytest.raises(CorruptFile, match=r"metadata of 16,777,2\d\d bytes"):
         read(zipped({**SMALL_FILES, "metadata": b"v1\n" + b"[" * (16 * 1024 * 1024)}))
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_break_it(data: bytes) -> None:
+def test_arbitrary_bytes_give_typed_errors_or_values(data: bytes) -> None:
     for damaged in (data, b"PK\3\4" + data, data + whole()[-60:]):
         with pytest.raises(StatekeeperError):
             read(damaged)

@@ -14,7 +14,7 @@ LOGS: dict[str, str] = json.loads((Path(__file__).parents[1] / "fixtures" / "off
 
 
 @pytest.mark.parametrize("releases", LOGS)
-def test_the_offset_log_tells_which_spark_wrote_it_and_not_which_began(releases: str) -> None:
+def test_the_offset_log_identifies_the_release_that_wrote_it_not_the_first_one(releases: str) -> None:
     newest = releases.split(" then ")[-1].rpartition(".")[0]
     found = writers(parse_offsets(LOGS[releases].encode(), "offsets/0").conf)
     alike = (Spark.V4_0, Spark.V4_1)

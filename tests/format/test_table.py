@@ -50,7 +50,7 @@ def test_every_table_of_sparks_fixtures_is_whole() -> None:
         assert require_whole(table, path) >= 4, path
 
 
-def test_no_flipped_byte_of_a_table_goes_unseen() -> None:
+def test_each_flipped_byte_of_a_table_is_detected() -> None:
     path, table = min(tables_of_spark().items(), key=lambda item: len(item[1]))
     unseen = []
     for place in range(len(table)):
@@ -66,7 +66,7 @@ def test_no_flipped_byte_of_a_table_goes_unseen() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 52, 53, 100])
-def test_a_table_that_is_cut_off_is_corrupt(cut: int) -> None:
+def test_a_truncated_table_is_rejected(cut: int) -> None:
     path, table = next(iter(tables_of_spark().items()))
     with pytest.raises(CorruptFile, match="is not an SST"):
         require_whole(table[:cut], path)
@@ -83,7 +83,7 @@ def test_a_table_that_is_cut_off_is_corrupt(cut: int) -> None:
     ],
     ids=["crc32c-snappy", "xxh32-none", "xxh64-zstd", "xxh3-lz4", "xxh3-lz4hc"],
 )
-def test_checksums_and_codecs_of_rocksdb_are_known(
+def test_all_checksums_and_codecs_of_rocksdb_are_supported(
     tmp_path: Path, checksum: ChecksumType, compression: DBCompressionType
 ) -> None:
     table = written(tmp_path / "a.sst", options(checksum, compression), 5_000)
@@ -95,7 +95,7 @@ def test_checksums_and_codecs_of_rocksdb_are_known(
         require_whole(bytes(damaged), "a.sst")
 
 
-def test_nothing_is_claimed_of_a_format_version_that_is_not_known(tmp_path: Path) -> None:
+def test_a_table_of_an_unknown_format_version_is_reported_as_not_verified(tmp_path: Path) -> None:
     table = written(tmp_path / "a.sst", options(ChecksumType.xxh3(), DBCompressionType.lz4(), version=6), 100)
     with pytest.raises(NotVerified, match="format version 6"):
         require_whole(table, "a.sst")

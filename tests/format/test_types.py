@@ -42,7 +42,7 @@ def test_each_type_has_sparks_name() -> None:
     assert described[14]["type"] == {"type": "array", "elementType": "short", "containsNull": False}
 
 
-def test_the_schema_comes_back_from_its_json() -> None:
+def test_a_schema_is_parsed_back_from_its_json() -> None:
     back = arrow_schema(spark_schema_json(ALL))
     assert back.equals(ALL)
     assert not back.field("list").type.value_field.nullable
@@ -89,7 +89,7 @@ def test_large_strings_are_strings_to_spark() -> None:
     ],
     ids=str,
 )
-def test_a_type_that_spark_lacks_is_refused_with_what_to_use_instead(kind: pa.DataType, instead: str) -> None:
+def test_a_type_that_spark_lacks_is_rejected_with_a_replacement(kind: pa.DataType, instead: str) -> None:
     nested = pa.struct([("inner", pa.list_(kind))])
     for field, path in ((pa.field("c", kind), "column c "), (pa.field("c", nested), "column c.inner.element ")):
         with pytest.raises(UnsupportedType) as refused:
@@ -114,7 +114,7 @@ def test_maps_are_values_but_not_keys() -> None:
         check_supported(pa.schema([("m", pa.map_(pa.int8(), pa.uint8()))]))
 
 
-def test_columns_that_are_always_null_are_for_states_of_sparks_own_operators_alone() -> None:
+def test_void_columns_are_accepted_only_for_state_of_sparks_operators() -> None:
     text = _field_json("void")
     assert arrow_schema(text, void=True) == pa.schema([("c", pa.null())])
     check_supported(pa.schema([("c", pa.null())]), void=True)
@@ -140,12 +140,12 @@ def _field_json(kind: object) -> str:
     ],
     ids=str,
 )
-def test_a_spark_type_without_a_counterpart_is_refused_by_name(kind: object) -> None:
+def test_a_spark_type_without_a_counterpart_is_rejected_with_its_name(kind: object) -> None:
     with pytest.raises(UnsupportedType, match="column c has Spark's type"):
         arrow_schema(_field_json(kind))
 
 
-def test_a_string_with_a_collation_is_refused() -> None:
+def test_a_string_with_a_collation_is_rejected() -> None:
     text = _field_json("string").replace('"metadata": {}', '"metadata": {"__COLLATIONS": {"c": "icu.UNICODE_CI"}}')
     with pytest.raises(UnsupportedType, match="collation"):
         arrow_schema(text)
@@ -174,12 +174,12 @@ def test_a_string_with_a_collation_is_refused() -> None:
     ],
     ids=lambda text: text[-60:],
 )
-def test_what_is_no_schema_is_corrupt(text: str) -> None:
+def test_an_invalid_schema_is_rejected(text: str) -> None:
     with pytest.raises(CorruptFile):
         arrow_schema(text)
 
 
-def test_a_schema_nested_beyond_reason_is_corrupt() -> None:
+def test_a_schema_with_too_many_levels_is_rejected() -> None:
     deep: object = "long"
     for _ in range(400):
         deep = {"type": "array", "elementType": deep, "containsNull": True}

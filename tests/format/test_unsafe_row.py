@@ -38,7 +38,7 @@ def words(data: bytes) -> list[int]:
 
 @SLOW
 @given(tables(), st.binary(max_size=3))
-def test_what_is_decoded_is_what_was_encoded(table: pa.Table, head: bytes) -> None:
+def test_decoding_returns_the_encoded_values(table: pa.Table, head: bytes) -> None:
     rows = encode_rows(table, head=head)
     assert len(rows) == table.num_rows
     rows.validate(full=True)
@@ -65,7 +65,7 @@ def test_slices_and_chunks_have_the_bytes_of_their_rows(table: pa.Table, data: s
 
 @SLOW
 @given(tables(), st.data())
-def test_flipped_bytes_are_refused_or_read_without_looking_at_other_rows(table: pa.Table, data: st.DataObject) -> None:
+def test_flipped_bytes_are_rejected_or_decoded_without_reading_other_rows(table: pa.Table, data: st.DataObject) -> None:
     rows = [bytearray(row) for row in encode_rows(table).to_pylist()]
     victims = [i for i, row in enumerate(rows) if row]
     for _ in range(20 if victims else 0):
@@ -116,7 +116,7 @@ def _mixed() -> bytes:
     return bytes(encode_rows(pa.Table.from_pylist([MIXED_ROW], MIXED))[0].as_py())
 
 
-def test_every_bit_flip_is_refused_or_read_as_other_valid_values() -> None:
+def test_every_flipped_bit_is_rejected_or_decoded_as_other_valid_values() -> None:
     row = _mixed()
     refused = 0
     for i in range(8 * len(row)):
@@ -132,7 +132,7 @@ def test_every_bit_flip_is_refused_or_read_as_other_valid_values() -> None:
     assert refused > len(row)
 
 
-def test_every_prefix_is_refused() -> None:
+def test_every_truncation_is_rejected() -> None:
     row = _mixed()
     for length in range(len(row)):
         with pytest.raises(CorruptFile, match="row 0"):
@@ -141,7 +141,7 @@ def test_every_prefix_is_refused() -> None:
 
 @SLOW
 @given(st.binary(max_size=40).map(lambda words: words * 8), st.integers(0, 9))
-def test_random_bytes_are_refused_or_read(noise: bytes, skip: int) -> None:
+def test_random_bytes_are_rejected_or_decoded(noise: bytes, skip: int) -> None:
     with contextlib.suppress(CorruptFile):
         decode_rows(pa.array([noise], pa.large_binary()), MIXED, skip=skip).validate(full=True)
 
@@ -154,7 +154,7 @@ def test_an_error_names_row_and_column() -> None:
         decode_rows(pa.chunked_array([pa.array([row], pa.large_binary()) for row in rows]), MIXED)
 
 
-def test_an_array_that_claims_many_elements_is_refused_before_memory_is_taken() -> None:
+def test_an_array_that_declares_many_elements_is_rejected_before_allocation() -> None:
     row = bytearray(one_row(pa.list_(pa.bool_()), [True]))
     for count in (2**31 - 1, 2**62, 2**63 - 1, 2**64 - 1, 9):
         row[16:24] = count.to_bytes(8, "little")
@@ -162,14 +162,14 @@ def test_an_array_that_claims_many_elements_is_refused_before_memory_is_taken() 
             decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.list_(pa.bool_()))]))
 
 
-def test_elements_that_share_bytes_are_refused() -> None:
+def test_elements_that_share_bytes_are_rejected() -> None:
     row = bytearray(one_row(pa.list_(pa.string()), ["12345678", "12345678"]))
     row[40:48] = row[32:40]
     with pytest.raises(CorruptFile, match="overlap"):
         decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.list_(pa.string()))]))
 
 
-def test_columns_that_share_bytes_are_refused() -> None:
+def test_columns_that_share_bytes_are_rejected() -> None:
     row = bytearray(encode_rows(pa.table({"a": ["12345678"], "b": ["12345678"]}))[0].as_py())
     row[16:24] = row[8:16]
     schema = pa.schema([("a", pa.string()), ("b", pa.string())])
@@ -178,14 +178,14 @@ def test_columns_that_share_bytes_are_refused() -> None:
         decode_rows(pa.array([bytes(row[:-8])], pa.large_binary()), schema)
 
 
-def test_a_body_that_lies_in_the_fixed_part_is_refused() -> None:
+def test_a_body_in_the_fixed_part_is_rejected() -> None:
     row = bytearray(one_row(pa.string(), "12345678"))
     row[8:16] = (8 << 32 | 8).to_bytes(8, "little")
     with pytest.raises(CorruptFile, match="outside"):
         decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.string())]))
 
 
-def test_a_wide_decimal_without_bytes_or_with_more_than_sixteen_is_refused() -> None:
+def test_a_wide_decimal_without_bytes_or_with_more_than_sixteen_is_rejected() -> None:
     row = bytearray(one_row(pa.decimal128(38, 0), Decimal(1)))
     for size in (0, 17):
         row[8:16] = (16 << 32 | size).to_bytes(8, "little")
@@ -193,7 +193,7 @@ def test_a_wide_decimal_without_bytes_or_with_more_than_sixteen_is_refused() -> 
             decode_rows(pa.array([bytes(row)], pa.large_binary()), pa.schema([("c", pa.decimal128(38, 0))]))
 
 
-def test_a_null_row_and_a_null_in_a_column_without_nulls_are_refused() -> None:
+def test_a_null_row_and_a_null_in_a_column_without_nulls_are_rejected() -> None:
     with pytest.raises(CorruptFile, match="row 1 is corrupt: the row is null"):
         decode_rows(pa.array([_mixed(), None], pa.large_binary()), MIXED)
     with pytest.raises(CorruptFile, match="column c of row 0"):
@@ -215,7 +215,7 @@ def test_a_null_decimal_of_38_digits_keeps_its_sixteen_bytes() -> None:
     assert words(one_row(pa.decimal128(18, 0), None)) == [1, 0]
 
 
-def test_a_decimal_of_19_digits_takes_as_few_bytes_as_hold_its_sign() -> None:
+def test_a_decimal_of_19_digits_takes_the_fewest_bytes_that_contain_its_sign() -> None:
     for number, packed in ((0, b"\0"), (127, b"\x7f"), (128, b"\0\x80"), (-128, b"\x80"), (-129, b"\xff\x7f")):
         row = one_row(pa.decimal128(19, 0), Decimal(number))
         assert row[8:] == (16 << 32 | len(packed)).to_bytes(8, "little") + packed.ljust(16, b"\0")
@@ -239,7 +239,7 @@ def test_the_slot_of_a_null_body_is_zero() -> None:
         assert words(one_row(pa.list_(kind), [None]))[2:] == [1, 1, 0]
 
 
-def test_a_decimal_with_more_digits_than_declared_is_refused() -> None:
+def test_a_decimal_with_more_digits_than_declared_is_rejected() -> None:
     for digits in (5, 18, 19, 37):
         for number in (10**digits, -(10**digits)):
             raw = pa.py_buffer(number.to_bytes(16, "little", signed=True))
@@ -252,7 +252,7 @@ def test_a_decimal_with_more_digits_than_declared_is_refused() -> None:
                     decode_rows(wider, pa.schema([("c", array.type)]))
 
 
-def test_the_head_stands_before_each_row() -> None:
+def test_the_head_precedes_each_row() -> None:
     table = pa.table({"c": pa.array([1, 2], pa.int64())})
     bare = encode_rows(table).to_pylist()
     groups = np.array([[0, 7], [1, 9]], np.uint8)
@@ -262,7 +262,7 @@ def test_the_head_stands_before_each_row() -> None:
         encode_rows(table, head=groups[:1])
 
 
-def test_empty_tables_and_tables_without_columns_are_rows_too() -> None:
+def test_empty_tables_and_tables_without_columns_are_encoded() -> None:
     assert len(encode_rows(MIXED.empty_table())) == 0
     assert decode_rows(pa.array([], pa.large_binary()), MIXED).equals(MIXED.empty_table())
     assert decode_rows(pa.chunked_array([], pa.large_binary()), MIXED).equals(MIXED.empty_table())
@@ -279,7 +279,7 @@ def test_a_table_of_many_columns_has_as_many_words_of_null_bits_as_it_needs() ->
         assert decode_rows(rows, table.schema).equals(table)
 
 
-def test_what_lies_under_nulls_is_not_written() -> None:
+def test_bytes_under_nulls_are_not_written() -> None:
     under = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\1"), pa.py_buffer(np.array([5, 6]))])
     assert words(encode_rows(pa.table({"c": under}))[1].as_py()) == [1, 0]
     lists = pa.Array.from_buffers(
@@ -301,7 +301,7 @@ def test_large_strings_have_the_bytes_of_strings() -> None:
         assert decode_rows(rows, pa.schema([("c", large)]))["c"].to_pylist() == array.to_pylist()
 
 
-def test_a_type_that_spark_lacks_is_refused_on_both_ways() -> None:
+def test_a_type_that_spark_lacks_is_rejected_in_both_directions() -> None:
     with pytest.raises(UnsupportedType):
         encode_rows(pa.table({"c": pa.array([1], pa.uint8())}))
     with pytest.raises(UnsupportedType):

@@ -28,7 +28,7 @@ def bucket_of(server: S3Server) -> Storage:
     return open_storage(f"s3://{server.make_bucket()}/root", options=server.options)
 
 
-def test_what_holds_the_bytes_is_deleted_and_other_bytes_stay(storage: Storage) -> None:
+def test_an_object_is_deleted_only_if_it_has_the_given_bytes(storage: Storage) -> None:
     storage.create("name", b"mine")
     assert storage.delete_unchanged("name", b"other") is Deletion.CHANGED
     assert storage.delete_unchanged("name", b"longer than mine") is Deletion.CHANGED
@@ -39,7 +39,7 @@ def test_what_holds_the_bytes_is_deleted_and_other_bytes_stay(storage: Storage) 
 
 
 @pytest.mark.parametrize("honours", [True, False], ids=["If-Match is honoured", "If-Match is ignored"])
-def test_whether_the_store_deletes_on_condition_is_found_out_once(server: S3Server, honours: bool) -> None:
+def test_support_of_conditional_deletes_is_tested_once(server: S3Server, honours: bool) -> None:
     server.deletes_on_condition = honours
     storage = bucket_of(server)
     for expected in (3, 0):
@@ -51,7 +51,7 @@ def test_whether_the_store_deletes_on_condition_is_found_out_once(server: S3Serv
     assert storage.list(TEMP_FOLDER) == []
 
 
-def test_what_a_successor_writes_between_look_and_delete_stays_on_s3(server: S3Server) -> None:
+def test_an_object_written_between_check_and_delete_is_kept_on_s3(server: S3Server) -> None:
     server.deletes_on_condition = True
     storage = bucket_of(server)
     storage.create("first", b"")
@@ -68,7 +68,7 @@ def test_what_a_successor_writes_between_look_and_delete_stays_on_s3(server: S3S
     assert storage.read("name") == b"the successor's"
 
 
-def test_what_a_successor_writes_between_look_and_delete_stays_on_a_disk(
+def test_a_file_written_between_check_and_delete_is_kept_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = open_storage(str(tmp_path))
@@ -86,7 +86,7 @@ def test_what_a_successor_writes_between_look_and_delete_stays_on_a_disk(
     assert storage.list(TEMP_FOLDER) == []
 
 
-def test_a_delete_whose_reply_is_lost_is_not_taken_for_a_change(server: S3Server) -> None:
+def test_a_delete_with_a_lost_reply_is_not_reported_as_a_change(server: S3Server) -> None:
     server.deletes_on_condition = True
     storage = bucket_of(server)
     storage.create("first", b"")
@@ -97,7 +97,7 @@ def test_a_delete_whose_reply_is_lost_is_not_taken_for_a_change(server: S3Server
     assert storage.stat("name") is None
 
 
-def test_a_store_that_overwrites_without_a_word_is_refused(server: S3Server) -> None:
+def test_a_store_that_overwrites_silently_is_rejected(server: S3Server) -> None:
     storage = bucket_of(server)
     require_exclusive_create(storage, RandomIds())
     server.ignores_if_none_match = True
@@ -109,7 +109,7 @@ def test_a_store_that_overwrites_without_a_word_is_refused(server: S3Server) -> 
     assert (storage.list(""), storage.list(TEMP_FOLDER)) == ([], [])
 
 
-def test_only_the_creation_of_a_root_costs_the_proof(storage: Storage) -> None:
+def test_exclusive_create_is_tested_only_when_a_root_is_created(storage: Storage) -> None:
     wanted = Binding("", "a query", 2, 64, (StoreSchema("default", '{"fields":[]}', '{"fields":[]}'),))
     bind(storage, wanted, batch=0, ids=RandomIds())
     before = storage.requests.snapshot()

@@ -48,13 +48,13 @@ def relayed(relay: Relay) -> Storage:
     return open_storage(f"webhdfs://{relay.address}/relayed/{RandomIds().fresh()}")
 
 
-def test_a_url_of_hadoops_own_client_is_refused_with_the_one_to_use() -> None:
+def test_an_hdfs_url_is_rejected_with_the_webhdfs_url_to_use() -> None:
     said = CliRunner().invoke(main, ["audit", "hdfs://namenode:8020/jobs/orders"])
     assert said.exit_code == 1
     assert "webhdfs://namenode:9870/jobs/orders" in said.output
 
 
-def test_what_is_no_hdfs_is_not_taken_for_an_empty_root() -> None:
+def test_a_server_without_webhdfs_does_not_look_like_an_empty_root() -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(404 if "GETFILESTATUS" in self.path else 200)
@@ -74,7 +74,7 @@ def test_what_is_no_hdfs_is_not_taken_for_an_empty_root() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["webhdfs", "swebhdfs"])
-def test_what_is_said_of_a_server_that_is_not_there_holds_no_token(scheme: str, hdfs: MiniHdfs) -> None:
+def test_the_error_of_an_unreachable_server_has_no_token(scheme: str, hdfs: MiniHdfs) -> None:
     port = 1 if scheme == "webhdfs" else hdfs.port  # which speaks no TLS
     storage = open_storage(f"{scheme}://127.0.0.1:{port}/jobs", options={"token": "a-secret"})
     with pytest.raises(StorageError, match=r"refused|SSLError") as failed:
@@ -83,7 +83,7 @@ def test_what_is_said_of_a_server_that_is_not_there_holds_no_token(scheme: str, 
 
 
 @pytest.mark.slow
-def test_when_the_answer_to_a_rename_is_lost_the_file_is_found_to_be_there(relay: Relay, relayed: Storage) -> None:
+def test_after_a_lost_reply_to_a_rename_the_file_is_found(relay: Relay, relayed: Storage) -> None:
     relay.on("RENAME", Wire.LOSE_ANSWER)
     assert relayed.create("name", b"bytes") is Created.SAME
     assert relayed.read("name") == b"bytes"
@@ -95,7 +95,7 @@ def test_when_the_answer_to_a_rename_is_lost_the_file_is_found_to_be_there(relay
 
 
 @pytest.mark.slow
-def test_who_lost_a_race_and_the_answer_is_told_that_another_was_first(relay: Relay, relayed: Storage) -> None:
+def test_a_lost_race_with_a_lost_reply_is_reported_as_a_conflict(relay: Relay, relayed: Storage) -> None:
     relayed.create("name", b"another's")
     relay.on("RENAME", Wire.LOSE_ANSWER)
     with pytest.raises(AlreadyExists):
@@ -106,7 +106,7 @@ def test_who_lost_a_race_and_the_answer_is_told_that_another_was_first(relay: Re
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [Wire.LOSE_ANSWER, Wire.CUT_REQUEST, Wire.REFUSE])
-def test_what_breaks_while_it_is_sent_is_sent_again_and_never_seen_in_part(
+def test_an_interrupted_upload_is_retried_and_never_visible_in_part(
     relay: Relay, relayed: Storage, wire: Wire, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -126,7 +126,7 @@ def test_what_breaks_while_it_is_sent_is_sent_again_and_never_seen_in_part(
 
 
 @pytest.mark.slow
-def test_who_is_killed_while_it_sends_leaves_nothing_under_the_name(hdfs: MiniHdfs, tmp_path: Path) -> None:
+def test_a_process_killed_during_an_upload_leaves_no_file_under_the_name(hdfs: MiniHdfs, tmp_path: Path) -> None:
     spec = hdfs.new_root()
     storage, source = open_storage(spec), tmp_path / "source"
     with source.open("wb") as file:
@@ -150,7 +150,7 @@ open_storage(sys.argv[1]).create("large", Path(sys.argv[2]))
 
 
 @pytest.mark.slow
-def test_a_read_that_is_cut_short_is_not_taken_for_the_end_of_the_file(relay: Relay, relayed: Storage) -> None:
+def test_an_interrupted_read_does_not_look_like_the_end_of_the_file(relay: Relay, relayed: Storage) -> None:
     relayed.create("name", b"0123456789")
     for read in (lambda: relayed.read("name"), lambda: relayed.read_range("name", 0, 100)):
         relay.on("OPEN", Wire.CUT_ANSWER, to_datanode=True)
@@ -161,7 +161,7 @@ def test_a_read_that_is_cut_short_is_not_taken_for_the_end_of_the_file(relay: Re
 
 
 @pytest.mark.slow
-def test_a_listing_of_which_a_part_fails_fails(relay: Relay, relayed: Storage) -> None:
+def test_a_listing_fails_if_a_part_of_it_fails(relay: Relay, relayed: Storage) -> None:
     for path in ("state/0/0/1", "state/0/1/1", "state/1/0/1"):
         relayed.create(path, b"")
     relay.on("LISTSTATUS", Wire.CUT_ANSWER, times=2)
@@ -172,7 +172,7 @@ def test_a_listing_of_which_a_part_fails_fails(relay: Relay, relayed: Storage) -
 
 
 @pytest.mark.slow
-def test_a_server_that_renames_without_options_is_refused(relay: Relay, relayed: Storage) -> None:
+def test_a_server_that_ignores_rename_options_is_rejected(relay: Relay, relayed: Storage) -> None:
     relayed.create("there", b"bytes")
     relay.on("RENAME", Wire.WITHOUT_OPTIONS, times=100)
     for act in (lambda: relayed.create("a", b""), lambda: relayed.replace("there", b"other")):
@@ -183,7 +183,7 @@ def test_a_server_that_renames_without_options_is_refused(relay: Relay, relayed:
 
 
 @pytest.mark.slow
-def test_a_file_is_never_laid_into_a_folder_of_its_name_nor_a_folder_deleted(hdfs: MiniHdfs) -> None:
+def test_a_file_is_never_moved_into_a_folder_of_its_name_and_no_folder_is_deleted(hdfs: MiniHdfs) -> None:
     storage = open_storage(hdfs.new_root())
     storage.create("folder/name", b"bytes")
     for act in (lambda: storage.create("folder", b""), lambda: storage.replace("folder", b"")):
@@ -197,7 +197,7 @@ def test_a_file_is_never_laid_into_a_folder_of_its_name_nor_a_folder_deleted(hdf
 
 
 @pytest.mark.slow
-def test_a_reader_of_what_is_replaced_meets_the_old_bytes_or_the_new(hdfs: MiniHdfs) -> None:
+def test_a_reader_during_a_replace_sees_the_old_or_the_new_bytes(hdfs: MiniHdfs) -> None:
     spec = hdfs.new_root()
     storage, reader = open_storage(spec), open_storage(spec)
     bodies = [bytes([letter]) * 1000 for letter in b"abcdefghijklmnopqrst"]
@@ -222,7 +222,7 @@ def test_a_reader_of_what_is_replaced_meets_the_old_bytes_or_the_new(hdfs: MiniH
 
 
 @pytest.mark.slow
-def test_who_may_not_write_is_told_so_by_name(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_permission_gets_access_denied(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = hdfs.new_root()
     open_storage(spec).create("name", b"bytes")
     other = open_storage(spec, options={"user": "somebody"})
@@ -238,7 +238,7 @@ def test_who_may_not_write_is_told_so_by_name(hdfs: MiniHdfs, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_of_two_namenodes_the_one_that_is_active_is_asked() -> None:
+def test_requests_go_to_the_active_of_two_namenodes() -> None:
     server = MiniHdfs(namenodes=2)
     server.start()
     try:

@@ -25,7 +25,7 @@ def storage(root: Path) -> Storage:
     return open_storage(str(root))
 
 
-def test_nothing_is_left_in_the_temp_folder(storage: Storage, root: Path) -> None:
+def test_the_temp_folder_is_empty_after_each_write(storage: Storage, root: Path) -> None:
     storage.create("name", b"bytes")
     storage.create("name", b"bytes")
     storage.replace("control", b"bytes")
@@ -51,7 +51,7 @@ def test_a_process_killed_before_the_link_leaves_nothing_visible(storage: Storag
     assert storage.create("a/name", b"bytes") is Created.NEW
 
 
-def test_hadoops_sidecar_goes_with_the_bytes_that_it_describes(storage: Storage, root: Path) -> None:
+def test_hadoops_checksum_is_removed_with_its_file(storage: Storage, root: Path) -> None:
     sidecar = root / "commits" / ".7.crc"
 
     def stale() -> None:
@@ -69,7 +69,7 @@ def test_hadoops_sidecar_goes_with_the_bytes_that_it_describes(storage: Storage,
     assert not sidecar.exists()
 
 
-def test_a_sidecar_of_a_file_that_stays_is_kept(storage: Storage, root: Path) -> None:
+def test_the_checksum_of_a_kept_file_is_kept(storage: Storage, root: Path) -> None:
     storage.create("commits/7", b"bytes")
     sidecar = root / "commits" / ".7.crc"
     sidecar.write_bytes(b"of these bytes")
@@ -79,7 +79,7 @@ def test_a_sidecar_of_a_file_that_stays_is_kept(storage: Storage, root: Path) ->
     assert sidecar.exists()
 
 
-def test_a_link_below_the_root_leads_nowhere(storage: Storage, root: Path, tmp_path: Path) -> None:
+def test_a_link_below_the_root_is_rejected(storage: Storage, root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -107,13 +107,13 @@ def test_the_root_itself_may_be_a_link(storage: Storage, root: Path, tmp_path: P
     assert open_storage(str(tmp_path / "link")).read("name") == b"bytes"
 
 
-def test_a_file_where_a_folder_is_needed_is_an_error_that_names_it(storage: Storage) -> None:
+def test_a_file_in_place_of_a_folder_is_named_in_the_error(storage: Storage) -> None:
     storage.create("a", b"")
     with pytest.raises(StorageError, match="a/b"):
         storage.create("a/b", b"")
 
 
-def test_a_folder_where_a_file_is_needed_is_never_replaced(storage: Storage) -> None:
+def test_a_folder_in_place_of_a_file_is_never_replaced(storage: Storage) -> None:
     storage.create("a/b", b"")
     with pytest.raises(StorageError, match="root/a:"):
         storage.create("a", b"")
@@ -132,7 +132,7 @@ def test_a_folder_where_a_file_is_needed_is_never_replaced(storage: Storage) -> 
         (errno.EIO, StorageError, "Input/output error"),
     ],
 )
-def test_what_the_system_refuses_is_named(number: int, kind: type[StorageError], text: str) -> None:
+def test_errors_of_the_operating_system_are_typed(number: int, kind: type[StorageError], text: str) -> None:
     error = translate(OSError(number, os.strerror(number)), "/root/name")
     assert type(error) is kind
     assert text in str(error)
@@ -140,9 +140,7 @@ def test_what_the_system_refuses_is_named(number: int, kind: type[StorageError],
     assert error.hint
 
 
-def test_a_folder_that_cannot_be_read_is_named_and_not_the_one_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = open_storage(str(tmp_path))
     storage.create("state/0/1/1.changelog", b"changes")
     scandir = os.scandir
@@ -173,12 +171,12 @@ def test_a_local_root_is_named_by_a_path_or_a_file_url(spaced: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://bucket/x", "gs:///x", "dbfs:/x", "file://tmp/x", "s3:///x", "s3:/bucket/x"])
-def test_an_unknown_url_is_refused_with_what_is_known(url: str) -> None:
+def test_an_unknown_url_is_rejected_with_the_supported_ones(url: str) -> None:
     with pytest.raises(StorageError, match="s3://bucket/folder"):
         open_storage(url)
 
 
-def test_an_unknown_option_is_refused(root: Path) -> None:
+def test_an_unknown_option_is_rejected(root: Path) -> None:
     with pytest.raises(StorageError, match="endpoint"):
         open_storage(str(root), options={"endpoint": "x"})
     with pytest.raises(StorageError, match="use endpoint_url"):
@@ -189,7 +187,7 @@ def test_a_spec_does_not_show_its_secret() -> None:
     assert "hush" not in repr(StorageSpec("s3://bucket", (("secret", "hush"),)))
 
 
-def test_what_is_no_file_is_left_out_of_listings_and_never_opened(storage: Storage, root: Path) -> None:
+def test_entries_that_are_not_regular_files_are_not_listed_and_never_opened(storage: Storage, root: Path) -> None:
     storage.create("a/file", b"bytes")
     (root / "a" / "dangling").symlink_to(root / "nowhere")
     (root / "a" / "loop").symlink_to(root / "a")
@@ -227,12 +225,12 @@ def test_folders_as_deep_as_a_path_can_be_are_listed(storage: Storage, root: Pat
             folder.rmdir()
 
 
-def test_a_file_that_is_too_large_to_be_read_as_a_whole_is_damage(storage: Storage, root: Path) -> None:
+def test_a_file_above_the_read_limit_is_rejected(storage: Storage, root: Path) -> None:
     storage.create("commits/0", b"bytes")
     os.truncate(root / "commits" / "0", 20 * 1024**3)
     with pytest.raises(CorruptFile, match="has 21,474,836,480 bytes"):
         storage.read("commits/0")
 
 
-def test_names_are_printed_as_text_that_changes_no_terminal() -> None:
+def test_control_characters_in_names_are_escaped() -> None:
     assert printable("a/\x1b[31m\n\udcff é") == "a/\\x1b[31m\\n\\xff é"

@@ -13,7 +13,7 @@ from tests.support.memory import MemoryStorage
 from tests.support.storage_answers import BODIES, PATHS, answer
 
 
-def test_a_root_in_memory_answers_as_one_on_disk_does(tmp_path: Path) -> None:
+def test_a_root_in_memory_behaves_like_one_on_disk(tmp_path: Path) -> None:
     chance = random.Random(5)
     disk, memory = LocalStorage(tmp_path / "root", ids=RandomIds()), MemoryStorage(lambda: 0.0)
     source, target = tmp_path / "source", tmp_path / "target"

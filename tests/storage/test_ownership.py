@@ -33,7 +33,7 @@ def mode(place: Path) -> int:
     return stat.S_IMODE(place.stat().st_mode)
 
 
-def test_a_new_file_has_the_mode_of_the_files_beside_it_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_new_file_has_the_mode_of_adjacent_files_for_any_umask(tmp_path: Path) -> None:
     (tmp_path / "root/state/0/3").mkdir(parents=True)
     beside = tmp_path / "root/state/0/3/1.changelog"
     beside.write_bytes(b"1")
@@ -63,7 +63,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_moved_one_too(tmp_path: Path) -> N
     assert mode(tmp_path / "commits/1") == 0o604
 
 
-def test_in_an_empty_root_the_folder_rules(tmp_path: Path) -> None:
+def test_in_an_empty_root_files_take_the_ownership_of_the_folder(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     root.chmod(0o2770)
@@ -75,7 +75,7 @@ def test_in_an_empty_root_the_folder_rules(tmp_path: Path) -> None:
 
 @AS_ROOT
 @pytest.mark.parametrize("bits", [0o022, PRIVATE])
-def test_what_root_adds_belongs_to_the_user_of_the_query(root: Path, bits: int) -> None:
+def test_files_created_by_root_belong_to_the_user_of_the_query(root: Path, bits: int) -> None:
     with umask(bits):
         storage = open_storage(str(root))
         storage.require_ownership()
@@ -106,7 +106,7 @@ def test_a_folder_of_a_group_keeps_its_group(root: Path) -> None:
 
 @AS_ROOT
 @pytest.mark.parametrize("foreign", ["all", "one store", "only files"])
-def test_who_cannot_give_files_to_the_owner_is_refused_before_anything_is_written(root: Path, foreign: str) -> None:
+def test_a_user_who_cannot_set_the_owner_is_rejected_before_any_write(root: Path, foreign: str) -> None:
     give(root, user=SPARK if foreign == "all" else OTHER, files=0o666, folders=0o777)
     if foreign == "one store":
         give(root / "state/0/3", files=0o666, folders=0o777)
@@ -125,7 +125,7 @@ def test_who_cannot_give_files_to_the_owner_is_refused_before_anything_is_writte
 
 
 @AS_ROOT
-def test_a_group_that_a_user_is_not_in_is_refused(root: Path) -> None:
+def test_a_user_outside_of_the_group_is_rejected(root: Path) -> None:
     def refused() -> None:
         with pytest.raises(ForeignOwner, match=f"group {GROUP}"):
             open_storage(str(root)).require_ownership()
@@ -134,7 +134,7 @@ def test_a_group_that_a_user_is_not_in_is_refused(root: Path) -> None:
 
 
 @AS_ROOT
-def test_a_link_that_the_querys_user_puts_in_place_of_a_new_folder_changes_no_other_owner(
+def test_a_link_planted_in_place_of_a_new_folder_does_not_change_another_owner(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = root.parent / "victim"

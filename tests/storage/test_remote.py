@@ -53,7 +53,7 @@ def on_disk(folder: Path) -> RemoteStorage:
     return RemoteStorage(f"linking://{folder}", opened)
 
 
-def test_a_root_behind_a_driver_answers_as_one_on_disk_does(tmp_path: Path) -> None:
+def test_a_root_behind_a_driver_behaves_like_one_on_disk(tmp_path: Path) -> None:
     chance = random.Random(7)
     disk, driven = LocalStorage(tmp_path / "root", ids=RandomIds()), on_disk(tmp_path / "driven")
     source, target = tmp_path / "source", tmp_path / "target"
@@ -82,7 +82,7 @@ def test_a_root_behind_a_driver_answers_as_one_on_disk_does(tmp_path: Path) -> N
         assert answer(call, driven) == answer(call, disk)
 
 
-def test_names_that_drivers_take_for_patterns_are_names(tmp_path: Path) -> None:
+def test_pattern_characters_in_names_are_literal(tmp_path: Path) -> None:
     storage = on_disk(tmp_path / "driven")
     for path in ("a/1", "a/2", "a/*", "b/[12]", "b/1"):
         storage.create(path, b"")
@@ -98,7 +98,7 @@ def test_names_that_drivers_take_for_patterns_are_names(tmp_path: Path) -> None:
         ("webhdfs://namenode:9870/jobs", "requests"),
     ],
 )
-def test_a_store_whose_driver_is_not_installed_says_which_package_to_install(
+def test_a_missing_driver_is_reported_with_the_package_to_install(
     url: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> str:
@@ -122,7 +122,7 @@ def test_a_store_whose_driver_is_not_installed_says_which_package_to_install(
         ("webhdfs://namenode/jobs", {"user": "me", "token": "mine"}),
     ],
 )
-def test_credentials_that_are_missing_or_no_credentials_are_said_by_name(
+def test_missing_or_invalid_credentials_are_reported(
     url: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -132,7 +132,7 @@ def test_credentials_that_are_missing_or_no_credentials_are_said_by_name(
         open_storage(url, options=options)
 
 
-def test_an_option_that_a_store_does_not_know_is_refused() -> None:
+def test_an_option_that_a_store_does_not_support_is_rejected() -> None:
     with pytest.raises(StorageError, match=r"unknown options: endpoint -> use project, token, endpoint_url"):
         open_storage("gs://bucket/jobs", options={"endpoint": "http://127.0.0.1:1"})
 
@@ -182,7 +182,7 @@ def test_every_verb_works_on_a_root_in_each_store(server: StoreServer, tmp_path:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_access_is_said_by_name(azurite: Azurite, fake_gcs: FakeGcs, tmp_path: Path) -> None:
+def test_access_errors_are_typed(azurite: Azurite, fake_gcs: FakeGcs, tmp_path: Path) -> None:
     for server in (azurite, fake_gcs):
         spec = StorageSpec(server.url("never-made"), tuple(server.options.items()))
         for act in (

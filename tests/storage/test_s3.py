@@ -44,7 +44,7 @@ def large(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tries", [1, 2])
-def test_a_lost_reply_is_not_taken_for_a_conflict(
+def test_a_lost_reply_is_not_reported_as_a_conflict(
     storage: Storage, s3_server: S3Server, bucket: str, clock: SleeplessClock, tries: int
 ) -> None:
     lost_replies = 1 if tries == 1 else SENT_A_TRY[Wire.LOSE_REPLY]
@@ -54,7 +54,7 @@ def test_a_lost_reply_is_not_taken_for_a_conflict(
     assert len(clock.slept_seconds) == tries - 1
 
 
-def test_a_lost_refusal_is_still_a_conflict(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+def test_a_conflict_with_a_lost_reply_is_still_a_conflict(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     storage.create("name", b"bytes")
     s3_server.next("PUT", f"{bucket}/root/name", Wire.LOSE_REPLY)
     with pytest.raises(AlreadyExists):
@@ -62,7 +62,7 @@ def test_a_lost_refusal_is_still_a_conflict(storage: Storage, s3_server: S3Serve
     assert storage.read("name") == b"bytes"
 
 
-def test_a_lost_reply_to_the_end_of_a_large_upload_is_not_taken_for_a_conflict(
+def test_a_lost_reply_to_the_end_of_a_large_upload_is_not_reported_as_a_conflict(
     storage: Storage, s3_server: S3Server, bucket: str, large: Path
 ) -> None:
     s3_server.next("POST", "uploadId", Wire.LOSE_REPLY)
@@ -70,7 +70,7 @@ def test_a_lost_reply_to_the_end_of_a_large_upload_is_not_taken_for_a_conflict(
     assert storage.read_range("name", TWO_PIECES_BYTES - 1, 2) == b"\0"
 
 
-def test_a_large_upload_costs_its_pieces_and_three_more(storage: Storage, large: Path) -> None:
+def test_a_large_upload_costs_one_request_per_piece_and_three_more(storage: Storage, large: Path) -> None:
     storage.list("")
     before = storage.requests.snapshot()
     storage.create("name", large)
@@ -80,7 +80,7 @@ def test_a_large_upload_costs_its_pieces_and_three_more(storage: Storage, large:
     assert storage.requests.since(before) == RequestCounts(stat=2)
 
 
-def test_a_large_file_replaces_in_pieces_what_stands_there(storage: Storage, large: Path) -> None:
+def test_a_large_file_replaces_an_object_in_pieces(storage: Storage, large: Path) -> None:
     storage.replace("name", b"older")
     before = storage.requests.snapshot()
     storage.replace("name", large)
@@ -96,7 +96,7 @@ def test_equal_bytes_uploaded_in_other_pieces_are_the_same(
     assert storage.create("name", large) is Created.SAME
 
 
-def test_a_piece_that_fails_for_good_leaves_no_object_and_no_upload(
+def test_a_permanently_failed_piece_leaves_no_object_and_no_upload(
     storage: Storage, s3_server: S3Server, bucket: str, large: Path
 ) -> None:
     s3_server.next("PUT", "partNumber=2", Wire.REFUSE, times=TRIES)
@@ -107,7 +107,7 @@ def test_a_piece_that_fails_for_good_leaves_no_object_and_no_upload(
 
 
 @pytest.mark.parametrize("wire", [Wire.REFUSE, Wire.LOSE_REPLY, Wire.CUT])
-def test_a_read_is_tried_again(
+def test_a_failed_read_is_retried(
     storage: Storage, s3_server: S3Server, bucket: str, wire: Wire, clock: SleeplessClock, tmp_path: Path
 ) -> None:
     storage.create("name", b"bytes")
@@ -120,7 +120,7 @@ def test_a_read_is_tried_again(
     assert len(clock.slept_seconds) == 4
 
 
-def test_the_store_is_given_up_after_five_tries_with_growing_pauses(
+def test_a_request_fails_after_five_tries_with_growing_pauses(
     storage: Storage, s3_server: S3Server, bucket: str, clock: SleeplessClock, tmp_path: Path
 ) -> None:
     s3_server.next("GET", f"{bucket}/root/name", Wire.REFUSE, times=TRIES)
@@ -133,7 +133,7 @@ def test_the_store_is_given_up_after_five_tries_with_growing_pauses(
     assert not (tmp_path / "target").exists()
 
 
-def test_a_download_that_is_cut_for_good_leaves_no_half_file(
+def test_a_permanently_failed_download_leaves_no_partial_file(
     storage: Storage, s3_server: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     storage.create("name", b"bytes")
@@ -149,13 +149,13 @@ def test_an_endpoint_that_is_no_url_is_an_error_with_a_hint(s3_server: S3Server)
         open_storage("s3://bucket/root", options=options).read("name")
 
 
-def test_a_store_that_is_not_there_is_an_error_with_a_hint(s3_server: S3Server, clock: SleeplessClock) -> None:
+def test_an_unreachable_store_is_an_error_with_a_hint(s3_server: S3Server, clock: SleeplessClock) -> None:
     options = {**s3_server.options, "endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(StorageError, match="check endpoint_url"):
         open_storage("s3://bucket/root", options=options, clock=clock).read("name")
 
 
-def test_a_listing_of_many_pages_is_whole(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+def test_a_listing_of_many_pages_is_complete(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     for number in range(1005):
         s3_server.put(bucket, f"root/many/{number:04}", b"")
     assert [entry.path for entry in storage.list("many")] == [f"many/{number:04}" for number in range(1005)]
@@ -171,7 +171,7 @@ def test_markers_of_folders_are_not_listed(storage: Storage, s3_server: S3Server
     assert [entry.path for entry in storage.list("state")] == ["state/1_$folder$", "state/name"]
 
 
-def test_a_root_does_not_see_its_neighbour(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+def test_a_root_does_not_list_objects_of_another_root(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     open_storage(f"s3://{bucket}/root2", options=s3_server.options).create("name", b"")
     assert storage.list("") == []
     assert [entry.path for entry in open_storage(f"s3://{bucket}", options=s3_server.options).list("")] == [
@@ -179,12 +179,12 @@ def test_a_root_does_not_see_its_neighbour(storage: Storage, s3_server: S3Server
     ]
 
 
-def test_sparks_scheme_is_understood(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+def test_the_s3a_scheme_is_supported(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     storage.create("name", b"bytes")
     assert open_storage(f"s3a://{bucket}/root/", options=s3_server.options).read("name") == b"bytes"
 
 
-def test_a_missing_bucket_is_never_an_empty_root(s3_server: S3Server, tmp_path: Path) -> None:
+def test_a_missing_bucket_never_looks_like_an_empty_root(s3_server: S3Server, tmp_path: Path) -> None:
     storage = open_storage("s3://no-such-bucket/root", options=s3_server.options)
     for act in (
         lambda: storage.read("name"),
@@ -200,7 +200,7 @@ def test_a_missing_bucket_is_never_an_empty_root(s3_server: S3Server, tmp_path: 
             act()
 
 
-def test_that_the_bucket_is_there_is_asked_once(storage: Storage) -> None:
+def test_the_existence_of_the_bucket_is_checked_once(storage: Storage) -> None:
     assert storage.stat("missing") is None
     assert storage.stat("missing") is None
     assert storage.requests.snapshot() == RequestCounts(stat=3)
@@ -216,7 +216,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_credentials")
-def test_missing_credentials_are_named_with_what_to_set(s3_server: S3Server, bucket: str) -> None:
+def test_missing_credentials_are_reported_with_the_variables_to_set(s3_server: S3Server, bucket: str) -> None:
     storage = open_storage(f"s3://{bucket}/root", options={"endpoint_url": s3_server.endpoint, "region": "us-east-1"})
     with pytest.raises(AccessDenied, match="AWS_ACCESS_KEY_ID"):
         storage.create("name", b"bytes")
@@ -248,7 +248,7 @@ def strict_server(s3_server: S3Server) -> Iterator[S3Server]:
     s3_server.check_credentials(False)
 
 
-def test_refused_credentials_are_told_from_missing_objects(storage: Storage, strict_server: S3Server) -> None:
+def test_rejected_credentials_are_distinguished_from_missing_objects(storage: Storage, strict_server: S3Server) -> None:
     for act in (lambda: storage.read("name"), lambda: storage.stat("name"), lambda: storage.create("name", b"")):
         with pytest.raises(AccessDenied, match="correct the credentials"):
             act()
@@ -270,7 +270,7 @@ def test_roots_with_the_same_options_share_a_client_and_others_do_not(
 
 
 @pytest.mark.usefixtures("no_credentials")
-def test_credentials_that_were_renewed_in_their_file_are_taken_by_who_opens_the_root_again(
+def test_renewed_credentials_are_read_when_the_root_is_opened_again(
     storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     storage.create("name", b"bytes")
@@ -309,7 +309,7 @@ def test_a_local_root_does_not_load_the_s3_client() -> None:
     assert output == "False\n"
 
 
-def test_keys_that_no_path_names_are_left_out_of_listings(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+def test_keys_that_are_not_valid_paths_are_not_listed(storage: Storage, s3_server: S3Server, bucket: str) -> None:
     for key in ("root/state//0/1.changelog", "root/state/../2.changelog", "root/a&b"):
         s3_server.put(bucket, key, b"bytes")
     assert [entry.path for entry in storage.list("")] == ["a&b"]
@@ -319,7 +319,7 @@ def test_keys_that_no_path_names_are_left_out_of_listings(storage: Storage, s3_s
     ]
 
 
-def test_an_object_that_is_too_large_to_be_read_as_a_whole_is_not_received(
+def test_an_object_above_the_read_limit_is_not_downloaded(
     storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3_server.put(bucket, "root/commits/0", b"0123456789")

@@ -39,7 +39,7 @@ def outcome(act: Callable[[], Created]) -> Created | type[Exception]:
         return type(error)
 
 
-def test_what_was_created_is_read_back(storage: Storage) -> None:
+def test_a_created_object_is_read_back(storage: Storage) -> None:
     assert storage.create("state/0/3/1.changelog", b"bytes") is Created.NEW
     assert storage.read("state/0/3/1.changelog") == b"bytes"
 
@@ -54,20 +54,20 @@ def test_an_empty_object_is_an_object(storage: Storage) -> None:
     assert entry.size_bytes == 0
 
 
-def test_creating_the_same_bytes_again_is_said_to_be_the_same(storage: Storage) -> None:
+def test_creating_the_same_bytes_again_returns_same(storage: Storage) -> None:
     storage.create("name", b"bytes")
     assert storage.create("name", b"bytes") is Created.SAME
 
 
 @pytest.mark.parametrize("other", [b"BYTES", b"longer bytes", b""])
-def test_creating_other_bytes_is_refused_and_changes_nothing(storage: Storage, other: bytes) -> None:
+def test_creating_other_bytes_is_rejected_and_changes_nothing(storage: Storage, other: bytes) -> None:
     storage.create("name", b"bytes")
     with pytest.raises(AlreadyExists, match="name"):
         storage.create("name", other)
     assert storage.read("name") == b"bytes"
 
 
-def test_of_two_threads_that_create_other_bytes_exactly_one_wins(storage: Storage) -> None:
+def test_one_of_two_threads_with_different_bytes_creates_the_object(storage: Storage) -> None:
     with ThreadPoolExecutor(2) as pool:
         for number in range(20):
             path, start = f"races/{number}", Barrier(2)
@@ -81,7 +81,7 @@ def test_of_two_threads_that_create_other_bytes_exactly_one_wins(storage: Storag
             assert storage.read(path) == (b"first" if outcomes[0] is Created.NEW else b"other")
 
 
-def test_of_two_threads_that_create_the_same_bytes_exactly_one_is_told_new(storage: Storage) -> None:
+def test_one_of_two_threads_with_the_same_bytes_gets_new(storage: Storage) -> None:
     with ThreadPoolExecutor(2) as pool:
         for number in range(20):
             path, start = f"twins/{number}", Barrier(2)
@@ -93,7 +93,7 @@ def test_of_two_threads_that_create_the_same_bytes_exactly_one_is_told_new(stora
             assert sorted(pool.map(run, [1, 2]), key=str) == [Created.NEW, Created.SAME]
 
 
-def test_of_two_large_files_under_one_name_one_wins_whole(storage: Storage, tmp_path: Path) -> None:
+def test_one_of_two_large_files_under_one_name_is_stored_whole(storage: Storage, tmp_path: Path) -> None:
     files = [tmp_path / "a", tmp_path / "b"]
     for file, letter in zip(files, b"ab", strict=True):
         file.write_bytes(bytes([letter]) * TWO_PIECES_BYTES)
@@ -109,7 +109,7 @@ def test_of_two_large_files_under_one_name_one_wins_whole(storage: Storage, tmp_
     assert storage.read("large") == files[outcomes.index(Created.NEW)].read_bytes()
 
 
-def test_a_large_file_goes_up_and_down_in_pieces(storage: Storage, tmp_path: Path) -> None:
+def test_a_large_file_is_uploaded_and_downloaded_in_pieces(storage: Storage, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(os.urandom(TWO_PIECES_BYTES))
     assert storage.create("large", source) is Created.NEW
@@ -118,7 +118,7 @@ def test_a_large_file_goes_up_and_down_in_pieces(storage: Storage, tmp_path: Pat
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_a_large_file_that_differs_in_its_last_byte_is_refused(storage: Storage, tmp_path: Path) -> None:
+def test_a_large_file_that_differs_in_its_last_byte_is_rejected(storage: Storage, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(TWO_PIECES_BYTES))
     storage.create("large", source)
@@ -179,13 +179,13 @@ def test_a_folder_is_not_an_object(storage: Storage) -> None:
         storage.read("folder")
 
 
-def test_trouble_with_the_scratch_folder_is_not_blamed_on_the_store(storage: Storage, tmp_path: Path) -> None:
+def test_errors_of_the_scratch_folder_are_not_storage_errors(storage: Storage, tmp_path: Path) -> None:
     storage.create("name", b"bytes")
     with pytest.raises(LocalStateError, match="no-such-folder"):
         storage.download("name", tmp_path / "no-such-folder" / "target")
 
 
-def test_a_replaced_object_has_the_last_bytes(storage: Storage, tmp_path: Path) -> None:
+def test_a_replaced_object_has_the_newest_bytes(storage: Storage, tmp_path: Path) -> None:
     storage.replace("_statekeeper/owner", b"first")
     storage.replace("_statekeeper/owner", b"second")
     assert storage.read("_statekeeper/owner") == b"second"
@@ -195,7 +195,7 @@ def test_a_replaced_object_has_the_last_bytes(storage: Storage, tmp_path: Path) 
     assert names(storage) == ["_statekeeper/owner"]
 
 
-def test_a_listing_is_deep_sorted_and_keeps_to_its_folder(storage: Storage) -> None:
+def test_a_listing_is_recursive_sorted_and_limited_to_its_folder(storage: Storage) -> None:
     for path in ("state/1/b", "state/10/a", "state/1/a/deep/er", "state/1-other", "commits/0"):
         storage.create(path, path.encode())
     assert names(storage) == ["commits/0", "state/1-other", "state/1/a/deep/er", "state/1/b", "state/10/a"]
@@ -205,7 +205,7 @@ def test_a_listing_is_deep_sorted_and_keeps_to_its_folder(storage: Storage) -> N
     assert [entry.size_bytes for entry in storage.list("commits")] == [9]
 
 
-def test_the_folders_in_a_folder_are_told_without_listing_what_lies_in_them(storage: Storage) -> None:
+def test_folders_are_listed_without_their_contents(storage: Storage) -> None:
     for path in ("jobs/b/state/0/1", "jobs/a/metadata", "jobs/note", "jobs/.hidden/x", "metadata"):
         storage.create(path, b"")
     before = storage.requests.snapshot()
@@ -215,7 +215,7 @@ def test_the_folders_in_a_folder_are_told_without_listing_what_lies_in_them(stor
     assert storage.requests.since(before).list == 4
 
 
-def test_a_listing_tells_when_an_object_came(storage: Storage) -> None:
+def test_a_listing_has_the_modification_times(storage: Storage) -> None:
     storage.create("name", b"bytes")
     (listed,) = storage.list("")
     found = storage.stat("name")
@@ -242,24 +242,24 @@ def test_hidden_and_unfinished_files_are_not_listed(storage: Storage) -> None:
     assert names(storage, "_statekeeper") == ["_statekeeper/owner"]
 
 
-def test_hidden_files_are_listed_for_who_asks_for_them_and_unfinished_ones_are_not(storage: Storage) -> None:
+def test_hidden_files_are_listed_on_request_but_not_unfinished_files(storage: Storage) -> None:
     for path in (".hidden", "a/.2.crc", "a/.folder/b", f"{TEMP_FOLDER}/unfinished", "a/1"):
         storage.create(path, b"")
     assert [entry.path for entry in storage.list("", hidden=True)] == [".hidden", "a/.2.crc", "a/.folder/b", "a/1"]
     assert [entry.path for entry in storage.list("a", hidden=True)] == ["a/.2.crc", "a/.folder/b", "a/1"]
 
 
-def test_leftovers_of_crashes_are_found_by_who_asks_for_them(storage: Storage) -> None:
+def test_unfinished_files_are_listed_in_the_temp_folder(storage: Storage) -> None:
     storage.create(f"{TEMP_FOLDER}/leftover", b"")
     assert names(storage, TEMP_FOLDER) == [f"{TEMP_FOLDER}/leftover"]
 
 
-def test_only_the_temp_folder_itself_is_left_out(storage: Storage) -> None:
+def test_only_the_temp_folder_itself_is_omitted(storage: Storage) -> None:
     storage.create(f"{TEMP_FOLDER}erature", b"")
     assert names(storage) == [f"{TEMP_FOLDER}erature"]
 
 
-def test_deleting_takes_what_is_there_and_does_not_miss_the_rest(storage: Storage) -> None:
+def test_missing_objects_are_ignored_by_delete(storage: Storage) -> None:
     storage.create("a/1", b"")
     storage.create("a/2", b"")
     storage.delete(["a/1", "a/never", "nowhere/at/all"])
@@ -267,7 +267,7 @@ def test_deleting_takes_what_is_there_and_does_not_miss_the_rest(storage: Storag
     assert names(storage) == ["a/2"]
 
 
-def test_many_deletes_go_a_thousand_to_a_request(storage: Storage) -> None:
+def test_deletes_are_batched_by_a_thousand_per_request(storage: Storage) -> None:
     storage.create("a/1500", b"")
     before = storage.requests.snapshot()
     storage.delete(f"a/{number}" for number in range(2001))
@@ -276,7 +276,7 @@ def test_many_deletes_go_a_thousand_to_a_request(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../out", "a/../../out", "a//b", "a/", "a/./b", ".", "a\0b"])
-def test_a_path_that_could_leave_the_root_is_refused(storage: Storage, path: str, tmp_path: Path) -> None:
+def test_a_path_outside_of_the_root_is_rejected(storage: Storage, path: str, tmp_path: Path) -> None:
     for act in (
         lambda: storage.read(path),
         lambda: storage.read_range(path, 0, 1),
@@ -314,14 +314,14 @@ def test_each_call_costs_one_request_and_its_bytes(storage: Storage, tmp_path: P
     )
 
 
-def test_a_storage_stays_at_home_and_its_spec_travels(storage_spec: StorageSpec) -> None:
+def test_a_storage_is_not_pickled_but_its_spec_is(storage_spec: StorageSpec) -> None:
     with pytest.raises(TypeError, match="StorageSpec"):
         pickle.dumps(open_storage(storage_spec))
     open_storage(storage_spec).create("name", b"bytes")
     assert open_storage(pickle.loads(pickle.dumps(storage_spec))).read("name") == b"bytes"
 
 
-def test_a_forked_worker_opens_its_own(storage_spec: StorageSpec) -> None:
+def test_a_forked_worker_opens_its_own_storage(storage_spec: StorageSpec) -> None:
     open_storage(storage_spec).create("parent", b"from the parent")
     worker = multiprocessing.get_context("fork").Process(target=_work, args=(storage_spec,))
     worker.start()

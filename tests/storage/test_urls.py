@@ -28,7 +28,7 @@ def test_one_root_has_one_url(written: str, meant: str) -> None:
     assert canonical(meant) == meant
 
 
-def test_what_is_printed_of_a_root_is_the_same_for_each_spelling() -> None:
+def test_each_spelling_of_a_root_is_printed_the_same() -> None:
     options = {"key": "a", "secret": "b"}
     urls = ("s3://bucket/jobs", "s3a://bucket/jobs", "s3a://bucket/jobs/")
     assert {open_storage(url, options=options).url for url in urls} == {"s3://bucket/jobs"}
