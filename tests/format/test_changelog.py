@@ -139,7 +139,7 @@ def test_records_after_the_end_mark_are_rejected() -> None:
 def test_formats_of_later_spark_releases_are_rejected(version: str) -> None:
     data = packed(utf(version) + utf("[]") + b"\0")
     for act in (read, lambda bytes_: read_header(bytes_, "a.changelog")):
-        with pytest.raises(UnknownFormatVersion, match=rf"a\.changelog: changelog format {version}"):
+        with pytest.raises(UnknownFormatVersion, match=rf"a\.changelog: has changelog format {version}"):
             act(data)
 
 

@@ -207,7 +207,7 @@ def test_an_unknown_codec_is_rejected_with_its_first_bytes(data: bytes) -> None:
 def test_a_file_without_plain_bytes_has_no_header(empty: bytes) -> None:
     assert plain(empty) == b""
     for act in (read, lambda data: read_header(data, "a.changelog")):
-        with pytest.raises(CorruptFile, match=r"a\.changelog: truncated"):
+        with pytest.raises(CorruptFile, match=r"a\.changelog: is truncated"):
             act(empty)
 
 

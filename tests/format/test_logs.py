@@ -75,15 +75,15 @@ def test_commits_with_named_sinks_are_read_and_rewritten_unchanged() -> None:
         assert encode_commit(log) == data
     # In the other structure they are named as before.
     assert encode_commit(replace(parse_commit(of_v2, "commits/0"), ids=None)) == of_v1
-    with pytest.raises(CorruptFile, match="commits/0: stateUniqueIds or sinkMetadataMap"):
+    with pytest.raises(CorruptFile, match="commits/0: has no valid stateUniqueIds or sinkMetadataMap"):
         parse_commit(b'v3\n{"nextBatchWatermarkMs":7}', "commits/0")
 
 
 @pytest.mark.parametrize("header", ["v4", "v10"])
 def test_a_later_version_is_rejected_with_its_name(header: str) -> None:
-    with pytest.raises(UnknownFormatVersion, match=f"commits/3: log version {header}"):
+    with pytest.raises(UnknownFormatVersion, match=f"commits/3: has log version {header}"):
         parse_commit(f"{header}\n{{}}".encode(), "commits/3")
-    with pytest.raises(UnknownFormatVersion, match=f"offsets/3: log version {header}"):
+    with pytest.raises(UnknownFormatVersion, match=f"offsets/3: has log version {header}"):
         parse_offsets(f"{header}\n{{}}".encode(), "offsets/3")
 
 
@@ -108,7 +108,7 @@ def test_an_invalid_commit_or_id_is_rejected(body: str) -> None:
 
 @pytest.mark.parametrize("body", ['{"statekeeperDigests":[]}', '{"statekeeperDigests":{"0":[["../outside"]]}}'])
 def test_invalid_digests_are_rejected(body: str) -> None:
-    with pytest.raises(CorruptFile, match="commits/3: statekeeperDigests"):
+    with pytest.raises(CorruptFile, match="commits/3: has no valid statekeeperDigests"):
         parse_commit(f"v1\n{body}".encode(), "commits/3")
 
 

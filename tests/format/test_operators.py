@@ -52,7 +52,7 @@ def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> No
     ],
 )
 def test_an_impossible_store_name_is_rejected_and_never_becomes_a_path(store: StoreInfo) -> None:
-    with pytest.raises(CorruptFile, match=r"metadata: impossible store .* partitions"):
+    with pytest.raises(CorruptFile, match=r"metadata: has the impossible store .* partitions"):
         parse_operator(encode_operator(OperatorMetadata(0, "stateStoreSave", (store,))), "metadata")
 
 

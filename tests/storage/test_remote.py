@@ -109,7 +109,7 @@ def test_a_missing_driver_is_reported_with_the_package_to_install(
     assert said.exit_code == 1
     assert f"needs the package {package}, which is not installed -> pip install '{package}>=" in said.output
     monkeypatch.setattr(metadata, "version", lambda _: "1.2.3")
-    with pytest.raises(StorageError, match=rf"needs {package} .* or later, and 1.2.3 is installed"):
+    with pytest.raises(StorageError, match=rf"needs {package} .* or later, but 1.2.3 is installed"):
         open_storage(url)
 
 

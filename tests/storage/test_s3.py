@@ -124,7 +124,7 @@ def test_a_request_fails_after_five_tries_with_growing_pauses(
     storage: Storage, s3_server: S3Server, bucket: str, clock: SleeplessClock, tmp_path: Path
 ) -> None:
     s3_server.next("GET", f"{bucket}/root/name", Wire.REFUSE, times=TRIES)
-    with pytest.raises(StorageError, match=r"root/name: the store says SlowDown.* -> try again later"):
+    with pytest.raises(StorageError, match=r"root/name: the storage returned SlowDown.* -> try again later"):
         storage.download("name", tmp_path / "target")
     assert storage.requests.snapshot() == RequestCounts(read=TRIES)
     for number, pause_seconds in enumerate(clock.slept_seconds):

@@ -104,7 +104,7 @@ def test_when_no_commit_can_be_read_each_is_named(checkpoint: Checkpoint) -> Non
     assert audit.restart.batch is None
     for batch in range(6):
         checkpoint.storage.replace(names.commits(batch), b"v9\n{}")
-    with pytest.raises(UnknownFormatVersion, match="commits/5: log version v9"):
+    with pytest.raises(UnknownFormatVersion, match="commits/5: has log version v9"):
         gather(checkpoint.storage)
 
 

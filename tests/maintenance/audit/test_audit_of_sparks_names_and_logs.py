@@ -150,7 +150,7 @@ def test_an_invalid_number_of_partitions_is_rejected_without_a_loop_of_billions(
     v1.replace(
         names.offsets(5), logs.encode_offsets(OffsetLog(0, 0, {**STATE_CONF, logs.SHUFFLE_PARTITIONS: number}, ()))
     )
-    with pytest.raises(CorruptFile, match=r"offsets/5: spark\.sql\.shuffle\.partitions is "):
+    with pytest.raises(CorruptFile, match=r"offsets/5: sets spark\.sql\.shuffle\.partitions to "):
         catalog.heads(v1)
 
 
