@@ -113,7 +113,7 @@ def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path, checkpoint
     assert result.exit_code == 12
     error = json.loads(result.stdout)["error"]
     assert (error["code"], error["exit_code"], error["path"]) == ("unknown_format_version", 12, "commits/3")
-    assert result.stderr.startswith("unknown_format_version: commits/3: log version v9")
+    assert result.stderr.startswith("unknown_format_version: commits/3: has log version v9")
     (tmp_path / "a file").write_text("x")
     for batch in range(4):
         (root / names.commits(batch)).write_text("")
