@@ -1,4 +1,4 @@
-"""The folder that all workers of a host share: its lock, its pointer, its leftovers."""
+"""The folder that all workers of a host share: its lock, pointer and leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes that are not committed yet, against a dict, in memory and on disk."""
+"""Uncommitted changes, compared with a dict, in memory and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local database: marker and data together, bounds of a scan, readers beside writers, and every error by name."""
+"""The local database: atomic marker and data, bounds of a scan, concurrent readers and writers, and typed errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_new_database_is_empty(tmp_path: Path) -> None:
 
 
 def test_a_reader_has_the_configured_cache_and_filters(tmp_path: Path) -> None:
-    """Opened for reading, rocksdict falls back to RocksDB's defaults without a word: no filters, another cache."""
+    """In read-only mode, rocksdict silently uses RocksDB's defaults: no filters, another cache."""
     present = {b"%06d" % number: b"" for number in range(0, 20_000, 2)}
     path = made(tmp_path / "db", present)
     absent = [b"%06d" % number for number in range(1, 20_000, 200)]

@@ -1,4 +1,4 @@
-"""What is removed from a host's disk, and what stays because a task may be using it."""
+"""Sweeps of a host's disk: removed files, and files that are kept because a task may use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINE = EngineLimits(block_cache_bytes=1024 * 1024)
 
 
 class Clock:
-    """Stands at one moment."""
+    """A clock that does not advance."""
 
     def __init__(self, now: float = NOW) -> None:
         self.now = now
@@ -37,7 +37,7 @@ class Clock:
 
 
 def copy_at(host: Path, name: str, *, age: float, size_bytes: int = 10_000) -> Path:
-    """A copy with a database of about that size, used so long ago."""
+    """Create a copy with a database of about that size and that time since its last use."""
     folder = LocalCopyFolder(host / name, ENGINE, RandomIds())
     path = folder.fresh_directory()
     with Database.create(path, ENGINE) as database:

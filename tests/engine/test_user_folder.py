@@ -1,4 +1,4 @@
-"""Local copies belong to one user, and are read by no other."""
+"""Local copies belong to one user, and no other user can read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, public_fo
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """As /tmp is."""
+    """A folder with the mode of /tmp."""
     with public_folder() as folder:
         folder.chmod(0o1777)
         yield folder

@@ -18,6 +18,6 @@ def changelog_of(codec: str, version: int) -> bytes:
 
 
 def states() -> list[list[list[Any]]]:
-    """What Spark's reader shows after each version: the key's first 10 characters, its length, count and sum."""
+    """The rows of Spark's reader after each version: the key's first 10 characters, its length, count and sum."""
     shown: list[list[list[Any]]] = json.loads((_FOLDER / f"{_WRITER}-states.json").read_text())
     return shown

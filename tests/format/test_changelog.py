@@ -1,4 +1,4 @@
-"""Changelogs: both ways, against Spark's own bytes, and damaged in every place."""
+"""Changelogs: encoded and decoded, compared with Spark's bytes, and damaged at every byte."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_record_that_declares_two_gigabytes_is_rejected_at_once() -> None:
 
 
 def test_a_record_above_the_memory_limit_is_rejected_before_decompression() -> None:
-    """64 KiB of zstd that hold one value of 2 GiB."""
+    """64 KiB of zstd that contain one value of 2 GiB."""
     packed_file = pa.BufferOutputStream()
     with pa.CompressedOutputStream(packed_file, "zstd") as plain:
         plain.write(struct.pack(">i", 3) + b"key" + struct.pack(">i", 2**31 - 1))
@@ -216,13 +216,13 @@ def test_unknown_record_kinds_and_deletes_with_values_are_rejected() -> None:
 
 @pytest.mark.parametrize("text", ["x3", "v", "vx", "v3.0", ""])
 def test_a_text_that_is_no_version_is_a_key_of_version_1(text: str) -> None:
-    """Spark sniffs so (SPARK-51922): a first key may look like the beginning of a header."""
+    """Spark's rule (SPARK-51922): the first key may look like the start of a header."""
     key = text.encode().ljust(5, b"\0")
     assert read(written([(key, b"v")], Header(None))) == (Header(None), [(key, b"v")])
 
 
 def test_a_first_key_that_starts_like_a_header_is_a_key() -> None:
-    # 0x0002 7633 bytes of key: in front stands what a header v3 begins with, unless more is looked at than the text.
+    # The key length 0x0002 and the key "v3" look like the start of a v3 header.
     large: Records = [(b"\0" * 0x0076, b"v3"), (bytes([0, 2]) + b"v3" + b"\0\2[]", b"x")]
     assert read(written(large, Header(None))) == (Header(None), large)
 
@@ -248,7 +248,7 @@ def test_each_truncation_is_detected(header: Header) -> None:
 
 @pytest.mark.parametrize("header", [Header(None), Header(LINEAGE)])
 def test_damage_with_a_valid_checksum_gives_typed_errors_or_records(header: Header) -> None:
-    """A forger makes the checksum right: nothing but the decoder itself stands in his way."""
+    """A forged file has valid checksums, so that only the decoder detects the damage."""
     plain = b"".join(compression.blocks(written(SMALL, header), "x"))
     for damaged in (*flips(plain), *prefixes(plain)):
         value_or_error(read, packed(damaged), names="a.changelog")
@@ -345,7 +345,7 @@ def test_pages_of_a_mapped_changelog_are_released_after_reading(tmp_path: Path) 
 
 
 def test_reading_garbage_takes_little_memory() -> None:
-    """Blocks and records that claim more than they hold."""
+    """Blocks and records that declare more bytes than they contain."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(20):
         for claim in (struct.pack(">i", 2**31 - 1), struct.pack(">ii", 0, 2**31 - 1)):

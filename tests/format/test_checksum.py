@@ -1,4 +1,4 @@
-"""Checksums beside files, against values that Spark and Hadoop wrote, and against every flipped byte."""
+"""Checksum files, compared with those of Spark and Hadoop, and with every byte flipped."""
 
 from __future__ import annotations
 

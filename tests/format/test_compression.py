@@ -1,4 +1,4 @@
-"""Spark's four codecs: its own files in each, however they are cut into blocks, and damaged in every place."""
+"""Spark's four codecs: its own files, any block boundaries, and damage at every byte."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def lz4(pieces: list[bytes]) -> bytes:
 
 
 def zstd(pieces: list[bytes]) -> bytes:
-    """One frame a piece."""
+    """Write one frame per piece."""
     return b"".join(pa.compress(piece, "zstd", asbytes=True) for piece in pieces or [b""])
 
 
@@ -73,13 +73,13 @@ def zstd_with_checksum(body: bytes) -> bytes:
 
 
 def snappy(pieces: list[bytes]) -> bytes:
-    """One block a piece."""
+    """Write one block per piece."""
     packed = [pa.compress(piece, "snappy", asbytes=True) for piece in pieces]
     return SNAPPY_HEADER + b"".join(struct.pack(">i", len(body)) + body for body in packed)
 
 
 def lzf(pieces: list[bytes]) -> bytes:
-    """One raw chunk a piece."""
+    """Write one raw chunk per piece."""
     return b"".join(struct.pack(">2sBH", b"ZV", 0, len(piece)) + piece for piece in pieces or [b""])
 
 
@@ -138,7 +138,7 @@ def test_lzf_tokens_decode_like_a_byte_by_byte_copy(data: st.DataObject) -> None
 @each_codec
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_truncation_of_sparks_files_is_detected(codec: str, version: int) -> None:
-    """Without an end mark of the codec by the records' own."""
+    """If the codec has no end mark, the end mark of the records detects it."""
     for damaged in prefixes(changelog_of(codec, version)):
         with pytest.raises(CorruptFile, match=r"a\.changelog"):
             read(damaged)
@@ -152,7 +152,7 @@ def each_bit(data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize(("codec", "unseen_percent"), [("lz4", 0), ("zstd", 30), ("snappy", 29), ("lzf", 21)])
 def test_at_most_the_documented_share_of_flipped_bits_is_undetected(codec: str, unseen_percent: int) -> None:
-    """The docstring of `compression` says so: other records come out of them. Nothing else than our errors does."""
+    """The docstring of `compression` gives the share. Undetected flips change records, and never raise untyped errors."""
     outcomes: Counter[str] = Counter()
     for data in (changelog_of(codec, 1), changelog_of(codec, 2), bytes.fromhex(VECTORS[codec])):
         undamaged = read(data)
@@ -270,7 +270,7 @@ def test_arbitrary_bytes_after_any_codec_header_give_typed_errors(data: bytes) -
 
 
 def test_large_blocks_of_snappy_are_read() -> None:
-    """`spark.io.compression.snappy.blockSize` is the query's to choose."""
+    """A query may set `spark.io.compression.snappy.blockSize`."""
     assert plain(snappy([bytes(4 << 20), b"x"])) == bytes(4 << 20) + b"x"
 
 
@@ -311,7 +311,7 @@ READER = textwrap.dedent("""
 
 
 def taken(file: Path) -> tuple[int, int, int]:
-    """Plain bytes, and what a process's memory grew by at most while it read them: KiB mapped, KiB in all."""
+    """Uncompressed bytes, and the maximum memory growth of a process that reads them: KiB mapped, KiB in total."""
     command = [sys.executable, "-c", READER, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     plain_bytes, mapped_kib, kib = map(int, done.stdout.split())

@@ -1,4 +1,4 @@
-"""The schemas of column families, and keys and values as Spark lays them out."""
+"""The schemas of column families, and keys and values in Spark's layout."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def test_arbitrary_bytes_give_typed_errors_or_values(data: bytes) -> None:
 def test_a_read_past_the_end_names_file_and_position() -> None:
     reader = Reader(b"\0\0\0\1\0", "1.changelog")
     assert reader.int32("a number") == 1
-    with pytest.raises(CorruptFile, match=r"1\.changelog: is truncated: a number needs 4 bytes at 4, the file ends at 5"):
+    with pytest.raises(
+        CorruptFile, match=r"1\.changelog: is truncated: a number needs 4 bytes at 4, the file ends at 5"
+    ):
         reader.int32("a number")
     with pytest.raises(CorruptFile, match="truncated"):
         reader.take(-1, "a piece")

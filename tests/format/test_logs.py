@@ -1,4 +1,4 @@
-"""The query's logs: both ways, Spark's own texts, and damaged."""
+"""The query's logs: encoded and decoded, Spark's own logs, and damaged logs."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_each_truncation_of_a_commit_is_detected() -> None:
 
 
 def test_each_flipped_byte_gives_a_typed_error_or_a_log() -> None:
-    """Logs carry no checksum: another digit in an id is another id, which names files that are not there."""
+    """Logs have no checksum: a flipped digit gives another id, whose files do not exist."""
     for damaged in flips(encode_commit(COMMIT)):
         value_or_error(lambda data: parse_commit(data, "commits/3"), damaged, names="commits/3")
     for damaged in (*flips(encode_offsets(OFFSETS)), *prefixes(encode_offsets(OFFSETS))):

@@ -1,4 +1,4 @@
-"""lz4-java's block stream: both ways, and damaged."""
+"""lz4-java's block stream: encoded, decoded and damaged."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_empty_stream_is_an_end_mark() -> None:
 
 
 def test_larger_blocks_are_read() -> None:
-    """`spark.io.compression.lz4.blockSize` is the query's to choose."""
+    """A query may set `spark.io.compression.lz4.blockSize`."""
     data = bytes(200_000)
     checksum = xxhash.xxh32_intdigest(data, 0x9747B28C) & 0x0FFFFFFF
     body = lz4.block.compress(data, store_size=False)

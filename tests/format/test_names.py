@@ -1,4 +1,4 @@
-"""Every file name, both directions."""
+"""Every file name, built and parsed."""
 
 from __future__ import annotations
 

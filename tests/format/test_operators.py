@@ -1,4 +1,4 @@
-"""Operator metadata and schema files: both ways, Spark's own text, and damaged."""
+"""Operator metadata and schema files: encoded and decoded, Spark's own files, and damaged files."""
 
 from __future__ import annotations
 

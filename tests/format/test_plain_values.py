@@ -1,4 +1,4 @@
-"""Columns as values that JSON has."""
+"""Columns as JSON values."""
 
 from __future__ import annotations
 

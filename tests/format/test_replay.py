@@ -1,4 +1,4 @@
-"""What is left of many changelogs: the same as a loop over every record leaves in a map."""
+"""The surviving records of many changelogs, compared with a loop over every record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLENTY = 1 << 40
 
 
 def left_of(pieces: list[Records], memory_bytes: int = PLENTY) -> list[Records]:
-    """What each window leaves, garbage of another length in front of each piece."""
+    """Return the survivors of each window, with garbage of another length before each piece."""
     window = Window(memory_bytes)
     left = []
     for number, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""A snapshot's zip: what Spark puts into it, and what a forger or a bad disk does."""
+"""A snapshot's zip: as Spark writes it, forged, and damaged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL_FILES = {
 
 
 def fields(**changes: Any) -> dict[str, Any]:
-    """What Spark 4.2 writes for a store without column families."""
+    """The metadata that Spark 4.2 writes for a store without column families."""
     return {
         "sstFiles": [TABLE],
         "numKeys": 2,
@@ -257,7 +257,7 @@ def test_a_zip_bomb_is_rejected_before_it_is_unpacked() -> None:
 
 
 def test_a_file_larger_than_its_declared_size_is_rejected() -> None:
-    """The size in the directory is what is believed, and what is never exceeded."""
+    """The size in the directory is trusted and is never exceeded."""
     data = zipped({**SMALL_FILES, "MANIFEST-000006": bytes(1_000_000), "metadata": metadata(fields())})
     claimed = (1_000_000).to_bytes(4, "little")
     assert data.count(claimed) == 2
@@ -266,7 +266,7 @@ def test_a_file_larger_than_its_declared_size_is_rejected() -> None:
 
 
 def test_a_file_larger_than_its_declared_size_takes_no_extra_memory() -> None:
-    """The decoder of Python's `ZipFile.read` unpacks up to 2 GiB first, whatever the directory says."""
+    """Python's `ZipFile.read` would unpack up to 2 GiB before it checks the size in the directory."""
     size_bytes = 256 * 1024 * 1024
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

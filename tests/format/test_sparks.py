@@ -1,4 +1,4 @@
-"""Which Spark wrote a batch, by what real ones put into their offset logs (tests/fixtures/write_offset_logs.py)."""
+"""The release that wrote a batch, from offset logs of real releases (tests/fixtures/write_offset_logs.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every checksum in an SST is compared, in tables of Spark's and in tables that RocksDB writes with other options."""
+"""Every checksum in an SST is verified, in Spark's tables and in tables of RocksDB with other options."""
 
 from __future__ import annotations
 

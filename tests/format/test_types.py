@@ -1,4 +1,4 @@
-"""Which types state may have, and Spark's schema JSON."""
+"""The types that state may have, and Spark's schema JSON."""
 
 from __future__ import annotations
 

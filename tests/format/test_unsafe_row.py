@@ -1,4 +1,4 @@
-"""Rows survive the way there and back, and no bytes whatever lead the decoder astray.
+"""Encoded rows are decoded unchanged, and no bytes mislead the decoder.
 
 `tables` and `fields` here are the strategies that the tests against Spark take too.
 """
@@ -81,7 +81,7 @@ def test_flipped_bytes_are_rejected_or_decoded_without_reading_other_rows(table:
 
 
 def _outcome(rows: list[bytes], schema: pa.Schema) -> pa.Array | None:
-    """The middle row as it is decoded, bit by bit; None if refused."""
+    """Return the decoded middle row; None if it is rejected."""
     try:
         table = decode_rows(pa.array(rows, pa.large_binary()), schema)
     except CorruptFile:

@@ -1,4 +1,4 @@
-"""JSON of a checkpoint is read with bounds."""
+"""JSON of a checkpoint is validated and limited in size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do is asked of all of them: on disk and S3, and the others by `make interop-stores`."""
+"""Roots on each storage backend: local disk and S3, and the others with `make interop-stores`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hdfs() -> Iterator[MiniHdfs]:
 
 @pytest.fixture(params=["local", "s3", *(pytest.param(name, marks=SLOW) for name in ("azurite", "fake_gcs", "hdfs"))])
 def storage_spec(request: pytest.FixtureRequest, tmp_path: Path) -> StorageSpec:
-    """An empty root in each kind of store in turn."""
+    """An empty root on each storage backend in turn."""
     if request.param == "local":
         return StorageSpec(str(tmp_path / "root"))
     server = request.getfixturevalue("s3_server" if request.param == "s3" else request.param)

@@ -1,5 +1,5 @@
-"""An HDFS in a process of its own, Hadoop's MiniDFSCluster in the release of Spark's Hadoop, and a relay in front of it in
-which answers are lost. `python -m tests.storage.hdfs` gets its jar."""
+"""HDFS in its own process (Hadoop's MiniDFSCluster, in the release of Spark's Hadoop), and a relay that loses replies.
+`python -m tests.storage.hdfs` downloads its jar."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOURCE = Path(__file__).parent / "MiniHdfs.java"
 
 
 class MiniHdfs(StoreServer):
-    """Start it once; each test makes a folder of its own. Its superuser is who runs it."""
+    """Start it once; each test creates its own folder. Its superuser is the current user."""
 
     def __init__(self, namenodes: int = 1) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class MiniHdfs(StoreServer):
         return [self._folder.name, str(self._namenodes)]
 
     def make_container(self, name: str) -> None:
-        """Folders are made by what is written into them."""
+        """Do nothing: a write creates the folders."""
 
     def url(self, container: str) -> str:
         servers = ",".join(f"127.0.0.1:{port}" for port in self.ports)
@@ -89,7 +89,7 @@ class MiniHdfs(StoreServer):
 
 
 class Wire(Enum):
-    """What happens to a request."""
+    """The fault that the relay injects."""
 
     LOSE_ANSWER = "done, then the connection breaks"
     REFUSE = "answered with 503, not done"
@@ -107,8 +107,8 @@ class _Rule:
 
 
 class Relay:
-    """Hands requests on to a namenode, and to the datanodes that it names. For each rule, as often as it says, something
-    happens on the way."""
+    """Forwards requests to a namenode, and to the datanodes that it names. Each rule injects a fault into a given number of
+    requests."""
 
     def __init__(self, hdfs: MiniHdfs) -> None:
         self._namenode = f"127.0.0.1:{hdfs.port}"
@@ -144,7 +144,7 @@ class Relay:
         self._server.server_close()
 
     def on(self, op: str, wire: Wire, *, to_datanode: bool = False, times: int = 1) -> None:
-        """From now on, the next requests with that operation."""
+        """Inject a fault into the next requests with that operation."""
         self._rules.append(_Rule(op, to_datanode, wire, times))
 
     def _answer(self, asked: BaseHTTPRequestHandler) -> None:
@@ -190,7 +190,7 @@ class Relay:
 
 
 def fetch() -> None:
-    """Put the jar where the tests look, by Spark's own way to get one."""
+    """Download the jar to the folder of the tests, with Spark's package resolver."""
     from pyspark.sql import SparkSession
 
     (there,) = JARS.glob("hadoop-client-api-*.jar")

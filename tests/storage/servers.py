@@ -1,4 +1,4 @@
-"""Servers that speak what Azure's and Google's clients speak, each a process. `make interop-stores` gets them."""
+"""Servers for the clients of Azure and Google Cloud Storage, one process each. `make interop-stores` installs them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STORES = Path(__file__).resolve().parents[2] / "var" / "stores"
 
 
 class StoreServer(ABC):
-    """Start it once; each test makes a container, or bucket, of its own."""
+    """Start it once; each test creates its own container or bucket."""
 
     program: str
-    """Below `STORES`."""
+    """The path of the server, relative to `STORES`."""
 
     def __init__(self) -> None:
         with socket.socket() as chosen:
@@ -71,7 +71,7 @@ class StoreServer(ABC):
 
 
 class Azurite(StoreServer):
-    """Microsoft's own, for blobs."""
+    """Microsoft's emulator of blob storage."""
 
     program = "node_modules/.bin/azurite-blob"
     # The account that each Azurite has, and that Microsoft publishes.

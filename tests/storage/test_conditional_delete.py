@@ -1,4 +1,4 @@
-"""A delete of certain bytes leaves what another process has written under the name since."""
+"""A conditional delete keeps an object that another process has overwritten."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.s3_server import S3Server, Wire
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:
-    """One of its own: what it can do is found out once for each."""
+    """A new server, because the support is tested once per server."""
     server = S3Server()
     server.start()
     yield server

@@ -1,4 +1,4 @@
-"""What only a local disk does."""
+"""Behavior specific to local disks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_an_unreadable_folder_is_named_in_the_error(tmp_path: Path, monkeypatch:
     scandir = os.scandir
 
     def refused(folder: Path) -> object:
-        """To whoever runs this as root nothing is refused."""
+        """Simulate missing permissions, because root has them all."""
         if folder.name == "1":
             raise PermissionError(errno.EACCES, "Permission denied")
         return scandir(folder)

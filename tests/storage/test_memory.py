@@ -1,4 +1,4 @@
-"""The root in memory is what simulations trust: it answers as one on disk does."""
+"""The root in memory, which simulations use, behaves like a root on disk."""
 
 from __future__ import annotations
 

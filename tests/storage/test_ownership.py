@@ -1,4 +1,4 @@
-"""Whose a new file is on a local disk, whatever the umask of who writes it."""
+"""The ownership of new files on a local disk, for any umask of the writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRIVATE = 0o077
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A root with a changelog that anyone may read."""
+    """A root with a world-readable changelog."""
     with public_folder() as folder:
         root = folder / "root"
         store = root / "state" / "0" / "3"

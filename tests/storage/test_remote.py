@@ -1,6 +1,6 @@
-"""Roots behind drivers: what is refused by name, what a driver must be able to do, and every verb on each store.
+"""Roots behind drivers: typed errors, the requirements for a driver, and every verb on each store.
 
-The stores themselves are asked by `make interop-stores`, here and in `test_storage`; what is HDFS's own is in `test_hdfs`.
+`make interop-stores` runs the tests on real stores, here and in `test_storage`. `test_hdfs` covers HDFS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.storage_answers import BODIES, PATHS, answer
 
 
 class Linking(LocalFileSystem):
-    """fsspec's driver of the local disk, and it creates a file only where none is: its own looks first, and writes then."""
+    """fsspec's driver of the local disk, with atomic create. The original checks first and writes then."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         self.makedirs(self._parent(path), exist_ok=True)

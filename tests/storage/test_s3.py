@@ -1,4 +1,4 @@
-"""What only S3 does: lost replies, retries, buckets and credentials, over real HTTP."""
+"""Behavior specific to S3: lost replies, retries, buckets and credentials, over real HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.s3_server import S3Server, Wire
 TWO_PIECES_BYTES = 17 * 1024 * 1024
 TRIES = 5
 SENT_A_TRY = {Wire.LOSE_REPLY: 2, Wire.REFUSE: 1, Wire.CUT: 1}
-"""aiohttp sends once more by itself when a connection breaks without a reply."""
+"""Requests per try. aiohttp resends a request once if a connection breaks without a reply."""
 
 
 @pytest.fixture

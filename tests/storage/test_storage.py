@@ -1,4 +1,4 @@
-"""What holds in each kind of store alike: each test runs on all of them."""
+"""Behavior common to all storage backends: each test runs on each backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(storage: Storage, prefix: str = "") -> list[str]:
 
 
 def takes_many(storage: Storage) -> bool:
-    """Whether it deletes many objects by one request."""
+    """Return whether the backend deletes many objects with one request."""
     return not isinstance(storage, RemoteStorage)
 
 

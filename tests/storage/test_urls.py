@@ -1,4 +1,4 @@
-"""The ways in which one root is written."""
+"""The spellings of a root's URL."""
 
 from __future__ import annotations
 
