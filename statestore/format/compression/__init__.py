@@ -1,17 +1,17 @@
-"""The framings of compressed changelogs, one module for each of Spark's codecs. Here a file's own is found.
+"""The framings of compressed changelogs, one module per codec of Spark. This module detects the codec of a file.
 
-    spark.sql.streaming.stateStore.compression.codec    begins with    checksum    end mark    flipped bits unseen
+    spark.sql.streaming.stateStore.compression.codec    first bytes    checksum    end mark    undetected bit flips
     lz4, the default                                    "LZ4Block"     of blocks   yes          0 %
     zstd                                                28b52ffd       none (1)    yes         30 %
     snappy                                              82 "SNAPPY"    none        none        29 %
     lzf                                                 "ZV"           none        none        21 %
 
-(1) zstd can carry one for each frame, which is then checked; Spark asks for none.
+(1) zstd supports a checksum per frame, which is verified. Spark does not enable it.
 
-Where there is no checksum, what a flipped bit makes of the bytes is checked by `changelog` alone, which finds wrong lengths
-and not wrong values: unseen are those out of which other records come, counted in small changelogs that Spark wrote.
-Where there is no end mark a file that is cut between two blocks is whole to its codec: the records' own end mark is then
-missing. Changelogs are written with lz4.
+Without a checksum, only `changelog` checks the bytes, and it detects wrong lengths but not wrong values. A flip is
+undetected if the result has other records; the shares were measured with small changelogs of Spark. Without an end
+mark, the codec accepts a file that is cut between two blocks; the end mark of the records is then missing. Changelogs
+are written with lz4.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _LONGEST_MAGIC_BYTES = max(map(len, _CODECS))
 
 
 def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
-    """The plain bytes in pieces, each checked as far as its codec allows before it is handed out.
+    """Decompress a file in pieces. Each piece is verified as far as its codec allows before it is returned.
 
-    Raises `CorruptFile` with `path` in it, as late as the damage comes: for what is truncated, for lengths that
-    cannot be, for bytes behind the end, and for a file of no codec that is known. Whatever a header claims, memory
-    stays bounded: by 32 MiB for a block, by 128 MiB for zstd's window; of a mapped file no more than some MiB that were
-    read stay in memory.
+    Raises `CorruptFile` with `path` when it reaches the damage: for a truncated file, impossible lengths, bytes after
+    the end, and an unknown codec. Memory is bounded regardless of declared sizes: 32 MiB per block, 128 MiB for zstd's
+    window. At most some MiB of a mapped file stay in memory after they are read.
     """
     start = data[:_LONGEST_MAGIC_BYTES]
     for magic, codec in _CODECS.items():
@@ -52,5 +51,5 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
 
 
 def is_guarded(data: bytes | mmap.mmap) -> bool:
-    """Whether the file carries checksums of what it holds, so that one that was read to its end is whole."""
+    """Return whether the file has checksums of its contents, so that a file that was read to its end is intact."""
     return data[: len(lz4_java.MAGIC)] == lz4_java.MAGIC

@@ -1,4 +1,4 @@
-"""A compressed file as its codec reads it: from front to back, and with one way to call it damaged."""
+"""A compressed file that a codec reads from start to end, and its error for damage."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import mmap
 from statestore.errors import CorruptFile
 
 LARGEST_BLOCK_BYTES = 32 * 1024 * 1024
-"""Of plain bytes: what LZ4Block can say, and a thousand times what Spark makes by default."""
+"""Uncompressed bytes: the maximum of LZ4Block, and a thousand times Spark's default block size."""
 
 _RELEASED_BYTES = 8 * 1024 * 1024
 _HINT = "restore the file from a backup, or load an older version"
 
 
 class CompressedFile:
-    """The bytes of a file in memory, or of a mapped one: of that, no more than some MiB that were read stay in memory."""
+    """The bytes of a file, in memory or mapped. At most some MiB of a mapped file stay in memory after they are
+    read."""
 
     def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
         self.view = memoryview(data)
@@ -26,12 +27,12 @@ class CompressedFile:
         return len(self.view)
 
     def release_before(self, position: int) -> None:
-        """What lies before `position` is not needed again."""
+        """Release the memory before `position`, which is not read again."""
         if self._mapping is not None and position - self._released >= _RELEASED_BYTES:
             length = (position - self._released) // mmap.PAGESIZE * mmap.PAGESIZE
             self._mapping.madvise(mmap.MADV_DONTNEED, self._released, length)
             self._released += length
 
     def damage(self, what: str) -> CorruptFile:
-        """The error to raise."""
+        """Return the error to raise."""
         return CorruptFile(what, path=self._path, hint=_HINT)

@@ -4,8 +4,8 @@
     ...
     "LZ4Block"  token  0  0  0                                                     end mark
 
-The token's high nibble says raw (1) or lz4 (2), the low one log2(block size) - 10. The checksum is 28 bits of xxHash32
-of the plain bytes, so that a flipped bit anywhere in a block is found.
+The token's high nibble is 1 for raw or 2 for lz4, the low nibble is log2(block size) - 10. The checksum is 28 bits of
+xxHash32 of the uncompressed bytes, so that a flipped bit anywhere in a block is detected.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class BlockWriter:
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:
-    """The plain blocks, each checked before it is handed out.
+    """Iterate over the uncompressed blocks. Each block is verified before it is returned.
 
-    Stricter than lz4-java: the end mark must be there and be the end. No block makes more than its own 32 MiB of memory,
-    whatever its header claims.
+    Stricter than lz4-java: the end mark must exist and end the file. A block takes at most 32 MiB of memory, regardless
+    of the size in its header.
     """
     view = file.view
     position = 0

@@ -1,11 +1,11 @@
-"""The stream of snappy-java's SnappyOutputStream (xerial), which is not Google's snappy framing.
+"""The stream of snappy-java's SnappyOutputStream (xerial), which differs from Google's snappy framing.
 
     82 "SNAPPY" 00   version 1   oldest version that can read it 1      (big-endian int32)
-    packed length    raw snappy block, which begins with its plain length as a varint
+    packed length    raw snappy block, which starts with its plain length as a varint
     ...
 
-There is no checksum: a flipped bit within a block may go unseen. There is no end mark: a cut between two blocks is found
-by the reader of the records only.
+There is no checksum: a flipped bit within a block may be undetected. There is no end mark: only the reader of the
+records detects a cut between two blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _HEADER = MAGIC + struct.pack(">ii", 1, 1)
 _LENGTH = struct.Struct(">i")
 _LONGEST_VARINT_BYTES = 5
 _MOST_PLAIN_BYTES_FOR_ONE = 22
-"""Three bytes copy 64 at most."""
+"""Three bytes copy at most 64."""
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:
-    """The plain blocks, whole ones only."""
+    """Iterate over the uncompressed blocks. Only whole blocks are returned."""
     if file.view[: len(_HEADER)] != _HEADER:
         raise file.damage("not the header of a snappy stream of version 1")
     snappy = pa.Codec("snappy")
@@ -42,7 +42,7 @@ def blocks(file: CompressedFile) -> Iterator[bytes]:
         position = body_at + packed_length
         body = file.view[body_at:position]
         plain_length = _plain_length(body)
-        # pyarrow fills what it was asked for too much with whatever lies in memory: no length but the block's own.
+        # If the requested length is too large, pyarrow fills the rest with arbitrary memory. So use the block's own length.
         if not 0 <= plain_length <= min(LARGEST_BLOCK_BYTES, _MOST_PLAIN_BYTES_FOR_ONE * packed_length):
             raise file.damage(f"impossible plain length of the block at byte {body_at:,}")
         try:
@@ -52,7 +52,7 @@ def blocks(file: CompressedFile) -> Iterator[bytes]:
 
 
 def _plain_length(body: memoryview) -> int:
-    """-1 where none is said."""
+    """Return the plain length; -1 if it is missing."""
     length = 0
     for number, byte in enumerate(body[:_LONGEST_VARINT_BYTES]):
         length |= (byte & 0x7F) << (7 * number)

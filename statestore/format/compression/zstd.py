@@ -1,6 +1,6 @@
-"""Zstandard frames (RFC 8878), one behind the other, as zstd-jni writes them.
+"""Consecutive Zstandard frames (RFC 8878), as zstd-jni writes them.
 
-The content checksum of a frame is checked where there is one. Spark asks for none: a flipped bit may then go unseen.
+The content checksum of a frame is verified if it exists. Spark does not enable it, so a flipped bit may be undetected.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PIECE_BYTES = 256 * 1024
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:
-    """The plain bytes in pieces of 256 KiB. The last frame has to be whole, and the file's end.
+    """Iterate over the uncompressed bytes in pieces of 256 KiB. The last frame must be complete and end the file.
 
-    zstd keeps a window of what it unpacked; it refuses frames that want more than 128 MiB for it.
+    zstd keeps a window of decompressed bytes. It rejects frames with a window of more than 128 MiB.
     """
     packed = pa.BufferReader(pa.py_buffer(file.view))
     stream = pa.CompressedInputStream(packed, "zstd")
