@@ -210,7 +210,7 @@ def _flag(value: object) -> bool:
 def _arrow_type(kind: str | dict[str, Any], path: str, level: int) -> pa.DataType:
     if level > MOST_LEVELS:
         raise UnsupportedType(
-            f"column {path[:80]} has more than {MOST_LEVELS} nested levels", hint="keep it in a string column"
+            f"column {path[:80]} has more than {MOST_LEVELS} levels of nesting", hint="keep it in a string column"
         )
     if isinstance(kind, str):
         if kind in _ARROW:
