@@ -95,7 +95,7 @@ def checkpoint_format(
             begun = passes.switch.abort(storage, policies, by, report, run=run, stopped=config.confirm_stopped)
             shown = metadata.of_aborted_switch(begun)
         else:
-            prepared = passes.switch.prepare(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
+            prepared = passes.switch.plan(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
             if config.do is Do.APPLY:
                 prepared = passes.switch.execute(
                     storage, prepared, by, report, run=run, stopped=config.confirm_stopped, scratch=scratch

@@ -62,7 +62,7 @@ class ReadFault:
 
 
 @dataclass(frozen=True)
-class SnapshotFacts:
+class StoredSnapshot:
     """Facts about the zip of a snapshot and its tables.
 
     metadata     None if the zip cannot be read
@@ -103,7 +103,7 @@ class Chain:
     store: StorePath
     versions: tuple[VersionId, ...]
     files: StoreFiles
-    snapshots: Mapping[VersionId, SnapshotFacts]
+    snapshots: Mapping[VersionId, StoredSnapshot]
     broken: Mapping[VersionId, FileProblem] = field(default_factory=dict)
     end: FileProblem | None = None
     conflicts: LineageConflict | None = None
@@ -196,7 +196,7 @@ class _Walk:
         self._files = files
         self._pending_delete = pending_delete
         self._faults = faults
-        self._snapshots: dict[VersionId, SnapshotFacts] = {}
+        self._snapshots: dict[VersionId, StoredSnapshot] = {}
         self._broken: dict[VersionId, FileProblem] = {}
         self._in_lineages: dict[int, VersionId] = {}
         self._conflict: LineageConflict | None = None
@@ -290,7 +290,7 @@ def look_at_snapshot(
     files: StoreFiles,
     pending_delete: Collection[str] = (),
     faults: Mapping[str, ReadFault] | None = None,
-) -> SnapshotFacts:
+) -> StoredSnapshot:
     """Read the zip of a snapshot and compare it with the existing tables and with its sidecar.
 
     One request, and one more for a sidecar. Raises `StorageError`.
@@ -300,8 +300,8 @@ def look_at_snapshot(
         body = storage.read(path)
         snapshot = read_snapshot(body, path)
     except (ObjectMissing, NotAFile, CorruptFile, UnknownFormatVersion) as error:
-        return SnapshotFacts(None, FileProblem(path, error.what), is_unknown=isinstance(error, UnknownFormatVersion))
-    facts = SnapshotFacts(snapshot.metadata, None, snapshot.is_ours)
+        return StoredSnapshot(None, FileProblem(path, error.what), is_unknown=isinstance(error, UnknownFormatVersion))
+    facts = StoredSnapshot(snapshot.metadata, None, snapshot.is_ours)
     if not snapshot.is_of(version):
         return replace(facts, damage=FileProblem(path, OF_ANOTHER_PAST))
     for table in snapshot.metadata.named_files:

@@ -97,7 +97,7 @@ def gc(
         grace_seconds=policy.grace_seconds if grace is None else grace,
     )
     by = this_process()
-    prepared = passes.retention.prepare(
+    prepared = passes.retention.plan(
         root.storage,
         replace(root.policies, retention=policy),
         clock=by.clock,

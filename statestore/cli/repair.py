@@ -77,7 +77,7 @@ def repair(
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return
     reads = DeepRead(scratch, by.clock) if deep else None
-    prepared = passes.repair.prepare(storage, policies, spark, location, deep=reads)
+    prepared = passes.repair.plan(storage, policies, spark, location, deep=reads)
     done: list[RepairAction] = []
     if apply:
         way_back = f"to undo this run: statekeeper repair ROOT --undo {run} --confirm-stopped"

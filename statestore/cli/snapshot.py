@@ -85,7 +85,7 @@ def snapshot(
     policy = root.policies.snapshot
     policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
     by = this_process()
-    prepared = passes.snapshot.prepare(
+    prepared = passes.snapshot.plan(
         root.storage,
         replace(root.policies, snapshot=policy),
         clock=by.clock,

@@ -80,7 +80,7 @@ def switch(
         was = f"rolled back: the checkpoint has structure {begun.to.other.value} again"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    prepared = passes.switch.prepare(storage, policies, to, spark, scratch=scratch, workers=workers)
+    prepared = passes.switch.plan(storage, policies, to, spark, scratch=scratch, workers=workers)
     if not apply:
         _show(output, prepared.plan)
     with progress_bar() as bar:

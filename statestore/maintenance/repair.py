@@ -139,8 +139,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
             if version.id is not None and version.version <= head
         )
         at_once(look, list(of_v2))
-    batches = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS))
-    begun = max((batch for batch in batches if batch is not None), default=-1)
+    begun = catalog.newest_begun(storage)
     bad = BadSnapshots() if heads is None else bad_snapshots(storage, heads, files, deep=deep)
     metadata = _metadata(storage, [entry.path for entry in listed])
     return RepairFacts(heads, QueryPosition.of(storage, heads), files, headers, begun, bad, storage.url, metadata)

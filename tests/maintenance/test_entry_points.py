@@ -99,18 +99,18 @@ class World:
 
 
 def snapshot_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.snapshot.prepare(world.storage, world.policies, clock=BY.clock)
+    prepared = passes.snapshot.plan(world.storage, world.policies, clock=BY.clock)
     passes.snapshot.execute(world.storage, prepared, BY, scratch=world.folder / "scratch")
 
 
 def retention_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.retention.prepare(world.storage, world.policies, clock=BY.clock)
+    prepared = passes.retention.plan(world.storage, world.policies, clock=BY.clock)
     passes.retention.execute(world.storage, prepared, BY)
 
 
 def switch_by_python(world: World, *, stopped: bool) -> None:
     scratch = world.folder / "scratch"
-    prepared = passes.switch.prepare(world.storage, world.policies, Structure.V1, None, scratch=scratch)
+    prepared = passes.switch.plan(world.storage, world.policies, Structure.V1, None, scratch=scratch)
     run = BY.ids.fresh()
     done = passes.switch.execute(world.storage, prepared, BY, lambda _: None, run=run, stopped=stopped, scratch=scratch)
     for refusal in done.plan.refusals:
@@ -123,7 +123,7 @@ def abort_by_python(world: World, *, stopped: bool) -> None:
 
 
 def repair_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.repair.prepare(world.storage, world.policies, None)
+    prepared = passes.repair.plan(world.storage, world.policies, None)
     passes.repair.execute(world.storage, prepared, BY, run=BY.ids.fresh(), stopped=stopped)
 
 
@@ -268,7 +268,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for log in (names.commits(11), names.offsets(11)):
             (folder / verb / log).unlink()
     storage = open_storage(str(folder / "undo"))
-    prepared = passes.repair.prepare(storage, Policies(), None)
+    prepared = passes.repair.plan(storage, Policies(), None)
     passes.repair.execute(storage, prepared, BY, run=BY.ids.fresh(), stopped=True)
     return folder
 

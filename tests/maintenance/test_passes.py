@@ -52,7 +52,7 @@ def test_a_pass_reports_the_reduction_of_restore_debt(tmp_path: Path) -> None:
 
 def test_an_unreadable_base_fails_the_unattended_run_without_deletions(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
-    prepared = passes.retention.prepare(storage, POLICIES, clock=BY.clock)
+    prepared = passes.retention.plan(storage, POLICIES, clock=BY.clock)
     bad = next(entry.path for entry in prepared.planned.reads[0].files if entry.path.endswith(".sst"))
     body = bytearray(storage.read(bad))
     body[5] ^= 0x20

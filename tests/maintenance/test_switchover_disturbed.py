@@ -173,7 +173,7 @@ def test_an_own_root_with_a_started_batch_is_switched_after_confirmation(local: 
 
     def run(*, stopped: bool) -> None:
         scratch, told = tmp_path / "scratch", RandomIds().fresh()
-        prepared = passes.switch.prepare(local, Policies(), Structure.V1, None, scratch=scratch)
+        prepared = passes.switch.plan(local, Policies(), Structure.V1, None, scratch=scratch)
         passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
     with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):

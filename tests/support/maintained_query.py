@@ -82,16 +82,16 @@ class Query:
         )
 
     def snapshot(self) -> None:
-        prepared = passes.snapshot.prepare(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
+        prepared = passes.snapshot.plan(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
         passes.snapshot.execute(self.storage, prepared, self.by, scratch=self.folder / "scratch")
 
     def gc(self) -> None:
-        prepared = passes.retention.prepare(self.storage, policies(3), clock=SystemClock())
+        prepared = passes.retention.plan(self.storage, policies(3), clock=SystemClock())
         passes.retention.execute(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
 
     def switch(self) -> None:
         to, scratch = structure_of(self.storage).other, self.folder / "scratch"
-        prepared = passes.switch.prepare(self.storage, policies(100), to, None, scratch=scratch)
+        prepared = passes.switch.plan(self.storage, policies(100), to, None, scratch=scratch)
         done = passes.switch.execute(
             self.storage, prepared, self.by, lambda _: None, run=self.by.ids.fresh(), stopped=True, scratch=scratch
         )
@@ -107,7 +107,7 @@ class Query:
                 made.storage.delete([names.commits(newest), names.offsets(newest)])
                 made.versions.pop()
                 made.states.pop()
-        prepared = passes.repair.prepare(self.storage, policies(100), None)
+        prepared = passes.repair.plan(self.storage, policies(100), None)
         assert prepared.plan.actions
         passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
 

@@ -94,6 +94,13 @@ class Finding:
     action: str
 
 
+def root_finding(
+    what: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    """Return a finding about a file that belongs to no store."""
+    return Finding(severity, what, None, file, problem, meaning, action)
+
+
 @dataclass(frozen=True)
 class AuditPolicy:
     """Thresholds of the audit.

@@ -9,7 +9,7 @@ from statestore.binding import Binding
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
 from statestore.maintenance.audit.facts import AuditFacts, Bad, Flaw, is_unknown
-from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity
+from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.storage.urls import Locality
 
 _RESTORE = "restore the file from a backup"
@@ -34,7 +34,7 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
         gaps = []
     for first, last in gaps:
         many = f"and all commits up to batch {last} are missing" if last > first else "is missing"
-        yield _finding(
+        yield root_finding(
             FindingKind.COMMIT_MISSING, names.commits(first), many, _not_restorable(first, last, restart), _RESTORE
         )
     for batch, bad in commits.items():
@@ -45,7 +45,7 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             elif batch == newest:
                 meaning = f"the query cannot start, because this is the newest commit; {restart.explained}"
             action = _KNOW_IT if is_unknown(bad) else _RESTORE
-            yield _finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.why, meaning, action)
+            yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.why, meaning, action)
 
 
 def _not_restorable(first: int, last: int, restart: Restart) -> str:
@@ -58,7 +58,7 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     for operator in sorted(blamed):
         batches = [batch for batch, misfit in facts.misfits.items() if misfit.operator == operator]
         if isinstance(facts.root.operators[operator], OperatorMetadata) and len(batches) == len(facts.logs.readable):
-            yield _finding(
+            yield root_finding(
                 FindingKind.DESCRIPTION_AT_ODDS,
                 facts.root.metadata_paths[operator],
                 f"contradicts every commit: the newest commit {facts.misfits[max(batches)].problem}",
@@ -68,7 +68,7 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             continue
         for batch in batches:
             problem = f"contradicts the metadata of operator {operator}: it {facts.misfits[batch].problem}"
-            yield _finding(
+            yield root_finding(
                 FindingKind.COMMIT_AT_ODDS,
                 names.commits(batch),
                 problem,
@@ -83,7 +83,7 @@ def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
     missing = [batch for batch in facts.logs.commits if batch not in offsets and batch >= min(offsets, default=0)]
     for first, last in _runs(missing):
         at_head = last == newest
-        yield _finding(
+        yield root_finding(
             FindingKind.OFFSETS_MISSING,
             names.offsets(first),
             f"and all offsets up to batch {last} are missing" if last > first else "is missing",
@@ -97,10 +97,10 @@ def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
             at_head = batch >= newest
             meaning = _offsets_meaning(at_head=at_head, first=batch, last=batch)
             severity = Severity.ERROR if at_head else Severity.WARNING
-            yield _finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, _RESTORE, severity)
+            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, _RESTORE, severity)
     for path in facts.logs.in_the_way:
         name = path.rpartition("/.")[2].removesuffix(names.SIDECAR)
-        yield _finding(
+        yield root_finding(
             FindingKind.LOG_IN_THE_WAY,
             path,
             f"remained after {path.partition('/')[0]}/{name} was deleted",
@@ -109,7 +109,7 @@ def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
         )
     if offsets and max(offsets) > newest + 1 and not facts.stateless:
         commit = f"but the newest commit is batch {newest}" if facts.logs.commits else "but no batch is committed"
-        yield _finding(
+        yield root_finding(
             FindingKind.OFFSETS_AHEAD,
             names.offsets(max(offsets)),
             f"exists, {commit}",
@@ -138,7 +138,9 @@ def of_root(facts: AuditFacts) -> Iterator[Finding]:
         yield _described(root.query, "Spark cannot read the checkpoint", is_rewritten=is_own and _is_gone(root.query))
     elif binding is not None and root.query != binding.root_id:
         problem = f"contains the id {root.query}, but {names.BINDING} contains {binding.root_id}"
-        yield _finding(FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA, problem, "the job cannot start", _RESTORE)
+        yield root_finding(
+            FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA, problem, "the job cannot start", _RESTORE
+        )
     if isinstance(root.binding, Bad):
         yield _described(root.binding, "the job cannot start, because the owner of the state is unknown")
     yield from _of_operators(facts, binding)
@@ -154,7 +156,7 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
     if half_done is None:
         return
     if isinstance(half_done, Bad):
-        yield _finding(
+        yield root_finding(
             FindingKind.HALF_SWITCHED,
             half_done.path,
             half_done.why,
@@ -163,7 +165,7 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
         )
         return
     begun = half_done.begun
-    yield _finding(
+    yield root_finding(
         FindingKind.HALF_SWITCHED,
         names.switchover(begun.number, "begun"),
         f"is the journal of an incomplete switchover to {begun.to.value} at batch {begun.batch}",
@@ -182,7 +184,7 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
             continue
         if found.operator != operator:
             twin = found.operator in metadata
-            yield _finding(
+            yield root_finding(
                 FindingKind.TWO_OPERATORS if twin else FindingKind.DESCRIPTION_AT_ODDS,
                 path,
                 f"describes operator {found.operator}, "
@@ -196,7 +198,7 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
             )
         elif binding is not None and not _fits(found, binding):
             problem = f"contradicts {names.BINDING}, which describes {binding.partitions} partitions of one store"
-            yield _finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", _RESTORE)
+            yield root_finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", _RESTORE)
 
 
 def _fits(metadata: OperatorMetadata, binding: Binding) -> bool:
@@ -216,7 +218,7 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
             store = bound[0].stores[operator]
             values = {store.value_json, *(older[store.name] for older in bound[1].values() if store.name in older)}
             if found[0] != store.key_json or found[1] not in values:
-                yield _finding(
+                yield root_finding(
                     FindingKind.DESCRIPTION_AT_ODDS,
                     path,
                     f"differs from the schema in {names.BINDING}",
@@ -239,7 +241,7 @@ def _of_layouts(facts: AuditFacts) -> Iterator[Finding]:
 def _of_moved(facts: AuditFacts) -> Iterator[Finding]:
     for one in facts.root.moved:
         is_sure = one.locality is Locality.ELSEWHERE
-        yield _finding(
+        yield root_finding(
             FindingKind.DESCRIPTION_MOVED,
             one.path,
             f"refers to the state schema {one.uri}, outside this checkpoint",
@@ -253,7 +255,7 @@ def _of_moved(facts: AuditFacts) -> Iterator[Finding]:
 
 def _of_changed(facts: AuditFacts) -> Iterator[Finding]:
     for bad in facts.changed:
-        yield _finding(
+        yield root_finding(
             FindingKind.DESCRIPTION_CHANGED,
             bad.path,
             bad.why,
@@ -269,7 +271,7 @@ def _is_gone(bad: Bad) -> bool:
 
 def _described(bad: Bad, meaning: str, *, is_rewritten: bool = False) -> Finding:
     """Return a finding about a metadata file. `is_rewritten`: the next start of the job writes the file again."""
-    return _finding(
+    return root_finding(
         FindingKind.DESCRIPTION_MISSING if _is_gone(bad) else FindingKind.DESCRIPTION_UNREADABLE,
         bad.path,
         bad.why,
@@ -277,12 +279,6 @@ def _described(bad: Bad, meaning: str, *, is_rewritten: bool = False) -> Finding
         _REWRITTEN if is_rewritten else _RESTORE,
         Severity.WARNING if is_rewritten else Severity.ERROR,
     )
-
-
-def _finding(
-    what: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
-) -> Finding:
-    return Finding(severity, what, None, file, problem, meaning, action)
 
 
 def _runs(batches: Sequence[int]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.facts import AuditFacts, Bad, Keeper, Refused
-from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity
+from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
 
 _MOVE = "move the file out of the checkpoint"
@@ -38,7 +38,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
         if is_v1(facts) and names.stops_loads(name):
             yield _stops_loads(path, "has a name that ends in .zip and is not a snapshot")
         elif names.stops_cleanup(name):
-            yield _finding(
+            yield root_finding(
                 FindingKind.NAME_STOPS_CLEANUP,
                 path,
                 "has a name without the version number that Spark's maintenance expects",
@@ -48,7 +48,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
             )
         else:
             number = names.counted_as(name)
-            yield _finding(
+            yield root_finding(
                 FindingKind.FOREIGN_FILE,
                 path,
                 "is an unrecognized file",
@@ -64,7 +64,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
 def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
     """Yield findings about entries that listings omit. No verb reads, moves or deletes them."""
     for omitted in facts.root.omitted:
-        yield _finding(
+        yield root_finding(
             FindingKind.NOT_A_FILE,
             omitted.shown,
             f"is ignored: {omitted.why}",
@@ -76,7 +76,7 @@ def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
 
 def _stops_loads(path: str, problem: str) -> Finding:
     is_hidden = path.rpartition("/")[2].startswith(".")
-    return _finding(
+    return root_finding(
         FindingKind.NAME_STOPS_LOADS,
         path,
         problem,
@@ -108,7 +108,7 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
         return
     if not all(any(v.version > after for v in one.chain.snapshots) for one in views):
         now, then = ("V1", "V2") if commits[after].ids is None else ("V2", "V1")
-        yield _finding(
+        yield root_finding(
             FindingKind.COMMITS_MIXED,
             names.commits(after),
             f"has structure {now}, but {names.commits(before)} has {then}, and not every store has the snapshot of version "
@@ -303,12 +303,6 @@ def _hanging(one: View, refused: Refused) -> list[VersionId]:
         return [v for v in retained if bases[v] in refused.versions]
     number = refused.versions[0].version
     return [v for v in retained if bases[v].version < number <= v.version]
-
-
-def _finding(
-    what: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
-) -> Finding:
-    return Finding(severity, what, None, file, problem, meaning, action)
 
 
 def unproven(facts: AuditFacts) -> Iterator[str]:

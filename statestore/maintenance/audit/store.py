@@ -10,7 +10,7 @@ from pathlib import Path
 
 from statestore import catalog, digests
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, FileProblem, SnapshotFacts, walk
+from statestore.chain import Chain, FileProblem, StoredSnapshot, walk
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.format.changelog import read_changelog
@@ -121,7 +121,7 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
         chain,
         broken={version: FileProblem(bad.path, bad.why) for version, bad in look.changelogs.items()},
         snapshots={
-            version: SnapshotFacts(facts.metadata, _problem(look.snapshots.get(version)))
+            version: StoredSnapshot(facts.metadata, _problem(look.snapshots.get(version)))
             for version, facts in chain.snapshots.items()
         },
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from statestore.chain import Chain, SnapshotFacts
+from statestore.chain import Chain, StoredSnapshot
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import VersionId
 from statestore.maintenance.audit.facts import StoreAuditFacts
@@ -78,7 +78,7 @@ class View:
         return tuple(found)
 
     def _with_whole(self, snapshots: Collection[VersionId]) -> Chain:
-        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, SnapshotFacts(None, None))}
+        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, StoredSnapshot(None, None))}
         return replace(self.chain, snapshots=whole)
 
 

@@ -1,10 +1,10 @@
 """One orchestration for each verb that changes a checkpoint. The command line, Dagster and Python all call it.
 
-    prepare(storage, policies, ...)         facts -> plan -> guards     reads only
+    plan(storage, policies, ...)            facts -> plan -> guards     reads only
         the caller shows the plan and asks for confirmation
     execute(storage, prepared, by, ...)     guards -> execute -> record
 
-`prepare` returns a frozen object with the plan and the `refusals`: typed errors of the guards that block it. `execute`
+`plan` returns a frozen object with the plan and the `refusals`: typed errors of the guards that block it. `execute`
 raises the first refusal, verifies again the facts that can have changed, holds the lease, and writes plan and outcome to
 the history. The interfaces differ only in their prompts and displays. `unattended` does both steps for a schedule; if the
 mode does not allow the plan, it only plans.

@@ -46,7 +46,7 @@ def look(
     scratch: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Looked:
-    """Audit a checkpoint with its retention policy, and forecast the plan that `retention.prepare` makes. Read-only.
+    """Audit a checkpoint with its retention policy, and forecast the plan that `retention.plan` makes. Read-only.
 
     `scratch`, `progress`: as in `audit.gather`. Raises as `audit.gather`.
     """

@@ -19,7 +19,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedRepair:
-    """A repair plan and the guards that block it. For `spark`, `location` and `deep`, see `prepare`."""
+    """A repair plan and the guards that block it. For `spark`, `location` and `deep`, see `plan`."""
 
     plan: RepairPlan
     policies: Policies
@@ -29,7 +29,7 @@ class PreparedRepair:
     deep: DeepRead | None = None
 
 
-def prepare(
+def plan(
     storage: Storage,
     policies: Policies,
     spark: Spark | None,
@@ -42,9 +42,9 @@ def prepare(
     `spark`: the release that continues; `location`: the URL of the checkpoint as Spark writes it, None to derive it;
     `deep`: read every snapshot in full, on local disk. Raises as `repair.gather`.
     """
-    plan = repair.plan(repair.gather(storage, deep=deep), spark, location)
+    planned = repair.plan(repair.gather(storage, deep=deep), spark, location)
     found = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage))
-    return PreparedRepair(plan=plan, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
+    return PreparedRepair(plan=planned, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
 
 
 def execute(
@@ -69,7 +69,7 @@ def execute(
     guards.require_none(prepared.refusals)
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     # The query may have been running when the first plan was made.
-    again = prepare(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep)
+    again = plan(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep)
     guards.require_none(again.refusals)
     starting()
     for action in runs.repair(storage, again.plan, run=run, holder=by.holder, clock=by.clock):

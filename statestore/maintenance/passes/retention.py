@@ -52,7 +52,7 @@ class RetentionPass:
     done: tuple[Deleted, ...] = ()
 
 
-def prepare(
+def plan(
     storage: Storage,
     policies: Policies,
     *,
@@ -129,10 +129,10 @@ def execute(
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path | None = None) -> RetentionPass:
     """Plan retention for a schedule, and execute the plan if the mode allows it. `scratch`: as in `execute`.
 
-    *Danger*: as `execute`. Raises as `prepare` and `execute`, but not for a mode that allows no deletions; `CorruptFile` if
+    *Danger*: as `execute`. Raises as `plan` and `execute`, but not for a mode that allows no deletions; `CorruptFile` if
     a base is damaged, and then nothing is deleted.
     """
-    prepared = prepare(storage, policies, clock=by.clock)
+    prepared = plan(storage, policies, clock=by.clock)
     if prepared.mode is not Mode.FULL:
         guards.require_none(guards.refusals(guards.is_whole(prepared.before)))
         return RetentionPass(prepared.mode, prepared.before, prepared.planned)

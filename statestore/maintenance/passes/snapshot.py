@@ -53,7 +53,7 @@ class SnapshotPass:
         return {**self.tails_before, **{one.action.store: 0 for one in self.taken}}
 
 
-def prepare(
+def plan(
     storage: Storage,
     policies: Policies,
     *,
@@ -76,10 +76,10 @@ def prepare(
     if at_head and gathered.replaces_versions:
         require_stopped(storage, confirmed=stopped, clock=clock, seconds=quiet_seconds)
         gathered = snapshot.gather(storage, at_head=True)
-    plan = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
+    planned = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
     allowed = mode or policies.mode_for(is_own=gathered.is_own)
     found = guards.refusals(guards.adds(storage, allowed), guards.half_switched(storage))
-    return PreparedSnapshots(allowed, gathered, plan, found)
+    return PreparedSnapshots(allowed, gathered, planned, found)
 
 
 def execute(
@@ -97,18 +97,18 @@ def execute(
     *Guarantee*: as `snapshot.execute`; it only adds files. A failure does not stop the other stores. Raises the first
     refusal; `RootHeld`, `HalfSwitched`, `StorageError`; `RefusedAsUnsafe` after a switchover.
     """
-    plan = prepared.plan
+    planned = prepared.plan
     outcomes: dict[StorePath, Taken | StatekeeperError] = {}
 
     def keep(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
         outcomes[action.store] = outcome
         ended(action, outcome)
 
-    if plan.take:
+    if planned.take:
         guards.require_none(prepared.refusals)
         runs.take_snapshots(
             storage,
-            plan.take,
+            planned.take,
             keep,
             scratch=scratch,
             workers=workers,
@@ -117,11 +117,11 @@ def execute(
             clock=by.clock,
             ids=by.ids,
         )
-    in_order = [(action, outcomes[action.store]) for action in plan.take]
+    in_order = [(action, outcomes[action.store]) for action in planned.take]
     return SnapshotPass(
         mode=prepared.mode,
         gathered=prepared.gathered,
-        plan=plan,
+        plan=planned,
         taken=tuple(outcome for _, outcome in in_order if isinstance(outcome, Taken)),
         failed=tuple((action, outcome) for action, outcome in in_order if isinstance(outcome, StatekeeperError)),
     )
@@ -130,9 +130,9 @@ def execute(
 def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path) -> SnapshotPass:
     """Plan snapshots for a schedule, and make them if the mode allows it.
 
-    Raises as `prepare` and `execute`, but not for a mode that allows no snapshots.
+    Raises as `plan` and `execute`, but not for a mode that allows no snapshots.
     """
-    prepared = prepare(storage, policies, clock=by.clock)
+    prepared = plan(storage, policies, clock=by.clock)
     if prepared.mode is Mode.OBSERVE:
         return SnapshotPass(prepared.mode, prepared.gathered, prepared.plan)
     return execute(storage, prepared, by, scratch=scratch)

@@ -24,7 +24,7 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True)
 class PreparedSwitch:
-    """A switchover plan, which may have refusals, and the guards that block it. `spark`: as in `prepare`."""
+    """A switchover plan, which may have refusals, and the guards that block it. `spark`: as in `plan`."""
 
     plan: SwitchPlan
     policies: Policies
@@ -37,14 +37,14 @@ class PreparedSwitch:
         return not (self.plan.refusals or self.plan.is_there)
 
 
-def prepare(
+def plan(
     storage: Storage, policies: Policies, to: Structure, spark: Spark | None, *, scratch: Path, workers: int = WORKERS
 ) -> PreparedSwitch:
     """Plan the switchover to the structure `to`. Read-only. `spark`: the release that continues, if the checkpoint does not
     show it. Raises as `switchover.gather`."""
     gathered = switchover.gather(storage, scratch=scratch, policy=policy_of(policies))
-    plan = switchover.plan(gathered, to, spark, workers=workers)
-    return PreparedSwitch(plan, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
+    planned = switchover.plan(gathered, to, spark, workers=workers)
+    return PreparedSwitch(planned, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
 
 
 def execute(
@@ -67,14 +67,14 @@ def execute(
     if not prepared.may_start:
         return prepared
     guards.require_none(prepared.refusals)
-    plan = prepared.plan
+    first = prepared.plan
     # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch looks
     # like one that died in the batch, and would commit in the old structure.
     require_stopped(
-        storage, confirmed=stopped or (plan.is_own and not plan.is_in_batch), clock=by.clock, seconds=by.quiet_seconds
+        storage, confirmed=stopped or (first.is_own and not first.is_in_batch), clock=by.clock, seconds=by.quiet_seconds
     )
     # The query may have been running when the first plan was made.
-    again = prepare(storage, prepared.policies, plan.to, prepared.spark, scratch=scratch, workers=workers)
+    again = plan(storage, prepared.policies, first.to, prepared.spark, scratch=scratch, workers=workers)
     if again.may_start:
         runs.switch(
             storage,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from statestore import catalog
 from statestore.catalog import StoreFiles
-from statestore.chain import SnapshotFacts, look_at_snapshot
+from statestore.chain import StoredSnapshot, look_at_snapshot
 from statestore.clock import Clock
 from statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
@@ -278,7 +278,7 @@ def _needs_read(deletions: Iterable[Verdict]) -> bool:
 
 
 def _not_as_read(
-    store: StorePath, base: VersionId, facts: SnapshotFacts, files: StoreFiles, on_record: Reads
+    store: StorePath, base: VersionId, facts: StoredSnapshot, files: StoreFiles, on_record: Reads
 ) -> str | None:
     """Return a file of the base that was not read in full, or changed since; None if there is none."""
     entries = {entry.path: entry for entry in (*files.snapshots.values(), *files.tables.values())}

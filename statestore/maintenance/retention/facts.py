@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from statestore.chain import Chain, SnapshotFacts
+from statestore.chain import Chain, StoredSnapshot
 from statestore.commit_log import CommitLog
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -16,7 +16,7 @@ from statestore.maintenance.verification import Reads
 from statestore.stateless import Stateless
 from statestore.storage import Entry
 
-Strays = Mapping[StorePath, Mapping[VersionId, SnapshotFacts]]
+Strays = Mapping[StorePath, Mapping[VersionId, StoredSnapshot]]
 """Snapshots that are not on the chain of their store, by store."""
 
 

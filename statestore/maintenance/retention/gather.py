@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, FileProblem, SnapshotFacts, look_at_snapshot, walk
+from statestore.chain import Chain, FileProblem, StoredSnapshot, look_at_snapshot, walk
 from statestore.clock import Clock
 from statestore.commit_log import CommitLog
 from statestore.errors import DAMAGES, CorruptFile
@@ -192,7 +192,7 @@ class _Look:
 
             at_once(follow, stores)
             down_to = _deeper(list(chains.values()), depth)
-        strays: dict[StorePath, dict[VersionId, SnapshotFacts]] = {store: {} for store in stores}
+        strays: dict[StorePath, dict[VersionId, StoredSnapshot]] = {store: {} for store in stores}
 
         def read(place: tuple[StorePath, VersionId]) -> None:
             store, version = place

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from statestore.chain import Chain, FileProblem, SnapshotFacts
+from statestore.chain import Chain, FileProblem, StoredSnapshot
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
@@ -153,7 +153,7 @@ class Judge:
         for version, entry in chain.files.changelogs.items():
             rule = self.version_rule(chain, base, version, entry, is_snapshot=False)
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
-        kept: dict[VersionId, SnapshotFacts | None] = {}
+        kept: dict[VersionId, StoredSnapshot | None] = {}
         seen = {**self.gathered.strays.get(chain.store, {}), **chain.snapshots}
         for version, entry in chain.files.snapshots.items():
             rule = self.version_rule(chain, base, version, entry, is_snapshot=True)
@@ -240,7 +240,7 @@ class Judge:
         rule = self.version_rule(chain, base, place[1].version, entry, is_snapshot=is_snapshot)
         return Verdict(entry.path, entry.size_bytes, rule)
 
-    def _reusable(self, seen: Mapping[VersionId, SnapshotFacts]) -> set[str]:
+    def _reusable(self, seen: Mapping[VersionId, StoredSnapshot]) -> set[str]:
         """Return the tables that a running Spark may reference in its next snapshot, because it loaded or wrote them
         before.
 
