@@ -226,9 +226,9 @@ def _heads(storage: Storage, batches: list[int], known: _Described | None = None
     if not batches:
         if read_or_none(storage, names.QUERY_METADATA) is None:
             raise NotACheckpoint(
-                "has neither `metadata` nor `commits/` and is no checkpoint",
+                "is not a checkpoint: it has neither `metadata` nor `commits/`",
                 path=storage.url,
-                hint="give the checkpointLocation of a query",
+                hint="use the checkpointLocation of a query, or a name in statekeeper.toml",
             )
         return None
     newest = max(batches)

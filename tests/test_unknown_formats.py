@@ -132,7 +132,7 @@ CASES = {
     ),
     "a changelog": (AGGREGATION, HEADS, unpacked(saying(b"v3", b"v9")), "changelog format v9", ALL),
     "a record": (FAMILIES, HEADS, first_record_of_kind(0x30), "unknown kind 0x30", ("snapshot", "audit", "dump")),
-    "a codec": (AGGREGATION, HEADS, lambda data: b"BROTLI" + data, "no changelog of a codec that Spark has", ALL),
+    "a codec": (AGGREGATION, HEADS, lambda data: b"BROTLI" + data, "which no codec of Spark writes", ALL),
 }
 VERBS = {
     "snapshot": ("--mode", "snapshots", "--all"),

@@ -38,7 +38,8 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: bool, output: Output) -> int:
     """Verify the integrity of a checkpoint: the state files against the commit log. It writes nothing below ROOT.
 
-    Exit code 3: there are findings that need an action. Files that the next gc deletes are counted and are no findings.
+    Exit code 3: there are findings that need an action. The summary counts the files that the next gc deletes. They are not
+    findings.
     """
     policy = root.policies.retention
     with progress_bar() as progress:
@@ -124,7 +125,7 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
     if result.unproven and not verbose:
-        console.print(f"{len(result.unproven)} properties are not proved: --verbose lists them")
+        console.print(f"{len(result.unproven)} properties were not verified (not proved): --verbose lists them")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
 
@@ -139,11 +140,11 @@ def _summary(looked: Looked) -> str:
         read += f", {records:,} records and {keys:,} keys of snapshots decoded"
     if result.stateless is not None:
         return f"{tables.when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
-    garbage = f"the next gc may delete {totals['garbage_files']:,} files, {totals['garbage_bytes']:,} bytes"
+    garbage = f"the next gc deletes at most {totals['garbage_files']:,} files ({totals['garbage_bytes']:,} bytes)"
     if result.breaks:
-        garbage = f"gc deletes nothing until the errors are fixed ({totals['garbage_files']:,} files are due)"
+        garbage = f"gc deletes nothing until the errors are fixed ({totals['garbage_files']:,} files wait for deletion)"
     elif looked.forecast is not None and looked.forecast.floor is not None:
-        garbage += f" and retains version {looked.forecast.floor:,} and later"
+        garbage += f"; it retains version {looked.forecast.floor:,} and later"
     return (
         f"{tables.when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
         f"{result.restart.explained}; {read}; {garbage}"

@@ -67,6 +67,8 @@ def diff(
     if after is None:
         _sink(form, None, None).end(_summary({}))
         return
+    if from_version is None and after.batch < 0:
+        raise click.UsageError("version 0 is empty and has no version before it: use --to 1 or later")
     before = contents_at(root.storage, after.batch - 1 if from_version is None else from_version - 1)
     assert before is not None
     stores = chosen(after, wanted, family)

@@ -63,8 +63,8 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. First lists the versions that are lost already and those that the "
-    "deletion adds.",
+    help="Delete although the audit reports errors. First lists the versions that are already lost and those that "
+    "the deletion also loses.",
 )
 @scratch_option
 @workers_option
@@ -86,9 +86,9 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. A store that cannot be restored holds back the retention floor
-    of all stores. If the audit reports errors, nothing is deleted. Before gc deletes files that a snapshot replaces, it
-    reads that snapshot in full, once; if the snapshot is corrupt, nothing is deleted.
+    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, all
+    stores keep an older floor. If the audit reports errors, nothing is deleted. Before gc deletes files that a snapshot
+    replaces, it reads that snapshot in full, once; if the snapshot is corrupt, nothing is deleted.
     """
     policy = root.policies.retention
     policy = replace(
@@ -250,7 +250,8 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
     if not done:
         console.print(f"deletable now: {figures.now.files:,} files, {figures.now.bytes:,} bytes")
         for one in figures.later:
-            kept = f"deletable later: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when}: {one.rule.value}"
+            prefix = "not deletable" if one.rule is Rule.UNKNOWN else "deletable later"
+            kept = f"{prefix}: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when} ({one.rule.value})"
             console.print(tables.plain(kept), soft_wrap=True)
     if done:
         read_files, read_bytes = sum(step.read_files for step in done), sum(step.read_bytes for step in done)
@@ -269,3 +270,5 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
         console.print(f"to delete {deletions:,} files, add --apply")
     else:
         console.print("nothing to delete")
+        if prepared.losses.findings:
+            console.print("the audit reports errors; to list them, run: statekeeper audit ROOT")

@@ -105,7 +105,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     structure = f", structure {about.structure.value.upper()}" if about.structure else ""
     table = tables.table(
         f"{tables.when(gathered.batch)}{structure}{by}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files "
-        f"with {sum(fact.size_bytes for fact in facts):,} bytes, restore debt {debt:,.1f} s",
+        f"with {sum(fact.size_bytes for fact in facts):,} bytes, restore time {debt:,.1f} s",
         *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))
@@ -115,7 +115,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         if fact.load is None:
             tables.add(table, fact.store, "-", "-", "-", "-", "-", *sizes)
         else:
-            base = "nothing" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
+            base = "none" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
             seconds = f"{gathered.restore_seconds(fact):,.1f}"
             tail = (f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds)
             tables.add(table, fact.store, base, keys, *tail, *sizes)

@@ -46,7 +46,7 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
 def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
     """The lineage as text, newest version first; consecutive versions with the same description share a line."""
     base = "-" if verdicts.base is None else str(verdicts.base.version)
-    yield f"{chain.store}: head {chain.head.version}, base of the retention floor {base}"
+    yield f"{chain.store}: head {chain.head.version}, restore of the retention floor starts at version {base}"
     newest_first = list(_versions(chain, verdicts))[::-1]
     for line, alike in groupby(newest_first, key=lambda one: _line(chain, one, verdicts)):
         together = list(alike)

@@ -28,8 +28,8 @@ def main(config: Path | None) -> None:
     --dry-run prints its plan. repair --undo, switch --abort and lease --break also run at once. Everything else only
     reads.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked,
-    12 unknown format, 13 rejected as unsafe, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
+    another run, 12 unknown format, 13 rejected as unsafe, 130 interrupted.
     """
     del config  # the verbs read it, each for its root
 

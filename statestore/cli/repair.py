@@ -45,7 +45,8 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.option(
     "--location",
     metavar="URL",
-    help="Location of a moved checkpoint as Spark names it, for example s3a://bucket/folder, if repair cannot detect it.",
+    help="URL that Spark uses for a moved checkpoint, for example s3a://bucket/folder. Needed only if repair cannot "
+    "detect it.",
 )
 @for_spark_option
 @scratch_option
@@ -65,10 +66,10 @@ def repair(
     """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
     Repair rewrites the headers of snapshots that Spark 4.0 wrote in structure V2, so that later releases read them. It
-    quarantines files of rolled-back batches, sidecars (.crc) without a matching snapshot, and corrupt snapshots that the
-    head does not need (found by gc or by --deep). After a move or copy, it corrects the schema locations in the metadata of
-    operators with column families. If a query failed at the lineage ceiling or lost a snapshot, run instead: statekeeper
-    snapshot ROOT --at-head.
+    quarantines files of rolled-back batches, checksum files (.crc) without a matching snapshot, and corrupt snapshots that
+    the head does not need (found by gc or --deep). After a move or copy, it corrects the schema locations in the
+    metadata of operators with column families. If a query failed at the lineage ceiling or lost a snapshot, run instead:
+    statekeeper snapshot ROOT --at-head.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
@@ -124,4 +125,5 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
     elif planned.actions:
         console.print("to execute: --apply --confirm-stopped")
     elif not planned.asks:
-        console.print("nothing to repair")
+        text = "nothing to repair: repair does not restore missing files or logs; statekeeper audit lists them"
+        console.print(text, soft_wrap=True)

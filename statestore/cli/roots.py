@@ -53,6 +53,8 @@ def several_roots(verb: Verb) -> Callable[..., None]:
             results.append({"root": name, "exit_code": codes[-1], **(shown[0] if shown else {})})
         if output.as_json:
             click.echo(as_json({"roots": results}))
+        elif not results and not codes:
+            click.echo("no checkpoints: statekeeper.toml configures none")
         sys.exit(max(codes, key=_severity, default=0))
 
     of_all = click.option(

@@ -43,7 +43,12 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
 
 @click.command()
 @root_argument
-@click.option("--all", "take_all", is_flag=True, help="Take a snapshot of every store that has none at its head.")
+@click.option(
+    "--all",
+    "take_all",
+    is_flag=True,
+    help="Also take snapshots of stores with short tails. Skips stores with a snapshot at the head.",
+)
 @click.option(
     "--at-head",
     is_flag=True,
@@ -230,4 +235,7 @@ def _print_taken(
     elif failed:
         console.print("run it again: finished snapshots are not taken twice")
     elif not taken:
-        console.print("--dry-run shows the reasons; --all takes a snapshot of every store")
+        console.print(
+            "no store needs a snapshot: --dry-run shows the reasons; to include stores with short tails, add --all",
+            soft_wrap=True,
+        )

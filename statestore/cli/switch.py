@@ -138,8 +138,8 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
             table.caption = f"the first {tables.ROWS}"
         tables.show(console, table)
     lines = [
-        f"reads {planned.read_bytes:,} bytes, writes about {planned.write_bytes:,} bytes; replays take about "
-        f"{planned.seconds:,.0f} s and up to {planned.local_bytes:,} bytes of local disk",
+        f"reads {planned.read_bytes:,} bytes, writes about {planned.write_bytes:,} bytes; the replays need about "
+        f"{planned.seconds:,.0f} s and at most {planned.local_bytes:,} bytes of local disk",
         f"{len(planned.first) + len(planned.last):,} files are quarantined; {planned.stays_files:,} files of the old "
         f"structure, {planned.stays_bytes:,} bytes, are kept so that the switch can be reversed",
         f"start the query afterwards with {planned.start_with}",

@@ -22,7 +22,9 @@ def as_json(result: dict[str, Any]) -> str:
 
 def when(batch: int | None) -> str:
     """The batch and version of a result."""
-    return "no batch is committed yet" if batch is None else f"batch {batch}, version {batch + 1}"
+    if batch is None:
+        return "no batch is committed yet"
+    return "version 0, before the first batch" if batch < 0 else f"batch {batch}, version {batch + 1}"
 
 
 def plain(text: str) -> Text:

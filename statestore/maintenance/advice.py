@@ -50,7 +50,7 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     deltas = _NEVER if newest.id is None else _BEFORE_THE_CEILING
     return [
         Advice(
-            "Spark takes snapshots itself, so that Statekeeper would take each snapshot a second time",
+            "Spark takes its own snapshots, which duplicate the work of Statekeeper",
             {_DELTAS: f"{deltas}", _FORCED: "false"},
         )
     ]

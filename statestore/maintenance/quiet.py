@@ -23,7 +23,7 @@ def require_stopped(storage: Storage, *, confirmed: bool, clock: Clock, seconds:
     """
     if not confirmed:
         raise RefusedAsUnsafe(
-            "the query may be running; an idle query looks like a stopped one",
+            "the query may be running: the checkpoint does not show whether a query is idle or stopped",
             path=storage.url,
             hint="stop the query, verify that its application has ended, and add --confirm-stopped",
         )

@@ -36,11 +36,11 @@ class RepairReason(Enum):
     """The reason for a repair action."""
 
     HEADER = "this Spark release cannot read the header of its metadata"
-    ROLLED_BACK_FILES = "belongs to a rolled-back batch: the query would load it when it reaches that version again"
+    ROLLED_BACK_FILES = "belongs to a rolled-back batch: in structure V1 the query would load it as the new version"
     UNCOMMITTED = "belongs to an uncommitted batch: in structure V1 a restart loads snapshots by number"
     STRAY_SIDECAR = "is a checksum file without a snapshot: Spark rejects a new snapshot of that name"
     REFUSED = "does not match its snapshot, which is intact: Spark rejects the snapshot"
-    DAMAGED = "belongs to a corrupt snapshot: the head of the store loads without it"
+    DAMAGED = "belongs to a corrupt snapshot that the head of the store does not need"
     NO_NUMBER = "has no version number before .zip: in structure V1 Spark cannot load the store"
     MOVED = "refers to state schemas at the former location of the checkpoint"
 

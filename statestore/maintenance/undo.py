@@ -25,7 +25,7 @@ from statestore.maintenance import quarantine
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
-_WHICH_RUN = f"use the run id that `statekeeper repair` printed; {names.QUARANTINE}/ has a folder of that name"
+_WHICH_RUN = f"use the run id that `statekeeper repair` printed: {names.QUARANTINE}/ holds one folder for each run id"
 
 
 class There(Enum):

@@ -30,10 +30,10 @@ def test_a_clean_checkpoint_is_reported_in_one_line_and_unchanged(root: Path, ch
     assert result.exit_code == 0
     first, *unproven = result.stdout.splitlines()
     assert first.startswith(
-        "batch 3, version 4: clean; 2 stores, 8 versions; the query can restart from its newest batch, 3"
+        "batch 3, version 4: clean; 2 stores, 8 versions; every store can restore the newest batch, 3"
     )
-    assert "the next gc may delete 0 files, 0 bytes" in first
-    assert unproven == ["3 properties are not proved: --verbose lists them"]
+    assert "the next gc deletes at most 0 files (0 bytes)" in first
+    assert unproven == ["3 properties were not verified (not proved): --verbose lists them"]
     _, *unproven = audit(root, "--verbose").stdout.splitlines()
     assert "--deep reads every byte" in unproven[0]
     assert all(line.startswith("not proved: ") for line in unproven)

@@ -220,7 +220,7 @@ def test_a_drawn_lineage_shows_snapshots_dead_branches_and_the_next_deletions(
     shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
     assert shown.exit_code == 0, shown.output
     lines = [" ".join(line.split()) for line in shown.output.splitlines()]
-    assert lines[0] == "state/0/0: head 12, base of the retention floor 8"
+    assert lines[0] == "state/0/0: head 12, restore of the retention floor starts at version 8"
     assert lines[1].startswith("12 changelog and snapshot, ")
     assert any(line.startswith(f"10 changelog (next gc deletes it) of a dead branch, {dead.id}, ") for line in lines)
     assert any(line.startswith("8 changelog (next gc deletes it) and snapshot, ") for line in lines)

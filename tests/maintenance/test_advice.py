@@ -43,7 +43,7 @@ def test_sparks_own_snapshots_are_detected_and_inspect_prints_the_confs_to_disab
     path = native.stores[0].snapshot(native.versions[3][0])
     with_a_table_of_its_own(native.storage, path, by_spark=True)
     [found] = advised(native.storage)
-    assert found.seen.startswith("Spark takes snapshots itself")
+    assert found.seen.startswith("Spark takes its own snapshots")
     told = CliRunner().invoke(main, ["inspect", str(tmp_path / "root")])
     assert told.exit_code == 0
     assert "  spark.sql.streaming.stateStore.minDeltasForSnapshot=250\n" in told.output

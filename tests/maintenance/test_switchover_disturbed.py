@@ -176,7 +176,7 @@ def test_an_own_root_with_a_started_batch_is_switched_after_confirmation(local: 
         prepared = passes.switch.plan(local, Policies(), Structure.V1, None, scratch=scratch)
         passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
-    with pytest.raises(RefusedAsUnsafe, match="an idle query looks like a stopped one"):
+    with pytest.raises(RefusedAsUnsafe, match="does not show whether a query is idle or stopped"):
         run(stopped=False)
     assert contents(local) == before
     run(stopped=True)

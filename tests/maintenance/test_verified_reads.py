@@ -85,7 +85,7 @@ def test_a_flipped_byte_in_a_new_snapshot_deletes_nothing_and_every_row_loads_wi
     steps = collected(storage)
     [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
     assert damaged.store == checkpoint.stores[0]
-    assert damaged.detail.startswith(f"{bad}: the checksum of the block at byte 0 ")
+    assert damaged.detail.startswith(f"{bad} has a block at byte 0 ")
     assert "statekeeper repair ROOT --apply" in damaged.detail
     assert (deleted(steps), state_files(storage)) == (0, before)
     head = checkpoint.versions[-1]

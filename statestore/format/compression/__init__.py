@@ -43,8 +43,9 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
     for magic, codec in _CODECS.items():
         if start.startswith(magic):
             return codec(CompressedFile(data, path))
+    found = f"begins with {start.hex()}, which no codec of Spark writes (lz4, zstd, snappy, lzf)"
     raise CorruptFile(
-        f"no changelog of a codec that Spark has (lz4, zstd, snappy, lzf): begins with {start.hex() or 'nothing'}",
+        found if start else "is empty",
         path=path,
         hint="restore the file from a backup, or load an older version; a query's own codec class is not read",
     )

@@ -92,7 +92,7 @@ def blocks(file: CompressedFile) -> Iterator[bytes]:
                 raise file.damage(f"bytes behind the end mark at {position:,}")
             return
         if not (0 < plain_length <= block_limit and 0 < packed_length <= len(view) - position):
-            raise file.damage(f"impossible block lengths before byte {position:,}")
+            raise file.damage(f"invalid block length before byte {position:,}: the file is truncated or corrupt")
         try:
             plain = _plain_block(view[position : position + packed_length], method, plain_length)
         except lz4.block.LZ4BlockError as error:

@@ -13,8 +13,8 @@ from statestore.maintenance.audit.view import View, view
 _NAMED_FILES = 5
 
 _NO_CHECKSUM = (
-    "the logs, the operator metadata and the binding have no checksums: they were compared with each other, with file "
-    "names and with lineages",
+    "the logs, the operator metadata and the file _statekeeper/binding.json have no checksums: they were "
+    "compared with each other, with file names and with lineages",
     "a file that was replaced by another valid file of the same name is detected only by its name, size, lineage, digest "
     "or key count",
 )
@@ -87,7 +87,8 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
             traps = tuple(trap for one in views for trap in one.traps(batch + 1))
             first = f"after deletion of {' and '.join(traps)}, " if traps else ""
             if batch == newest:
-                text = f"{first}the query can restart from its newest batch, {batch} (version {batch + 1})"
+                can = "every store can restore the" if views else "the query can restart from its"
+                text = f"{first}{can} newest batch, {batch} (version {batch + 1})"
             else:
                 lacks = " and that has offsets" if newest in _without_offsets(facts) else ""
                 text = f"{first}the newest batch that every store can restore{lacks} is {batch} (version {batch + 1})"

@@ -104,7 +104,7 @@ def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
             FindingKind.LOG_IN_THE_WAY,
             path,
             f"remained after {path.partition('/')[0]}/{name} was deleted",
-            f"the query fails at batch {name} (Multiple streaming queries are concurrently using)",
+            f'the query fails at batch {name}: Spark reports "Multiple streaming queries are concurrently using ..."',
             "delete the file",
         )
     if offsets and max(offsets) > newest + 1 and not facts.stateless:

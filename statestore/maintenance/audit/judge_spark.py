@@ -56,7 +56,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 if number is None or number <= facts.logs.newest_version
                 else f"every version loads, but Spark's maintenance counts from version {number:,} and deletes snapshots "
                 "and changelogs that are still needed",
-                "move the file away",
+                "move the file to a folder outside the checkpoint",
                 Severity.WARNING,
             )
 

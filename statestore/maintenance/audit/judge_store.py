@@ -280,7 +280,7 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         newer = any(v.version > version.version and s.is_whole for v, s in one.chain.snapshots.items())
         if newer and not lost:
             continue
-        severity, meaning = Severity.WARNING, "every version loads by a longer replay"
+        severity, meaning = Severity.WARNING, "every version can still be restored, but with a longer replay"
         action = "run: statekeeper snapshot ROOT --all"
         if lost:
             severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
@@ -331,14 +331,16 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
         if lost:
             meaning, action = _lost(one, lost, restart), _way_out(one, lost, restart)
         else:
-            meaning = "every version loads by a longer replay"
+            meaning = "every version can still be restored, but with a longer replay"
             action = (
                 f"to quarantine {zips}, stop the query and run: statekeeper repair ROOT --deep --apply --confirm-stopped; "
                 f"then run: statekeeper snapshot ROOT --all"
             )
         if trapped:
             # A load opens it without an error. Later reads fail or return wrong values, and each new load uses it again.
-            meaning = f"loads of {ranges(trapped)} use it without detecting the damage; without this file, {meaning}"
+            meaning = (
+                f"loads of {ranges(trapped)} use this corrupt file and report no error; without this file, {meaning}"
+            )
         yield Finding(
             Severity.ERROR if lost or trapped else Severity.WARNING,
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],

@@ -96,7 +96,7 @@ def abort(
     standing = switchover.standing(storage)
     if standing is None:
         raise RefusedAsUnsafe(
-            "no switchover is half done", path=storage.url, hint="to reverse a completed switch, use --to"
+            "no switchover is interrupted", path=storage.url, hint="to reverse a completed switch, use --to"
         )
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     is_own = storage.stat(names.BINDING) is not None

@@ -21,8 +21,8 @@ _ASK_AGAIN = {
     Rule.RUNNING: "after their batch or a later batch is committed",
     Rule.REUSABLE: "after the query is stopped, with: gc --orphans --confirm-stopped",
     Rule.UPLOADED: "after the query is stopped, with: gc --orphans --confirm-stopped",
-    Rule.HELD: "after the findings are resolved",
-    Rule.UNKNOWN: "never: retention deletes only files with recognized names",
+    Rule.HELD: "after the findings of the audit are resolved",
+    Rule.UNKNOWN: "because gc deletes only recognized files",
 }
 _BY_AGE = (Rule.YOUNG, Rule.QUARANTINE)
 _BY_BATCHES = (Rule.RESTORES, Rule.LOG, Rule.STARTS)
@@ -124,7 +124,7 @@ def _after_batch(
     ]
     there = [version for version in newer if version is not None]
     if not there:
-        return "after another snapshot, as soon as it is the oldest retained version"
+        return "after the next snapshot, when the retention floor reaches it"
     reached = min(there)
     return (
         f"after batch {reached + policy.versions - 2:,} and the grace period, when the floor reaches the snapshot of "

@@ -184,10 +184,11 @@ class Judge:
         problem = None
         if base is None:
             problem = (
-                f"no version up to {self.gathered.wanted_floor} is known to load in every store; its chain is kept"
+                f"no version up to {self.gathered.wanted_floor} is known to be restorable in every store; "
+                f"all files of this store are kept"
             )
         elif unread:
-            problem = f"the tables of {unread[0]} are unknown; no table of the store is deleted"
+            problem = f"{unread[0]} cannot be read, so its SST files are unknown; no SST file of the store is deleted"
         return StoreVerdicts(chain.store, base, tuple(sorted(verdicts, key=lambda v: v.path)), problem)
 
     def _base(self, chain: Chain) -> VersionId | None:

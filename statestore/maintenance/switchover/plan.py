@@ -79,7 +79,7 @@ def _refusals(
         yield "no batch is committed yet: start the query with the conf of the new structure"
         return
     if not gathered.stores and not gathered.is_own:
-        yield "the checkpoint has no state: start the query with the conf of either structure"
+        yield "the checkpoint has no state: no switch is needed; start the query with checkpointFormatVersion 1 or 2"
         return
     half_done = gathered.half_done
     if half_done is not None and half_done.begun.to is not to:

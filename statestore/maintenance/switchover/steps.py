@@ -17,7 +17,7 @@ class SwitchPhase(Enum):
     """The steps of a switchover. The value is shown after the step, the name is the stable code."""
 
     BEGUN = "journal opened"
-    CLEARED = "conflicting files are in quarantine"
+    CLEARED = "files that would conflict with the new structure are in quarantine"
     SNAPSHOTS = "snapshots made"
     COMMIT = "newest commit rewritten"
     MOVED = "snapshots of the old structure are in quarantine"

@@ -165,7 +165,7 @@ def test_a_bad_table_is_named_and_every_byte_of_it_counts_only_in_a_deep_audit(
     assert audit.restart.delete_first == ((snapshot(checkpoint, 3),) if is_trap and not is_needed else ())
     if is_trap:
         assert finding.meaning.startswith(
-            "loads of versions 3 to 6 (batches 2 to 5) use it without detecting the damage"
+            "loads of versions 3 to 6 (batches 2 to 5) use this corrupt file and report no error"
         )
         assert not loads(checkpoint, 5, tmp_path / "before")
     else:

@@ -75,9 +75,7 @@ def test_a_bad_commit_is_named_and_the_other_commits_are_audited(
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
     assert (finding.what, finding.file, finding.severity) == (what, "commits/3", Severity.ERROR)
-    assert finding.meaning.startswith(
-        "batch 3 can no longer be restored; the query can restart from its newest batch, 5"
-    )
+    assert finding.meaning.startswith("batch 3 can no longer be restored; every store can restore the newest batch, 5")
     assert [(store.tail, store.lost) for store in audit.stores] == [(3, ()), (3, ())]
     checkpoint.assert_right(tmp_path / "fresh")
 

@@ -68,7 +68,7 @@ def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark
     assert problem in finding.problem
     assert "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED" in finding.meaning
     assert f"cannot restore {versions} from it" in finding.meaning
-    assert "the query can restart from its newest batch, 5 (version 6)" in finding.meaning
+    assert "every store can restore the newest batch, 5 (version 6)" in finding.meaning
     name = names.sidecar(path).rpartition("/")[2]
     mended = (
         f"delete {name}"

@@ -131,7 +131,7 @@ def test_with_an_unreadable_quarantined_zip_no_table_of_its_store_is_deleted(che
     plan = aggressively_collected(storage)
     assert not [v for v in plan.deletions if v.path.startswith(f"{store.folder}/SSTs/")]
     assert (
-        f"the tables of {names.quarantine(run, path)} are unknown; no table of the store is deleted"
+        f"{names.quarantine(run, path)} cannot be read, so its SST files are unknown; no SST file of the store is deleted"
         in plan.findings[-1]
     )
     roll_back(storage, run)
