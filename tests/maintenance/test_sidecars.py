@@ -150,7 +150,7 @@ def test_a_snapshot_with_a_wrong_hidden_checksum_of_a_table_is_no_base(checkpoin
     storage.create(hidden, b"crc\0\0\0\2\0" + bytes(64))
     steps = collect(storage)
     [damaged] = [step for step in steps if step.outcome is DeletionOutcome.DAMAGED]
-    assert damaged.detail.startswith(f"{table}: does not match {hidden} from byte 0 on: Spark rejects the file")
+    assert damaged.detail.startswith(f"{table} does not match {hidden} from byte 0 on: Spark rejects the file")
     assert sum(step.files for step in steps) == 0
     assert repaired(storage)[1] == [(sidecar(checkpoint).removesuffix(names.SIDECAR), RepairReason.DAMAGED)]
     take_all(storage, tmp_path)
