@@ -17,6 +17,7 @@
         binding.json            the query that the root belongs to
         schemas/<batch>.json    a later state schema, valid from that batch on
         pending/<batch>-<attempt>.json
+        log/<version>-<tag>.log batch log: the record of an attempt and its changelogs (FLIP-158)
         lease/<epoch>.json      the maintainer of the root
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
@@ -42,6 +43,7 @@ STATE = "state"
 CONTROL = "_statekeeper"
 BINDING = f"{CONTROL}/binding.json"
 PENDING = f"{CONTROL}/pending"
+BATCH_LOGS = f"{CONTROL}/log"
 SCHEMAS = f"{CONTROL}/schemas"
 LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
@@ -79,6 +81,8 @@ _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
 _ASIDE = re.compile(rf"{QUARANTINE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
 _SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)\.json")
+_TAG = "[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}"
+_BATCH_LOG = re.compile(rf"{BATCH_LOGS}/(?P<version>[1-9][0-9]{{0,18}})-(?P<tag>{_TAG})\.log")
 _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.json")
 
 
@@ -367,6 +371,17 @@ def parse_pending(name: str) -> tuple[int, str] | None:
     """Return the batch and attempt of a file name in `pending/`; None for another name."""
     match = _PENDING.fullmatch(name)
     return (int(match["batch"]), match["attempt"]) if match else None
+
+
+def batch_log(version: int, tag: str) -> str:
+    """Return the path of the batch log with the changelogs of a version."""
+    return f"{BATCH_LOGS}/{version}-{tag}.log"
+
+
+def parse_batch_log(path: str) -> tuple[int, str] | None:
+    """Parse the path of a batch log: its version and its tag; None for another path."""
+    match = _BATCH_LOG.fullmatch(path)
+    return (int(match["version"]), match["tag"]) if match else None
 
 
 def lease(epoch: int) -> str:
