@@ -21,7 +21,7 @@ from statestore.format.structure import Structure
 from statestore.lineage import Lineage
 from statestore.partitions import Partitions
 from statestore.stateless import stateless
-from statestore.storage import Entry, Storage, read_or_none
+from statestore.storage import Entry, MemberEntry, Storage, list_members, read_or_none
 
 _LISTED = 1_000
 """Names in one page of a listing. Numbers with equally many digits sort as their names do."""
@@ -47,14 +47,24 @@ class StoreFiles:
         """All files."""
         return [*self.changelogs.values(), *self.snapshots.values(), *self.tables.values(), *self.others]
 
+    def object_of(self, changelog: VersionId) -> str:
+        """The path of the object that holds a changelog: its own file, or a batch log."""
+        entry = self.changelogs[changelog]
+        return entry.log if isinstance(entry, MemberEntry) else entry.path
+
     def has_other(self, path: str) -> bool:
         """Whether a file exists that is no changelog, snapshot or table, such as a sidecar."""
         return any(entry.path == path for entry in self.others)
 
 
 def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
-    """List all files below `state/`, or below the folder of one store, by store. One listing."""
-    return by_store(storage.list(folder))
+    """List all files below `state/`, or below the folder of one store, by store, with the members of batch logs.
+
+    Two listings, and the requests of `list_members`.
+    """
+    members = list_members(storage, folder).entries
+    # A member comes before a file, so that an unpacked file of the same version replaces it.
+    return by_store([*members, *storage.list(folder)])
 
 
 def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
@@ -89,7 +99,8 @@ def have_sidecars(heads: Heads, files: Mapping[StorePath, StoreFiles]) -> bool:
 
 def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
     """List the versions of each store with a snapshot. One listing of all files below `state/`."""
-    return {store: frozenset(of_store.snapshots) for store, of_store in files(storage).items() if of_store.snapshots}
+    listed = by_store(storage.list(names.STATE))
+    return {store: frozenset(of_store.snapshots) for store, of_store in listed.items() if of_store.snapshots}
 
 
 def newest_batch(storage: Storage, *, since: int | None = None) -> int | None:

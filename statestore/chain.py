@@ -17,6 +17,7 @@ from statestore import catalog
 from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
+from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
 from statestore.loading.base import OF_ANOTHER_PAST
@@ -237,7 +238,7 @@ class _Walk:
             self._snapshots[version] = look_at_snapshot(
                 self._storage, self._store, version, self._files, self._pending_delete, self._faults
             )
-        path = self._store.changelog(version)
+        path = object_of(self._store, version)
         if version not in self._files.changelogs:
             self._broken[version] = FileProblem(path, "is missing")
         elif self._files.changelogs[version].size_bytes == 0:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from statestore.errors import VersionNotLoadable
+from statestore.format.batch_log import object_of
 from statestore.format.names import StorePath, VersionId
 
 
@@ -28,6 +29,6 @@ class LoadRequest:
         newest = newest or f"the newest version that can be loaded is {VersionId(culprit.version - 1).in_words}"
         return VersionNotLoadable(
             f"{problem}; {self.target.in_words} of {self.store} cannot be loaded{unusable}",
-            path=self.store.changelog(culprit),
+            path=object_of(self.store, culprit),
             hint=f"{action or 'restore the file from a backup'}; {newest}. For all batches, run: statekeeper audit ROOT",
         )

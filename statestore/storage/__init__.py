@@ -30,6 +30,7 @@ from statestore.storage.base import (
     is_hidden,
     read_or_none,
 )
+from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
 from statestore.storage.local import LocalStorage
 from statestore.storage.parallel import at_once
 from statestore.storage.urls import canonical
@@ -41,6 +42,8 @@ __all__ = [
     "Deletion",
     "Entry",
     "Kind",
+    "MemberEntry",
+    "Members",
     "Omitted",
     "RequestCounts",
     "Requests",
@@ -49,6 +52,7 @@ __all__ = [
     "at_once",
     "canonical",
     "is_hidden",
+    "list_members",
     "open_storage",
     "read_or_none",
 ]
@@ -88,6 +92,10 @@ def open_storage(
     Missing options come from the usual environment variables and files (AWS_* for S3). Raises StorageError for an
     unknown scheme or option, and if a driver is not installed.
     """
+    return LoggedStorage(_open_backend(where, clock, ids, options))
+
+
+def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Mapping[str, str] | None) -> Storage:
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
     spec = replace(spec, url=canonical(spec.url))
     chosen = {**dict(spec.options), **(options or {})}

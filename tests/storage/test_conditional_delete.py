@@ -57,13 +57,14 @@ def test_an_object_written_between_check_and_delete_is_kept_on_s3(server: S3Serv
     storage.create("first", b"")
     storage.delete_unchanged("first", b"")
     storage.create("name", b"mine")
-    delete_if = storage._delete_if
+    backend = storage.inner
+    delete_if = backend._delete_if
 
     def late(path: str, etag: str) -> None:
         storage.replace(path, b"the successor's")
         delete_if(path, etag)
 
-    storage._delete_if = late
+    backend._delete_if = late
     assert storage.delete_unchanged("name", b"mine") is Deletion.CHANGED
     assert storage.read("name") == b"the successor's"
 

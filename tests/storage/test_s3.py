@@ -259,6 +259,7 @@ def test_roots_with_the_same_options_share_a_client_and_others_do_not(
 ) -> None:
     def client(root: str, **options: str) -> object:
         opened = open_storage(f"s3://{bucket}/{root}", options={**s3_server.options, **options})
+        opened = opened.inner
         assert isinstance(opened, S3Storage)
         return opened._connection
 

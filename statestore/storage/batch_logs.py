@@ -1,0 +1,262 @@
+"""Reads changelogs that are members of batch logs (FLIP-158).
+
+`open_storage` wraps each backend, so that such a changelog has the path that it would have as a file of its own:
+
+    read state/0/3/17_6ad1f0c2-11aa-8c3d-….changelog
+      -> the id names the object _statekeeper/log/17-6ad1f0c2-11aa-8c3d.log
+      -> its index, fetched once -> the range of store 0/3
+
+So every reader of changelogs supports batch logs. Listings show only real objects; `list_members` adds the members.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import batch_log, names
+from statestore.format.batch_log import BatchLog, Place
+from statestore.format.names import STATE, StoreFileKind
+from statestore.storage.base import (
+    Created,
+    Deletion,
+    Entries,
+    Entry,
+    Names,
+    Omissions,
+    Requests,
+    Storage,
+    is_below,
+)
+from statestore.storage.content import scratch_file
+from statestore.storage.parallel import at_once
+
+FIRST_READ_BYTES = 1024 * 1024
+"""The first request for a batch log reads so many bytes: the index, and all of a small object."""
+
+MOST_HELD_BYTES = 64 * 1024 * 1024
+"""Bytes of batch logs that are held in memory. The least recently used objects are dropped, and read again on demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberEntry(Entry):
+    """A changelog that is a member of a batch log. `log`: the path of that object; `modified_at_seconds` is its time."""
+
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of the batch logs of a root.
+
+    logs     the listed objects, with their members; None for an object that cannot be read
+    entries  a changelog each, by its path in its store
+    damaged  the objects that cannot be read, or are truncated, with the error
+    """
+
+    logs: tuple[tuple[Entry, BatchLog | None], ...]
+    entries: tuple[MemberEntry, ...]
+    damaged: dict[str, CorruptFile | UnknownFormatVersion]
+
+
+@dataclass
+class _Held:
+    log: BatchLog
+    front: bytes
+
+
+class BatchLogs:
+    """The batch logs of one root. Each object is fetched once while it is held in memory. Thread-safe."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        self._fetching: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def head(self, path: str) -> BatchLog:
+        """Read the index of a batch log. Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`."""
+        return self._fetched(path).log
+
+    def read(self, path: str, place: Place) -> bytes:
+        """Read one member, and verify its checksum. Raises as `head`, and `ObjectMissing` without such a member."""
+        held = self._fetched(path)
+        member = held.log.members.get(place)
+        if member is None:
+            store, version = place
+            raise ObjectMissing(
+                f"has no changelog of {version.in_words} of {store}",
+                path=path,
+                hint="restore the file from a backup",
+            )
+        end = member.start + member.length
+        if end <= len(held.front):
+            data = held.front[member.start : end]
+        else:
+            data = self._storage.read_range(path, member.start, member.length)
+        return batch_log.member_bytes(held.log, place, data, path)
+
+    def _fetched(self, path: str) -> _Held:
+        with self._lock:
+            fetching = self._fetching[path]
+        with fetching:
+            with self._lock:
+                if path in self._held:
+                    self._held.move_to_end(path)
+                    return self._held[path]
+            held = self._fetch(path)
+            with self._lock:
+                self._held[path] = held
+                self._held_bytes += len(held.front)
+                while self._held_bytes > MOST_HELD_BYTES and len(self._held) > 1:
+                    oldest, dropped = self._held.popitem(last=False)
+                    self._fetching.pop(oldest, None)
+                    self._held_bytes -= len(dropped.front)
+            return held
+
+    def _fetch(self, path: str) -> _Held:
+        front = self._storage.read_range(path, 0, FIRST_READ_BYTES)
+        wanted = batch_log.head_bytes(front, path)
+        if wanted > len(front) == FIRST_READ_BYTES:
+            front += self._storage.read_range(path, len(front), wanted - len(front))
+        return _Held(batch_log.parse_head(front, path), front)
+
+
+class LoggedStorage:
+    """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.inner = storage
+        self.logs = BatchLogs(storage)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def requests(self) -> Requests:
+        return self.inner.requests
+
+    @property
+    def omissions(self) -> Omissions:
+        return self.inner.omissions
+
+    def read(self, path: str) -> bytes:
+        data = self._member(path)
+        return self.inner.read(path) if data is None else data
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        data = self._member(path)
+        return self.inner.read_range(path, start, length) if data is None else data[start : start + length]
+
+    def download(self, path: str, target: Path) -> int:
+        data = self._member(path)
+        if data is None:
+            return self.inner.download(path, target)
+        with scratch_file(target) as write:
+            write(data)
+        return len(data)
+
+    def stat(self, path: str) -> Entry | None:
+        found = _place_of(path)
+        if found is None:
+            return self.inner.stat(path)
+        log, place = found
+        entry = self.inner.stat(log)
+        member = None if entry is None else self.logs.head(log).members.get(place)
+        if entry is None or member is None:
+            return self.inner.stat(path)
+        return MemberEntry(path, member.length, entry.modified_at_seconds, log=log)
+
+    def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        return self.inner.create(path, data, like=like)
+
+    def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        self.inner.replace(path, data, like=like)
+
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
+        return self.inner.list(prefix, hidden=hidden)
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        return self.inner.list_after(folder, name, beginning=beginning)
+
+    def folders(self, prefix: str) -> Names:
+        return self.inner.folders(prefix)
+
+    def require_ownership(self) -> None:
+        self.inner.require_ownership()
+
+    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
+        return self.inner.delete_unchanged(path, data)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.inner.delete(paths)
+
+    def _member(self, path: str) -> bytes | None:
+        """Read a changelog from its batch log; None for another path, and if only its unpacked file is intact."""
+        found = _place_of(path)
+        if found is None:
+            return None
+        log, place = found
+        try:
+            return self.logs.read(log, place)
+        except (ObjectMissing, CorruptFile):
+            if self.inner.stat(path) is not None:
+                return None
+            raise
+
+
+def list_members(storage: Storage, folder: str = STATE, *, listed: Iterable[Entry] | None = None) -> Members:
+    """List the batch logs, and the members of them below the folder of a store, or of all stores.
+
+    `listed`: entries that contain the batch logs; by default, one listing. One request more for each object whose index is
+    not in memory. Raises `StorageError`.
+    """
+    logs = storage.logs if isinstance(storage, LoggedStorage) else BatchLogs(storage)
+    found = storage.list(names.BATCH_LOGS) if listed is None else listed
+    objects = [entry for entry in found if names.parse_batch_log(entry.path)]
+    heads: dict[str, BatchLog] = {}
+    damaged: dict[str, CorruptFile | UnknownFormatVersion] = {}
+
+    def look(entry: Entry) -> None:
+        try:
+            heads[entry.path] = logs.head(entry.path)
+        except (CorruptFile, UnknownFormatVersion) as error:
+            damaged[entry.path] = error
+        except ObjectMissing:
+            return  # race: retention deletes it after the listing
+
+    at_once(look, objects)
+    entries = []
+    for entry in objects:
+        head = heads.get(entry.path)
+        if head is None:
+            continue
+        if head.size_bytes != entry.size_bytes:
+            damaged[entry.path] = CorruptFile(
+                f"has {entry.size_bytes:,} bytes; its index expects {head.size_bytes:,}",
+                path=entry.path,
+                hint="restore the file from a backup",
+            )
+            continue
+        for (store, version), member in head.members.items():
+            path = store.changelog(version)
+            if is_below(path, folder):
+                entries.append(MemberEntry(path, member.length, entry.modified_at_seconds, log=entry.path))
+    seen = tuple((entry, None if entry.path in damaged else heads.get(entry.path)) for entry in objects)
+    return Members(seen, tuple(sorted(entries, key=lambda one: one.path)), damaged)
+
+
+def _place_of(path: str) -> tuple[str, Place] | None:
+    """The batch log and the place in it of a changelog's path; None for any other path."""
+    parsed = names.parse_store_path(path)
+    if parsed is None or parsed[1].kind is not StoreFileKind.CHANGELOG:
+        return None
+    store, file = parsed
+    log = batch_log.path_of(file.version)
+    return None if log is None else (log, (store, file.version))
