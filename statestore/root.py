@@ -6,6 +6,8 @@ loadable root after a crash at any point:
     binding.json -> metadata, operator metadata, schema files     once
     offsets/N -> (changelogs, by the tasks) -> pending/N-<attempt> -> (the sink) -> commits/N
 
+With batch logs, one object takes the place of `pending/N-<attempt>` and of the small changelogs (FLIP-158).
+
 In structure V1 a digest takes the place of the checkpoint id (`statestore.digests`). The newest commit determines the
 structure of a root; the structure of the job applies only to a root without commits.
 
@@ -15,8 +17,9 @@ Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit dec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from statestore import catalog, switch_journal
 from statestore.binding import Binding, Bound, bind, require_bindable, schema_digest
@@ -29,13 +32,15 @@ from statestore.errors import (
     OtherStructure,
     RootLost,
 )
-from statestore.format import logs, names, operators
+from statestore.format import batch_log, logs, names, operators
+from statestore.format.batch_log import Place
 from statestore.format.json_object import json_object
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
 from statestore.storage import Storage, read_or_none
+from statestore.storage.batch_logs import BatchLogs
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,12 @@ class StateRoot:
         """Compute the digest of the schemas of the newest computed batch."""
         return schema_digest(self.binding.stores)
 
-    def write_pending(self, pending: Pending) -> None:
-        """Record an attempt before it writes to the sink."""
-        body = {
+    def write_pending(self, pending: Pending, changelogs: Mapping[Place, bytes] | None = None) -> None:
+        """Record an attempt before it writes to the sink.
+
+        `changelogs`: if given, the record is in a batch log with these members; see `format.batch_log`.
+        """
+        body: dict[str, Any] = {
             "root": pending.root_id,
             "query": pending.query_id,
             "batch": pending.batch,
@@ -159,33 +167,27 @@ class StateRoot:
         }
         if pending.sink is not None:
             body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
-        self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
+        if changelogs is None:
+            self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
+            return
+        version, tag = pending.batch + 1, batch_log.tag_of(pending.attempt)
+        self.storage.create(names.batch_log(version, tag), batch_log.encode(version, tag, body, changelogs))
 
     def pending(self, batch: int, attempt: str) -> Pending | None:
         """Read the record of an attempt; None if there is none."""
         path = names.pending(batch, attempt)
         data = read_or_none(self.storage, path)
-        if data is None:
-            return None
-        body = json_object(data, path)
+        if data is not None:
+            return _parsed_pending(json_object(data, path), path)
+        found = self._pending_in(names.batch_log(batch + 1, batch_log.tag_of(attempt)))
+        return found if found is not None and found.attempt == attempt else None
+
+    def _pending_in(self, path: str) -> Pending | None:
+        """Read the record in a batch log; None if the object is missing."""
         try:
-            return Pending(
-                batch=int(body["batch"]),
-                attempt=str(body["attempt"]),
-                root_id=str(body["root"]),
-                query_id=str(body["query"]),
-                sources=tuple(str(source) for source in body["sources"]),
-                schema=str(body["schema"]),
-                ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
-                structure=Structure(body.get("structure", Structure.V2)),
-                sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
-            )
-        except BAD_VALUES as error:
-            raise CorruptFile(
-                "has missing or invalid fields; the attempt is unknown",
-                path=path,
-                hint="restore the file from a backup",
-            ) from error
+            return _parsed_pending(BatchLogs(self.storage).head(path).record, path)
+        except ObjectMissing:
+            return None
 
     def sink_before(self, batch: int) -> SinkPosition | None:
         """Find the position of the sink before the committed attempt of a batch, or its later accepted position; None if
@@ -195,13 +197,21 @@ class StateRoot:
         if data is None:
             return None
         committed = _ids_of_partitions(logs.parse_commit(data, path).marks)
-        positions = []
+        found = [pending for pending in self._attempts_at(batch) if pending.ids == committed]
+        positions = (pending.sink for pending in found if pending.sink is not None)
+        return max(positions, key=lambda position: position.version, default=None)
+
+    def _attempts_at(self, batch: int) -> Iterator[Pending]:
+        """Read the records of all attempts at a batch."""
         for entry in self.storage.list(names.PENDING):
             place = names.parse_pending(entry.path.rpartition("/")[2])
             pending = self.pending(*place) if place is not None and place[0] == batch else None
-            if pending is not None and pending.ids == committed and pending.sink is not None:
-                positions.append(pending.sink)
-        return max(positions, key=lambda position: position.version, default=None)
+            if pending is not None:
+                yield pending
+        for entry in self.storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-"):
+            pending = self._pending_in(entry.path) if names.parse_batch_log(entry.path) else None
+            if pending is not None:
+                yield pending
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
         """Commit a batch: write `commits/N`. Raises `BatchConflict` if it exists with other ids."""
@@ -293,6 +303,27 @@ class StateRoot:
             body = operators.encode_schema(store.key_json, value_json)
             if read_or_none(self.storage, path) != body:
                 self.storage.replace(path, body)
+
+
+def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
+    try:
+        return Pending(
+            batch=int(body["batch"]),
+            attempt=str(body["attempt"]),
+            root_id=str(body["root"]),
+            query_id=str(body["query"]),
+            sources=tuple(str(source) for source in body["sources"]),
+            schema=str(body["schema"]),
+            ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
+            structure=Structure(body.get("structure", Structure.V2)),
+            sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
+        )
+    except BAD_VALUES as error:
+        raise CorruptFile(
+            "has missing or invalid fields; the attempt is unknown",
+            path=path,
+            hint="restore the file from a backup",
+        ) from error
 
 
 def require_startable(storage: Storage, wanted: Binding, *, committed: int | None, structure: Structure) -> None:

@@ -24,7 +24,7 @@ from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.pending_changes import PendingChanges
 from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
-from statestore.format import names
+from statestore.format import batch_log, names
 from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -73,6 +73,24 @@ class CommitMetrics:
 
 
 @dataclass(frozen=True)
+class BatchLogPart:
+    """The part of a batch log that one store may fill.
+
+    tag         of the attempt's batch log
+    most_bytes  maximum size of a changelog in it; a larger one is uploaded as its own file
+    """
+
+    tag: str
+    most_bytes: int
+
+    def placed(self, version: VersionId, size_bytes: int) -> VersionId:
+        """Return the version with an id that tells where its changelog is."""
+        if size_bytes > self.most_bytes or version.id is None:
+            return version
+        return VersionId(version.version, batch_log.id_with(self.tag, version.id))
+
+
+@dataclass(frozen=True)
 class StoreAddress:
     """The path of a store in its root, and the host's folder for its local copy."""
 
@@ -109,14 +127,17 @@ class StateStore:
         clock: Clock,
         ids: Ids,
         structure: Structure = Structure.V2,
+        batch_log: BatchLogPart | None = None,
     ) -> None:
         self.base = base
         self.next = VersionId(base.version + 1, None if structure is Structure.V1 else ids.fresh())
+        self.member: bytes | None = None
         self.load_report = load_report
         self.commit_metrics = CommitMetrics(
             lineage_versions=len(loaded.lineage), tail_changelogs=_tail_changelogs(base, loaded.lineage, snapshots)
         )
         self._structure = structure
+        self._batch_log = batch_log
         self._path = address.path
         self._loaded = loaded
         self._storage = storage
@@ -149,11 +170,13 @@ class StateStore:
         snapshots: Collection[VersionId] = (),
         limits: StoreLimits | None = None,
         structure: Structure = Structure.V2,
+        batch_log: BatchLogPart | None = None,
     ) -> StateStore:
         """Open version `base` on this host.
 
         snapshots  versions known to have a snapshot; the lineage of the next version may start at one of them
         structure  that of the root; in V1 `base` has its digest, unless it is `EMPTY`
+        batch_log  if given, `commit` keeps a small changelog for the driver's batch log; structure V2 only
 
         Raises `VersionNotLoadable`, `LineageCeiling`, `StorageError`, `LocalStateError`.
         """
@@ -161,6 +184,8 @@ class StateStore:
             raise ValueError(
                 f"version {base} has neither a checkpoint id nor a digest, which structure {structure.name} needs"
             )
+        if batch_log is not None and structure is Structure.V1:
+            raise ValueError("structure V1 has no ids, so that its changelogs cannot be in a batch log")
         limits = limits or StoreLimits()
         engine = EngineLimits(limits.block_cache_bytes)
         folder = LocalCopyFolder(address.local_folder, engine, ids)
@@ -184,6 +209,7 @@ class StateStore:
             clock=clock,
             ids=ids,
             structure=structure,
+            batch_log=batch_log,
         )
 
     @property
@@ -253,12 +279,17 @@ class StateStore:
     def commit(self) -> VersionId:
         """Upload the changelog of the next version, also without changes. Return the version (in V1 with its digest).
 
-        Raises `StorageError`; the changes are then kept, and another call uploads the same object.
+        A small changelog of a store with a batch log is not uploaded: it is in `member`, and becomes durable with the
+        driver's batch log. Raises `StorageError`; the changes are then kept, and another call uploads the same object.
         """
         changelog = self._finished_changelog()
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        self._send(changelog.path)
+        if self._batch_log is not None and batch_log.path_of(self.next) is not None:
+            with translated(changelog.path):
+                self.member = changelog.path.read_bytes()
+        else:
+            self._send(changelog.path)
         spent = self._storage.requests.since(before)
         metrics = self.commit_metrics
         metrics.changed_keys = changelog.writer.records
@@ -347,6 +378,8 @@ class StateStore:
                 self._changelog.file.close()
                 if self._structure is Structure.V1:
                     self.next = digests.following(self._path, self.base, self._changelog.path)
+                elif self._batch_log is not None:
+                    self.next = self._batch_log.placed(self.next, self._changelog.path.stat().st_size)
                 self._changelog.finished = True
         return self._changelog
 

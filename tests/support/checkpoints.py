@@ -8,12 +8,12 @@ from pathlib import Path
 
 from statestore import binding, catalog
 from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names, operators
+from statestore.format import batch_log, logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.storage import Storage, at_once
-from statestore.store import StateStore, StoreAddress
+from statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.hosts import Changes, State, changed, column
 
 _UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nullable":true,"metadata":{}}]}'
@@ -32,7 +32,9 @@ class Checkpoint:
         partitions: int = 2,
         schema: binding.StoreSchema = NO_ROWS,
         structure: Structure = Structure.V2,
+        in_batch_logs: bool = False,
     ) -> None:
+        self.in_batch_logs = in_batch_logs
         self.storage = storage
         self.structure = structure
         self.stores = [StorePath(0, partition) for partition in range(partitions)]
@@ -63,10 +65,20 @@ class Checkpoint:
         )
         snapshots = catalog.snapshots(self.storage)  # as the driver tells its tasks
         new = []
+        part = (
+            BatchLogPart(batch_log.tag_of(RandomIds().fresh()), 1 << 20)
+            if self.in_batch_logs and self.structure is Structure.V2
+            else None
+        )
+        members = {}
         for store, base, of_store in zip(self.stores, self.versions[-1], changes, strict=True):
-            with self.load(store, base, self._folder / "writer", snapshots.get(store, ())) as opened:
+            with self.load(store, base, self._folder / "writer", snapshots.get(store, ()), part) as opened:
                 opened.put(column(list(of_store)), column(list(of_store.values())))
                 new.append(opened.commit())
+                members[store, new[-1]] = opened.member
+        if part is not None:
+            body = batch_log.encode(number + 1, part.tag, {}, members)
+            self.storage.create(names.batch_log(number + 1, part.tag), body)
         self.states.append([changed(s, c) for s, c in zip(self.states[-1], changes, strict=True)])
         self.versions.append(new)
         marks = {0: tuple((str(version.mark),) for version in new)}
@@ -90,7 +102,12 @@ class Checkpoint:
             )
 
     def load(
-        self, store: StorePath, version: VersionId, folder: Path, snapshots: Collection[VersionId] = ()
+        self,
+        store: StorePath,
+        version: VersionId,
+        folder: Path,
+        snapshots: Collection[VersionId] = (),
+        part: BatchLogPart | None = None,
     ) -> StateStore:
         """A store, by way of a host's folder."""
         address = StoreAddress(store, folder / f"{store.operator}-{store.partition}")
@@ -102,6 +119,7 @@ class Checkpoint:
             ids=RandomIds(),
             snapshots=snapshots,
             structure=self.structure,
+            batch_log=part,
         )
 
     def assert_right(self, host: Path, batch: int | None = None) -> None:

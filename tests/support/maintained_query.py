@@ -139,9 +139,11 @@ class Query:
         return [f"{one.check_name}: {one.description}" for one in results if not one.passed]
 
 
-def begun(storage: Storage, folder: Path, structure: Structure, *, is_own: bool, batches: int) -> Query:
+def begun(
+    storage: Storage, folder: Path, structure: Structure, *, is_own: bool, batches: int, in_batch_logs: bool = False
+) -> Query:
     of_own = structure if is_own else Structure.V2
-    made = Checkpoint(storage, folder / "job", structure=of_own)
+    made = Checkpoint(storage, folder / "job", structure=of_own, in_batch_logs=in_batch_logs)
     made.grow(batches)
     shadow = None
     if not is_own:

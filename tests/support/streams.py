@@ -11,12 +11,15 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
+from pipelines.batch_log import LogLayout
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink, Sink
 from statestore.format.structure import Structure
+from statestore.maintenance import unpack
+from statestore.storage import open_storage
 from tests.interop import sparks_reader
 
 
@@ -47,6 +50,7 @@ class Stream:
         self.facts = str(folder / "facts")
         self.schema = schema
         self.structure = Structure.V2
+        self.log = LogLayout.STORES
         # Version 0: the stream starts behind it.
         write_deltalake(self.table, schema.empty_table())
 
@@ -79,6 +83,7 @@ class Stream:
             partitions=partitions,
             key_groups=8,
             structure=self.structure,
+            log=self.log,
             host=host or Host(str(self.folder / "local")),
             observer=seen,
             trigger={"availableNow": True},
@@ -105,6 +110,9 @@ class Stream:
 
     def state_rows(self, operator: int = 0, batch: int | None = None) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """The pairs of `state`, for keys that Python cannot hash."""
+        if self.log is LogLayout.BATCH:
+            storage = open_storage(str(self.root))
+            list(unpack.execute(storage, unpack.plan(unpack.gather(storage, batch=batch))))
         where = {"operator": operator, "batch": batch, "structure": self.structure}
         rows = sparks_reader.state_rows(self.session, str(self.root), **where).collect()
         return [(tuple(row.key)[1:], tuple(row.value)) for row in rows]
