@@ -28,7 +28,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.maintenance.quarantine import QueryPosition
-from statestore.storage import Storage, at_once, read_or_none
+from statestore.storage import Storage, at_once, list_members, read_or_none
 from statestore.storage.urls import Locality, as_spark_writes_it
 
 
@@ -116,7 +116,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     # Race: if the log is read before files are listed, a query that was not stopped can commit in between. Then its new
     # files look like files of rolled-back batches.
     listed = storage.list(names.STATE)
-    files = catalog.by_store(listed)
+    files = catalog.by_store([*list_members(storage).entries, *listed])
     heads = catalog.heads(storage)
     headers: dict[str, str] = {}
 
@@ -240,7 +240,8 @@ def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
             continue
         dead = time_line.given_up(files, newest)
         sidecars = {entry.path for entry in files.others}
-        found = [(store.changelog(version), RepairReason.ROLLED_BACK_FILES) for version in dead.changelogs]
+        # All members of a batch log have one version, so the object is rolled back as a whole.
+        found = [(files.object_of(version), RepairReason.ROLLED_BACK_FILES) for version in dead.changelogs]
         found += [(store.snapshot(version), RepairReason.ROLLED_BACK_FILES) for version in dead.snapshots]
         if head.id is None:
             uncommitted = [

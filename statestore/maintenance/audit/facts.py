@@ -70,6 +70,11 @@ def attempt(path: str, read: Callable[[], T]) -> T | Bad:
         return Bad(path, Flaw.UNKNOWN_FORMAT, error.what)
 
 
+def flaw_of(error: CorruptFile | UnknownFormatVersion) -> Flaw:
+    """Return the kind of problem that an error reports."""
+    return Flaw.UNKNOWN_FORMAT if isinstance(error, UnknownFormatVersion) else Flaw.CORRUPT
+
+
 def is_unknown(found: object) -> bool:
     """Return whether a file has an unsupported format."""
     return isinstance(found, Bad) and found.flaw is Flaw.UNKNOWN_FORMAT
@@ -129,6 +134,7 @@ class RootFacts:
     layouts           row layouts of a native checkpoint
     moved             operator metadata that refers to schemas outside the root
     older_metadata    problems of operator metadata of older batches
+    batch_logs        problems of batch logs
     """
 
     query: str | Bad
@@ -145,6 +151,7 @@ class RootFacts:
     layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
     moved: tuple[Moved, ...] = ()
     older_metadata: tuple[Bad, ...] = ()
+    batch_logs: tuple[Bad, ...] = ()
 
 
 class Keeper(Enum):

@@ -48,6 +48,7 @@ class FindingKind(Enum):
     CHANGELOG_MISSING = "a changelog is missing"
     CHANGELOG_UNREADABLE = "a changelog cannot be read"
     CHANGELOG_REPLACED = "a changelog was replaced after its commit"
+    BATCH_LOG_UNREADABLE = "a batch log cannot be read"
     LINEAGE_AT_ODDS = "a lineage contradicts the commit log"
     FAMILIES_LOST = "the column family names of a store are lost"
     NO_BASE = "a store has no base snapshot"

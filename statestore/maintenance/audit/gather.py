@@ -28,11 +28,12 @@ from statestore.maintenance.audit.facts import (
     RootFacts,
     StoreAuditFacts,
     attempt,
+    flaw_of,
 )
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, gather_store
 from statestore.stateless import Stateless
-from statestore.storage import Entry, Storage, at_once, is_hidden
+from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
 from statestore.switch_journal import OpenJournal
 
 _NEWEST_OFFSETS = 2
@@ -65,7 +66,8 @@ def gather(
     control = storage.list(names.CONTROL)
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
-    files = catalog.by_store(state)
+    members = list_members(storage, listed=control)
+    files = catalog.by_store([*members.entries, *state])
     log = commits.with_commits(storage, log, batches, files)
     without_state = None if listed or _is_own(control) else _stateless(log)
     # Raises for another state store provider: its files have other names.
@@ -77,6 +79,8 @@ def gather(
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, log, state, control, files, strangers)
+    damaged = (Bad(path, flaw_of(error), error.what) for path, error in members.damaged.items())
+    root = replace(root, batch_logs=tuple(damaged))
     if not _is_own(control):
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
         found_moved = (
@@ -318,7 +322,7 @@ def _query(storage: Storage, *, is_own: bool) -> str:
 
 def _is_own(control: Sequence[Entry]) -> bool:
     """Return whether a Python job wrote the root. Maintenance files also exist in native checkpoints."""
-    places = (names.BINDING, f"{names.PENDING}/", f"{names.SCHEMAS}/")
+    places = (names.BINDING, f"{names.PENDING}/", f"{names.BATCH_LOGS}/", f"{names.SCHEMAS}/")
     return any(entry.path.startswith(places) for entry in control)
 
 

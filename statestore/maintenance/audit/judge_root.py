@@ -147,6 +147,7 @@ def of_root(facts: AuditFacts) -> Iterator[Finding]:
     yield from _of_schemas(facts)
     yield from _of_layouts(facts)
     yield from _of_moved(facts)
+    yield from _of_batch_logs(facts)
     yield from _of_changed(facts)
     yield from _of_switchover(facts)
 
@@ -250,6 +251,21 @@ def _of_moved(facts: AuditFacts) -> Iterator[Finding]:
             else f"unless {one.location} is another URL of this checkpoint, the query cannot start",
             "stop the query, then run: statekeeper repair ROOT --apply --confirm-stopped",
             Severity.ERROR if is_sure else Severity.WARNING,
+        )
+
+
+def _of_batch_logs(facts: AuditFacts) -> Iterator[Finding]:
+    """Yield findings about damaged batch logs. The findings of the stores name the versions that are lost."""
+    for bad in facts.root.batch_logs:
+        place = names.parse_batch_log(bad.path)
+        assert place is not None
+        yield root_finding(
+            FindingKind.BATCH_LOG_UNREADABLE,
+            bad.path,
+            bad.why,
+            f"the changelogs of version {place[0]} (batch {place[0] - 1}) in it are lost",
+            _RESTORE,
+            Severity.WARNING,
         )
 
 

@@ -13,6 +13,7 @@ from statestore.catalog import StoreFiles
 from statestore.chain import Chain, FileProblem, StoredSnapshot, walk
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
+from statestore.format.batch_log import object_of
 from statestore.format.changelog import read_changelog
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.row_checksum import verified
@@ -186,7 +187,7 @@ class _Look:
 def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId, Bad]:
     bad: dict[VersionId, Bad] = {}
     for version in chain.versions:
-        path = chain.store.changelog(version)
+        path = object_of(chain.store, version)
         if version in found:
             bad[version] = found[version]
         elif version not in chain.files.changelogs:
@@ -260,10 +261,11 @@ class _Decoding:
         return self.decoded
 
     def _changelog(self, version: VersionId, target: Path) -> None:
-        path = self.look.chain.store.changelog(version)
+        store = self.look.chain.store
+        path = object_of(store, version)
 
         def read() -> tuple[Lineage | None, int]:
-            self.way.storage.download(path, target)
+            self.way.storage.download(store.changelog(version), target)
             header, pieces = read_changelog(readable(target), path)
             if self.way.conf.row_checksums:
                 pieces = (verified(piece, path) for piece in pieces)

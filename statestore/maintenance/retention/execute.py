@@ -109,6 +109,11 @@ def execute(
             if store.deletions:
                 yield from _execute_store(storage, store, on_record, kept_by_quarantine, may_delete)
         logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
+        if any(names.parse_batch_log(verdict.path) for verdict in logs):
+            changed = _first_changed(storage, planned, on_record)
+            if changed is not None:
+                yield changed
+                logs = [verdict for verdict in logs if not names.parse_batch_log(verdict.path)]
         for part in _delete(storage, logs, may_delete):
             yield Deleted(None, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
     except (LeaseLost, RefusedAsUnsafe):
@@ -166,23 +171,11 @@ def _execute_store(
     may_delete: MayDelete,
 ) -> Iterator[Deleted]:
     store, deletions = planned.store, planned.deletions
-    files = catalog.files(storage, store.folder).get(store, StoreFiles())
-    if planned.base is not None and planned.base.version > 0:
-        facts = look_at_snapshot(storage, store, planned.base, files)
-        if not facts.is_whole:
-            yield Deleted(
-                store=store,
-                outcome=DeletionOutcome.CHANGED,
-                detail=str(facts.damage or facts.sidecar or ""),
-            )
-            return
-        if _needs_read(deletions) and (changed := _not_as_read(store, planned.base, facts, files, on_record)):
-            yield Deleted(
-                store=store,
-                outcome=DeletionOutcome.CHANGED,
-                detail=f"{changed}: changed after it was read in full",
-            )
-            return
+    files = _files(storage, store)
+    changed = _changed_base(storage, planned, files, on_record if _needs_read(deletions) else None)
+    if changed is not None:
+        yield Deleted(store=store, outcome=DeletionOutcome.CHANGED, detail=changed)
+        return
     going = {verdict.path for verdict in deletions}
     # The tables of snapshots that are not in the plan: new snapshots, and snapshots beyond the bound of the plan.
     known = {verdict.path for verdict in planned.files}
@@ -209,6 +202,37 @@ def _execute_store(
             spared = ()
     if spared:
         yield Deleted(store=store, outcome=DeletionOutcome.DONE, spared=spared)
+
+
+def _files(storage: Storage, store: StorePath) -> StoreFiles:
+    return catalog.by_store(storage.list(store.folder)).get(store, StoreFiles())
+
+
+def _changed_base(storage: Storage, planned: StoreVerdicts, files: StoreFiles, on_record: Reads | None) -> str | None:
+    """Return why the base of a store can no longer replace older files; None if it can.
+
+    `on_record`: if given, the base must also be unchanged since it was read in full.
+    """
+    store, base = planned.store, planned.base
+    if base is None or base.version == 0:
+        return None
+    facts = look_at_snapshot(storage, store, base, files)
+    if not facts.is_whole:
+        return str(facts.damage or facts.sidecar or "")
+    changed = None if on_record is None else _not_as_read(store, base, facts, files, on_record)
+    return None if changed is None else f"{changed}: changed after it was read in full"
+
+
+def _first_changed(storage: Storage, planned: RetentionPlan, on_record: Reads) -> Deleted | None:
+    """Look at all bases again before a batch log is deleted, because it has changelogs of all stores. Return the first
+    store whose base changed after the plan was made."""
+    for store in planned.stores:
+        changed = _changed_base(storage, store, _files(storage, store.store), on_record)
+        if changed is not None:
+            return Deleted(
+                store=store.store, outcome=DeletionOutcome.CHANGED, detail=f"{changed}; all batch logs are kept"
+            )
+    return None
 
 
 def _read_bases(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statestore.chain import Chain, StoredSnapshot
 from statestore.commit_log import CommitLog
 from statestore.format import names
+from statestore.format.batch_log import Place
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.maintenance.quarantine import Snapshots
@@ -18,6 +19,14 @@ from statestore.storage import Entry
 
 Strays = Mapping[StorePath, Mapping[VersionId, StoredSnapshot]]
 """Snapshots that are not on the chain of their store, by store."""
+
+
+@dataclass(frozen=True)
+class BatchLogFile:
+    """A listed batch log. `members`: the changelogs in it; None if it cannot be read."""
+
+    entry: Entry
+    members: tuple[Place, ...] | None
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,13 @@ class LogFiles:
     leftovers: tuple[Entry, ...] = ()
     quarantine: tuple[Entry, ...] = ()
     checksums: tuple[Entry, ...] = ()
+    batch_logs: tuple[BatchLogFile, ...] = ()
 
     @property
     def newest_seconds(self) -> float:
         """Return the newest modification time: a lower bound of the time on the clock of the storage."""
-        of_query = (*self.offsets, *self.commits, *self.pending)
+        logs = (log.entry for log in self.batch_logs)
+        of_query = (*self.offsets, *self.commits, *self.pending, *logs)
         entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.quarantine)
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
 
@@ -135,6 +146,9 @@ def is_young(entry: Entry, seconds: float, now_seconds: float) -> bool:
 def batch_of(path: str) -> int | None:
     """Return the batch of a log file, or of a hidden Hadoop checksum of one; None for any other path."""
     folder, _, name = path.rpartition("/")
+    if folder == names.BATCH_LOGS:
+        log = names.parse_batch_log(path)
+        return log[0] - 1 if log else None
     if folder == names.PENDING:
         pending = names.parse_pending(name)
         return pending[0] if pending else None

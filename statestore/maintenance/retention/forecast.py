@@ -147,6 +147,7 @@ def _entries(gathered: RetentionFacts) -> Iterator[Entry]:
     for chain in gathered.chains:
         yield from chain.files.entries
     logs = gathered.logs
+    yield from (log.entry for log in logs.batch_logs)
     for entries in (
         logs.offsets,
         logs.commits,

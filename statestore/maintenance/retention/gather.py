@@ -19,6 +19,7 @@ from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.history_records import FailedSnapshot
 from statestore.maintenance.retention import last_pass
 from statestore.maintenance.retention.facts import (
+    BatchLogFile,
     LogFiles,
     RetentionFacts,
     Strays,
@@ -31,7 +32,7 @@ from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import RetentionPolicy
 from statestore.maintenance.verification import Reads
 from statestore.stateless import stateless
-from statestore.storage import TEMP_FOLDER, Entry, Storage, at_once, is_hidden
+from statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
 
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:
@@ -47,7 +48,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     is_own = storage.stat(names.BINDING) is not None
     # Read the log before the files: a batch that is committed in between is newer than this head, and its files are kept.
     heads = catalog.heads(storage)
-    logs = _log_files(storage)
+    members = list_members(storage)
+    logs = _log_files(storage, members)
     now = clock.now_seconds()
     if heads is None:
         return RetentionFacts(is_own=is_own, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)
@@ -72,7 +74,9 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     )
     # In structure V1 the commits of all bases are kept, so all stores must be gathered.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
-    last = None if everything or not is_own or is_v1 else last_pass.read(storage)
+    # One batch log has changelogs of all stores, so all stores must be gathered.
+    is_partial = not everything and is_own and not is_v1 and not logs.batch_logs
+    last = last_pass.read(storage) if is_partial else None
     if last is not None:
         due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
@@ -95,7 +99,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     full = catalog.commit_log(storage, down_to=wanted - 1)
     assert full is not None
     listed = storage.list(names.STATE)
-    found = catalog.by_store(listed)
+    found = catalog.by_store([*members.entries, *listed])
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
     every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
@@ -243,7 +247,7 @@ def _doubted(chain: Chain, why: str) -> Chain:
     return replace(chain, broken={**doubted, **chain.broken})
 
 
-def _log_files(storage: Storage) -> LogFiles:
+def _log_files(storage: Storage, members: Members) -> LogFiles:
     offsets, commits = (storage.list(folder, hidden=True) for folder in (names.OFFSETS, names.COMMITS))
     others = (storage.list(folder) for folder in (names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER))
     pending, history, announcements, leftovers = (tuple(listed) for listed in others)
@@ -255,6 +259,9 @@ def _log_files(storage: Storage) -> LogFiles:
         announcements=announcements,
         leftovers=leftovers,
         checksums=(*_left_checksums(offsets), *_left_checksums(commits)),
+        batch_logs=tuple(
+            BatchLogFile(entry, None if log is None else tuple(log.members)) for entry, log in members.logs
+        ),
     )
 
 

@@ -13,7 +13,14 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
-from statestore.maintenance.retention.facts import RetentionFacts, batch_of, is_young, loadable, retained_floor
+from statestore.maintenance.retention.facts import (
+    BatchLogFile,
+    RetentionFacts,
+    batch_of,
+    is_young,
+    loadable,
+    retained_floor,
+)
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
     RetentionPlan,
@@ -24,7 +31,7 @@ from statestore.maintenance.retention.verdicts import (
 )
 from statestore.maintenance.time_line import leads_back
 from statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
-from statestore.storage import Entry
+from statestore.storage import Entry, MemberEntry
 
 _NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
 
@@ -151,6 +158,8 @@ class Judge:
         base = self._base(chain)
         verdicts = [self._other(chain, base, entry) for entry in chain.files.others]
         for version, entry in chain.files.changelogs.items():
+            if isinstance(entry, MemberEntry):
+                continue  # deleted with its batch log
             rule = self.version_rule(chain, base, version, entry, is_snapshot=False)
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
         kept: dict[VersionId, StoredSnapshot | None] = {}
@@ -269,6 +278,7 @@ class Judge:
         files = self.gathered.logs
         of_batches = (*files.offsets, *files.commits, *files.pending, *files.checksums)
         verdicts = [self._log_verdict(entry) for entry in of_batches]
+        verdicts += [Verdict(e.entry.path, e.entry.size_bytes, self._batch_log_rule(e)) for e in files.batch_logs]
         verdicts += [
             self._record(e, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
             for e in files.history
@@ -318,6 +328,34 @@ class Judge:
             if entry.path == names.offsets(batch) and batch == oldest - 2:
                 return Rule.STARTS
         return Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG
+
+    def _batch_log_rule(self, log: BatchLogFile) -> Rule:
+        """Return the rule of a batch log: it is kept as a record of its batch, and as long as any store needs its
+        changelog."""
+        of_batch = self._log_rule(log.entry)
+        if not of_batch.deletes:
+            return of_batch
+        if log.members is None:
+            return Rule.HELD
+        rules = {self._member_rule(store, version, log.entry) for store, version in log.members}
+        kept = [rule for rule in (Rule.RESTORES, Rule.WAY_BACK, Rule.HELD, Rule.RUNNING, Rule.YOUNG) if rule in rules]
+        if kept:
+            return kept[0]
+        return Rule.SUPERSEDED if Rule.SUPERSEDED in rules else of_batch
+
+    def _member_rule(self, store: StorePath, version: VersionId, entry: Entry) -> Rule:
+        chain = self._chains.get(store)
+        if chain is None:
+            return Rule.HELD
+        return self.version_rule(chain, self._bases[store], version, entry, is_snapshot=False)
+
+    @cached_property
+    def _chains(self) -> Mapping[StorePath, Chain]:
+        return {chain.store: chain for chain in self.gathered.chains}
+
+    @cached_property
+    def _bases(self) -> Mapping[StorePath, VersionId | None]:
+        return {chain.store: self._base(chain) for chain in self.gathered.chains}
 
     @cached_property
     def _way_back(self) -> int | None:

@@ -173,7 +173,7 @@ def require_same(
 
 def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
     """List the tables of the store."""
-    return catalog.files(storage, f"{store.folder}/{names.TABLES}".rstrip("/")).get(store, catalog.StoreFiles())
+    return catalog.by_store(storage.list(f"{store.folder}/{names.TABLES}".rstrip("/"))).get(store, catalog.StoreFiles())
 
 
 def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:
