@@ -16,6 +16,7 @@ from statestore.cli.lease import lease
 from statestore.cli.repair import repair
 from statestore.cli.snapshot import snapshot
 from statestore.cli.switch import switch
+from statestore.cli.unpack import unpack
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,9 +25,9 @@ from statestore.cli.switch import switch
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair and switch print a plan and change nothing without --apply. snapshot only adds files and runs at once;
-    --dry-run prints its plan. repair --undo, switch --abort and lease --break also run at once. Everything else only
-    reads.
+    gc, repair and switch print a plan and change nothing without --apply. snapshot and unpack only add files and run at
+    once; --dry-run prints their plans. repair --undo, switch --abort and lease --break also run at once. Everything else
+    only reads.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe, 130 interrupted.
@@ -34,5 +35,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, lease):
+for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, unpack, lease):
     main.add_command(verb)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.maintained_query import Query, begun
@@ -50,6 +51,19 @@ def test_maintenance_is_green_after_every_verb_that_follows_any_other(
     tmp_path: Path, kind: str, structure: Structure
 ) -> None:
     query = begun(open_storage(str(tmp_path / "root")), tmp_path, structure, is_own=kind == "own", batches=5)
+    tour(query)
+
+
+@pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.slow)])
+def test_maintenance_of_batch_logs_is_green_after_every_verb(
+    tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
+    storage = open_storage(str(tmp_path / "root"))
+    if where == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        storage = open_storage(f"s3://{server.make_bucket()}/root", options=server.options)
+    query = begun(storage, tmp_path, Structure.V2, is_own=True, batches=5, in_batch_logs=True)
+    assert storage.list(names.BATCH_LOGS)
     tour(query)
 
 

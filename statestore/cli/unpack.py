@@ -1,0 +1,66 @@
+"""`statekeeper unpack`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import filesize
+from rich.console import Console
+
+from statestore.cli.common import Opened, Output, mode_option, output_option, root_argument
+from statestore.format import names
+from statestore.maintenance import unpack as unpacking
+from statestore.maintenance.config import Mode
+from statestore.maintenance.passes import guards
+from statestore.maintenance.unpack import Unpack, UnpackPlan
+
+
+@click.command(short_help="Write changelogs of batch logs as files that Spark reads.")
+@root_argument
+@click.option("--batch", type=click.IntRange(0), help="The batch that Spark must be able to read. Default: the newest.")
+@mode_option
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@output_option
+def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, output: Output) -> None:
+    """Write the changelogs that Spark's statestore source needs to read a batch as files of their own.
+
+    A job with log="batch" writes the changelogs of a batch as one object, which Spark cannot read. This verb only adds
+    files, so it runs at once. Retention deletes them like other changelogs. To make only the newest batch readable, you can
+    instead run: statekeeper snapshot ROOT --at-head.
+    """
+    planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
+    done: list[Unpack] = []
+    if not dry_run and (planned.actions or planned.missing):
+        is_own = root.storage.stat(names.BINDING) is not None
+        allowed = Mode(mode) if mode else root.policies.mode_for(is_own=is_own)
+        guards.require_none(guards.refusals(guards.adds(root.storage, allowed), guards.half_switched(root.storage)))
+        done.extend(unpacking.execute(root.storage, planned))
+    output.show(_object(planned, done), lambda console: _print(console, planned, done))
+
+
+def _object(planned: UnpackPlan, done: Sequence[Unpack]) -> dict[str, Any]:
+    return {
+        "batch": planned.batch,
+        "missing": list(planned.missing),
+        "files": [{"path": one.path, "from": one.log, "bytes": one.size_bytes} for one in planned.actions],
+        "written": len(done),
+    }
+
+
+def _print(console: Console, planned: UnpackPlan, done: Sequence[Unpack]) -> None:
+    if planned.batch is None:
+        console.print("no batch is committed")
+        return
+    size = filesize.decimal(sum(one.size_bytes for one in planned.actions))
+    if not planned.actions and not planned.missing:
+        console.print(f"Spark can read batch {planned.batch:,}: no file to write")
+    elif done:
+        console.print(f"wrote {len(done):,} changelogs, {size}: Spark can read batch {planned.batch:,}")
+    else:
+        console.print(
+            f"{len(planned.actions):,} changelogs to write, {size}, so that Spark can read batch {planned.batch:,}"
+        )
+    for path in planned.missing:
+        console.print(f"{path} is missing: Spark cannot read batch {planned.batch:,}", soft_wrap=True)

@@ -1,0 +1,114 @@
+"""Writes changelogs of batch logs as files of their own, so that Spark's `statestore` source can read a version.
+
+Spark loads a version from the newest snapshot before it and from the changelogs after that snapshot. `unpack` writes the
+changelogs among these that are only members of batch logs. It adds files, and retention deletes them like other changelogs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from statestore import catalog
+from statestore.catalog import StoreFiles
+from statestore.commit_log import Heads
+from statestore.errors import ObjectMissing
+from statestore.format.batch_log import object_of
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.lineage import Lineage
+from statestore.storage import MemberEntry, Storage, at_once
+
+
+@dataclass(frozen=True)
+class UnpackFacts:
+    """The versions of a batch, their lineages, and the files of their stores. `heads`: None without a committed batch."""
+
+    heads: Heads | None
+    lineages: Mapping[StorePath, Lineage]
+    files: Mapping[StorePath, StoreFiles]
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """One changelog to write. `log`: the batch log that contains it."""
+
+    store: StorePath
+    version: VersionId
+    log: str
+    size_bytes: int
+
+    @property
+    def path(self) -> str:
+        """The path of the new file."""
+        return self.store.changelog(self.version)
+
+
+@dataclass(frozen=True)
+class UnpackPlan:
+    """The changelogs to write, so that Spark can read `batch`; None without a committed batch.
+
+    `missing`: objects that Spark needs and that do not exist.
+    """
+
+    batch: int | None
+    actions: tuple[Unpack, ...]
+    missing: tuple[str, ...] = ()
+
+
+def gather(storage: Storage, *, batch: int | None = None) -> UnpackFacts:
+    """Gather the facts for a batch, by default the newest.
+
+    Requests: two listings, the commit, one for each batch log, and one for the lineage of each store whose changelog is a
+    file. Raises as `catalog.heads_at`; `ObjectMissing`, `CorruptFile` if a lineage cannot be read.
+    """
+    heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
+    files = catalog.files(storage)
+    lineages: dict[StorePath, Lineage] = {}
+    if heads is not None:
+
+        def look(store: StorePath) -> None:
+            head = heads.heads[store]
+            of_store = files.get(store, StoreFiles())
+            if head == EMPTY or head in of_store.snapshots:
+                lineages[store] = ()
+            else:
+                lineages[store] = (*catalog.lineage(storage, store, head), head)
+
+        at_once(look, list(heads.heads))
+    return UnpackFacts(heads, lineages, files)
+
+
+def plan(gathered: UnpackFacts) -> UnpackPlan:
+    """Plan which changelogs to write. Pure."""
+    actions: list[Unpack] = []
+    missing: list[str] = []
+    for store, lineage in sorted(gathered.lineages.items()):
+        files = gathered.files.get(store, StoreFiles())
+        base = max((version.version for version in lineage if version in files.snapshots), default=0)
+        for version in lineage:
+            entry = files.changelogs.get(version)
+            if version.version <= base or (entry is not None and not isinstance(entry, MemberEntry)):
+                continue
+            if entry is None:
+                missing.append(object_of(store, version))
+            else:
+                actions.append(Unpack(store, version, entry.log, entry.size_bytes))
+    batch = None if gathered.heads is None else gathered.heads.batch
+    return UnpackPlan(batch, tuple(actions), tuple(dict.fromkeys(missing)))
+
+
+def execute(storage: Storage, planned: UnpackPlan) -> Iterator[Unpack]:
+    """Write the files, and yield each after it is written.
+
+    *Guarantee*: it only adds files, and a second run after a crash writes the remaining ones. Raises `ObjectMissing` for a
+    plan with missing objects, before any write; `CorruptFile`, `StorageError`.
+    """
+    for path in planned.missing[:1]:
+        raise ObjectMissing(
+            f"is missing; Spark cannot read batch {planned.batch} ({len(planned.missing):,} objects are missing)",
+            path=path,
+            hint="restore the file from a backup, or run: statekeeper audit ROOT",
+        )
+    for action in planned.actions:
+        storage.create(action.path, storage.read(action.path))
+        yield action
