@@ -1,5 +1,6 @@
 """PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and the call that starts it."""
 
+from pipelines.batch_log import LogLayout
 from pipelines.host import Host
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
@@ -15,6 +16,7 @@ __all__ = [
     "DeltaSink",
     "Frames",
     "Host",
+    "LogLayout",
     "Observer",
     "Outcome",
     "Phase",

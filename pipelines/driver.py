@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.assignments import Assignments
+from pipelines.batch_log import LogLayout, changelogs_of, part_of
 from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.host import Host
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
@@ -37,6 +38,7 @@ from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.root import Done, Pending, Ready, SinkPosition, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.store import BatchLogPart
 
 _LOG = logging.getLogger("statekeeper")
 _ATTEMPTS = 3
@@ -62,6 +64,7 @@ class BatchDriver:
         partitions: int,
         key_groups: int,
         structure: Structure = Structure.V2,
+        log: LogLayout = LogLayout.STORES,
         clock: Clock,
         ids: Ids,
         observer: Observer,
@@ -81,6 +84,7 @@ class BatchDriver:
         self._partitions = partitions
         self._key_groups = key_groups
         self._structure = structure
+        self._log = log
         self._clock = clock
         self._ids = ids
         self._observer = observer
@@ -202,10 +206,11 @@ class BatchDriver:
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
             reporter = channel.open(self._ids.fresh())
-            with Materialised(self._plan(root, ready, rewrites, reporter), root.binding, rows) as output:
+            attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
+            part = part_of(self._log, attempt.attempt, root.binding.partitions * len(ready.bases))
+            with Materialised(self._plan(root, ready, rewrites, reporter, part), root.binding, rows) as output:
                 reports = self._checked(channel.take(reporter), ready, root.binding.partitions)
                 self._enter(batch, Phase.COMPUTED)
-                attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
                 pending = Pending(
                     batch,
                     attempt.attempt,
@@ -217,7 +222,7 @@ class BatchDriver:
                     root.structure,
                     self._sink_position,
                 )
-                root.write_pending(pending)
+                root.write_pending(pending, changelogs_of(reports) if part is not None else None)
                 self._enter(batch, Phase.PENDING_WRITTEN)
                 self._enter(batch, Phase.SINK_WRITING)
                 try:
@@ -257,7 +262,14 @@ class BatchDriver:
             self._channel = ReportChannel(session.sparkContext)
         return self._channel
 
-    def _plan(self, root: StateRoot, ready: Ready, rewrites: Mapping[int, str], reporter: AttemptReporter) -> TaskPlan:
+    def _plan(
+        self,
+        root: StateRoot,
+        ready: Ready,
+        rewrites: Mapping[int, str],
+        reporter: AttemptReporter,
+        part: BatchLogPart | None,
+    ) -> TaskPlan:
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
@@ -267,6 +279,7 @@ class BatchDriver:
             assignments=Assignments.of(ready.bases, self._snapshots.versions),
             rewrites=rewrites,
             structure=root.structure,
+            batch_log=part,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             reports=reporter,

@@ -86,7 +86,7 @@ class KnownSnapshots:
         # Runs that ended before they recorded their snapshots.
         abandoned = [path for path, epoch in unfinished.items() if epoch != _epoch(lease)]
         for store in sorted({store for path in abandoned for store in _planned(storage, path)}):
-            of_store = catalog.files(storage, store.folder).get(store)
+            of_store = catalog.by_store(storage.list(store.folder)).get(store)
             found[store] = set(of_store.snapshots) if of_store else set()
         self._found = {store: frozenset(versions) for store, versions in found.items() if versions}
         self._lease, self._records = lease, records

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
+from pipelines.batch_log import LogLayout
 from pipelines.operator import Frames, StatefulOperator
 from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN
 from statestore import catalog
@@ -57,6 +58,18 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
             f"{asked} partitions and {key_groups} key groups", hint="ask for 1 to as many partitions as key groups"
         )
     return asked
+
+
+def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
+    """Return the layout of the changelogs. Raises `UnsupportedEnvironment`."""
+    if asked not in list(LogLayout):
+        raise UnsupportedEnvironment(f"log={asked!r} is unknown", hint='use log="stores" or log="batch"')
+    if LogLayout(asked) is LogLayout.BATCH and structure is Structure.V1:
+        raise UnsupportedEnvironment(
+            'log="batch" with structure V1: a batch log needs the checkpoint ids of structure V2',
+            hint='use structure V2, or log="stores"',
+        )
+    return LogLayout(asked)
 
 
 def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import preflight
+from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver, StopWanted
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator
@@ -100,6 +101,7 @@ def start(
     partitions: int | None = None,
     key_groups: int = 128,
     structure: Structure = Structure.V2,
+    log: LogLayout | str = LogLayout.STORES,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
     observer: Observer | None = None,
@@ -115,6 +117,8 @@ def start(
     structure    checkpoint structure of a new root. Use V1 only for readers that do not support V2: in V1 an update
                  function that is not deterministic can make versions unrecoverable. If the root has the other structure,
                  the query fails with `OtherStructure`; `statekeeper switch` changes the structure
+    log          "stores": each changelog is an object, which Spark can read. "batch": the small changelogs of a batch are
+                 one object, so that the requests per batch do not depend on the partitions (FLIP-158); structure V2 only
     trigger      arguments of `DataStreamWriter.trigger`
 
     Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
@@ -124,6 +128,7 @@ def start(
     """
     session = stream.sparkSession
     require_classic(session)
+    layout = preflight.log_layout(log, structure)
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
     row_columns = preflight.row_columns(operator, stream)
     preflight.require_usable(operator)
@@ -152,6 +157,7 @@ def start(
         partitions=partitions,
         key_groups=key_groups,
         structure=structure,
+        log=layout,
         clock=clock,
         ids=ids,
         observer=observer or _Silent(),

@@ -41,7 +41,7 @@ from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
 from statestore.loading.loaded import LoadReport
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits, advance_local_copy
+from statestore.store import BatchLogPart, CommitMetrics, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
@@ -58,13 +58,14 @@ def tag_of(fresh_id: str) -> int:
 
 @dataclass(frozen=True)
 class StoreReport:
-    """Load and commit of one store of a partition."""
+    """Load and commit of one store of a partition. `member`: its changelog, if the driver writes it into a batch log."""
 
     operator: int
     base: VersionId
     new: VersionId
     load: LoadReport
     commit: CommitMetrics
+    member: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class TaskPlan:
     assignments: Assignments
     rewrites: Mapping[int, str]
     structure: Structure
+    batch_log: BatchLogPart | None
     limits: StoreLimits
     sweep: SweepLimits
     reports: Reporter
@@ -199,6 +201,7 @@ class _Partition:
             snapshots=assigned.snapshots,
             limits=self._plan.limits,
             structure=self._plan.structure,
+            batch_log=self._plan.batch_log,
         )
 
     def _encode_keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
@@ -311,7 +314,7 @@ class _Partition:
             self._rows_in,
             self._rows_out,
             tuple(
-                StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics)
+                StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics, store.member)
                 for operator, store in enumerate(stores.values())
             ),
             self._update_seconds * 1000,

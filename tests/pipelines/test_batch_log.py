@@ -1,0 +1,63 @@
+"""An operator whose changelogs go into batch logs, on real Spark and real Delta."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from pipelines.batch_log import LogLayout
+from pipelines.progress import Outcome, Phase
+from statestore.format import names
+from tests.support.adding_operator import ROWS, adding, rows_of
+from tests.support.streams import Seen, Stream
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def stream(delta_session, tmp_path):
+    stream = Stream(delta_session, tmp_path, ROWS)
+    stream.log = LogLayout.BATCH
+    return stream
+
+
+def _objects(stream):
+    return sorted(str(path.relative_to(stream.root)) for path in (stream.root / names.BATCH_LOGS).glob("*"))
+
+
+def test_a_batch_writes_one_object_for_all_partitions_and_another_host_continues_from_it(stream):
+    stream.append(rows_of((1, 10), (1, 5), (2, 7)))
+    stream.append(rows_of((1, -1), (2, -2)))
+    reports = stream.run(adding(), partitions=4)
+    assert [names.parse_batch_log(path)[0] for path in _objects(stream)] == [1, 2]
+    assert stream.changelogs() == []
+    assert list((stream.root / names.PENDING).glob("*")) == []
+    shutil.rmtree(stream.folder / "local")
+    stream.append(rows_of((2, 1)))
+    reports = stream.run(adding(), partitions=4)
+    assert [report.batch for report in reports] == [2]
+    assert stream.state(batch=1) == {(1,): (3, 14), (2,): (2, 5)}, "Spark reads an unpacked batch"
+    assert stream.state() == {(1,): (3, 14), (2,): (3, 6)}
+    assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [
+        (1, 2, 15), (1, 3, 14), (2, 1, 7), (2, 2, 5), (2, 3, 6),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dies_at", [Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+def test_a_driver_that_dies_around_the_sink_leaves_state_and_sink_equal(stream, dies_at):
+    stream.append(rows_of((1, 10), (2, 7)))
+    stream.append(rows_of((1, -1), (2, -2)))
+
+    def died(batch, phase):
+        if (batch, phase) == (1, dies_at):
+            raise RuntimeError("the driver died")
+
+    with pytest.raises(Exception, match="died"):
+        stream.run(adding(), seen=Seen(died))
+    reports = stream.run(adding())
+    taken = dies_at is Phase.SINK_WRITTEN
+    assert reports[0].outcome is (Outcome.TAKEN_FROM_SINK if taken else Outcome.COMPUTED)
+    assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [
+        (1, 1, 10), (1, 2, 9), (2, 1, 7), (2, 2, 5),
+    ]  # fmt: skip
