@@ -47,10 +47,10 @@ def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, m
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 
-    def full(self, path, data):
+    def full(self, path, data, *, like=None):
         if path.endswith(".sst"):
             raise StorageError("no space left", path=path)
-        return create(self, path, data)
+        return create(self, path, data, like=like)
 
     monkeypatch.setattr(LocalStorage, "create", full)
     for value in range(3):
@@ -67,10 +67,10 @@ def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(st
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 
-    def forgetful(self, path, data):
+    def forgetful(self, path, data, *, like=None):
         if path.startswith("_statekeeper/history/"):
             raise StorageError("permission denied", path=path)
-        return create(self, path, data)
+        return create(self, path, data, like=like)
 
     monkeypatch.setattr(LocalStorage, "create", forgetful)
     for value in range(3):

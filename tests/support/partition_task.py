@@ -77,6 +77,7 @@ class Task:
             assignments=Assignments.of(self.bases, {}),
             rewrites={},
             structure=Structure.V2,
+            batch_log=None,
             limits=StoreLimits(),
             sweep=SweepLimits(),
             reports=self.reports,
