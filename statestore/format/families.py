@@ -66,9 +66,13 @@ def undescribed_prefix(key_json: str, value_json: str) -> int:
     return len(names) - 1 if is_of_sessions else 0
 
 
+class UnknownColumnType(UnknownFormatVersion):
+    """A column of a known file version has a type that this release does not decode."""
+
+
 def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str) -> Family:
-    """Return the layout of a store without column families. Raises `UnknownFormatVersion` for an unknown type, and
-    `CorruptFile`; both name the file `path`."""
+    """Return the layout of a store without column families. Raises `UnknownColumnType`, and `CorruptFile`;
+    both name the file `path`."""
     key = _schema(key_json, path)
     if not 0 <= prefix_columns < max(1, len(key)):
         raise CorruptFile(
@@ -80,8 +84,8 @@ def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str)
 
 
 def parse_families(data: bytes, path: str) -> dict[str, Family]:
-    """Parse the column families of a store, by name. Raises `UnknownFormatVersion` for a file version other than 3, or
-    an unknown encoder or type; `CorruptFile`."""
+    """Parse the column families of a store, by name. Raises `UnknownFormatVersion` for a file version other than 3 or
+    an unknown encoder; `UnknownColumnType`; `CorruptFile`."""
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v3":
@@ -107,7 +111,7 @@ def _schema(text: str, path: str) -> pa.Schema:
     try:
         return arrow_schema(text, void=True)
     except UnsupportedType as error:
-        raise UnknownFormatVersion(error.what, path=path, hint=_HINT) from error
+        raise UnknownColumnType(error.what, path=path, hint=_HINT) from error
     except CorruptFile as error:
         raise CorruptFile(error.what, path=path) from error
 
@@ -153,7 +157,7 @@ def _require_sortable(fields: list[pa.Field], encoder: KeyEncoder, path: str) ->
         is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         is_time = encoder is KeyEncoder.RANGE or field.type == pa.int64()
         if not is_number or not is_time or machine_type(field.type) is None:
-            raise UnknownFormatVersion(
+            raise UnknownColumnType(
                 f"has key encoder {encoder.value} for column {field.name} of type {field.type}, which is not supported; "
                 "the state cannot be decoded",
                 path=path,

@@ -83,6 +83,31 @@ def test_a_damaged_state_schema_is_a_finding_with_its_file(
         assert found == {"state/0/_metadata/metadata"} or path.name == "3"
 
 
+@pytest.mark.parametrize(("form", "pattern"), [one for one in SCHEMAS if "_metadata/v2" not in one[1]])
+def test_a_state_schema_of_an_unknown_version_is_a_finding_with_its_file(
+    written: Written, form: str, pattern: str
+) -> None:
+    root = written(form)
+    [path] = root.glob(pattern)
+    body = path.read_bytes()
+    path.write_bytes(body[:3] + b"9" + body[4:])
+    [finding] = audited(root).findings
+    assert (finding.what, finding.severity) == (FindingKind.DESCRIPTION_UNREADABLE, Severity.WARNING)
+    assert finding.file == pattern.replace("[0-9]*", path.name)
+    assert "has state schema version 'v9'" in finding.problem
+    assert "upgrade Statekeeper" in said(root, "audit", exit_code=3)
+
+
+@pytest.mark.parametrize("form", ["v1-aggregation", "v2-aggregation"])
+def test_offsets_of_an_unknown_version_are_no_clean_audit(written: Written, form: str) -> None:
+    root = written(form)
+    path = max((root / "offsets").glob("[0-9]*"), key=lambda one: int(one.name))
+    path.write_text(path.read_text().replace("v1", "v7", 1).replace("v2", "v7", 1))
+    told = said(root, "audit", exit_code=3)
+    assert f"offsets/{path.name} has log version v7" in told
+    assert "upgrade Statekeeper" in told
+
+
 def test_the_rows_reveal_a_wrong_type_in_a_schema(written: Written, tmp_path: Path) -> None:
     root = written("v1-aggregation")
     path = root / "state/0/0/_metadata/schema"

@@ -13,7 +13,7 @@ from statestore.catalog import StoreFiles
 from statestore.chain import Chain
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
-from statestore.format.families import Family
+from statestore.format.families import Family, UnknownColumnType
 from statestore.format.logs import CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
@@ -36,6 +36,7 @@ class Flaw(Enum):
     MISSING = "is missing"
     CORRUPT = "cannot be read"
     UNKNOWN_FORMAT = "has an unsupported format"
+    UNKNOWN_TYPE = "has a column of an unsupported type"
     MISMATCH = "contradicts other files"
     REPLACED = "is another file under the same name"
 
@@ -67,11 +68,13 @@ def attempt(path: str, read: Callable[[], T]) -> T | Bad:
     except (CorruptFile, NotAFile) as error:
         return Bad(path, Flaw.CORRUPT, error.what)
     except UnknownFormatVersion as error:
-        return Bad(path, Flaw.UNKNOWN_FORMAT, error.what)
+        return Bad(path, flaw_of(error), error.what)
 
 
 def flaw_of(error: CorruptFile | UnknownFormatVersion) -> Flaw:
     """Return the kind of problem that an error reports."""
+    if isinstance(error, UnknownColumnType):
+        return Flaw.UNKNOWN_TYPE
     return Flaw.UNKNOWN_FORMAT if isinstance(error, UnknownFormatVersion) else Flaw.CORRUPT
 
 

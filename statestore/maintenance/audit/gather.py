@@ -147,7 +147,7 @@ def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -
     newest = set(root.metadata_paths.values())
     older = [e.path for e in state if names.parse_operator_metadata(e.path) is not None and e.path not in newest]
     read = (_operator(storage, path) for path in older)
-    return tuple(one for one in read if isinstance(one, Bad) and one.flaw is not Flaw.UNKNOWN_FORMAT)
+    return tuple(one for one in read if isinstance(one, Bad))
 
 
 def _stateless(log: LogFacts) -> Stateless | None:

@@ -21,7 +21,7 @@ def of_logs(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     """Yield findings about `commits/` and `offsets/`."""
     yield from _of_commits(facts, restart)
     yield from _of_misfits(facts, restart)
-    yield from _of_offsets(facts)
+    yield from _of_offsets(facts, restart)
 
 
 def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
         if isinstance(bad, Bad):
             meaning = _not_restorable(batch, batch, restart)
             if batch == newest and is_unknown(bad):
-                meaning = f"a later Spark may have written it and can restart from it; {restart.explained}"
+                meaning = _of_a_later_spark(restart)
             elif batch == newest:
                 meaning = f"the query cannot start, because this is the newest commit; {restart.explained}"
             action = _KNOW_IT if is_unknown(bad) else _RESTORE
@@ -51,6 +51,10 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
 def _not_restorable(first: int, last: int, restart: Restart) -> str:
     which = f"batch {first}" if first == last else f"batches {first} to {last}"
     return f"{which} can no longer be restored; {restart.explained}"
+
+
+def _of_a_later_spark(restart: Restart) -> str:
+    return f"a later Spark may have written it and can restart from it; {restart.explained}"
 
 
 def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
@@ -77,7 +81,7 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             )
 
 
-def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
+def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     offsets, newest = facts.logs.offsets, max(facts.logs.commits, default=-1)
     # Offsets older than the oldest file were purged.
     missing = [batch for batch in facts.logs.commits if batch not in offsets and batch >= min(offsets, default=0)]
@@ -92,12 +96,14 @@ def _of_offsets(facts: AuditFacts) -> Iterator[Finding]:
             Severity.ERROR if at_head else Severity.WARNING,
         )
     for batch, bad in facts.logs.offsets_read.items():
-        # Later Spark releases write another version of the log, which the audit does not need.
-        if isinstance(bad, Bad) and not (bad.flaw is Flaw.UNKNOWN_FORMAT and facts.root.binding is None):
+        if isinstance(bad, Bad):
             at_head = batch >= newest
             meaning = _offsets_meaning(at_head=at_head, first=batch, last=batch)
+            if at_head and is_unknown(bad):
+                meaning = _of_a_later_spark(restart)
+            action = _KNOW_IT if is_unknown(bad) else _RESTORE
             severity = Severity.ERROR if at_head else Severity.WARNING
-            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, _RESTORE, severity)
+            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, action, severity)
     for path in facts.logs.in_the_way:
         name = path.rpartition("/.")[2].removesuffix(names.SIDECAR)
         yield root_finding(
@@ -212,9 +218,7 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
     for operator, found in facts.root.schemas.items():
         path = names.state_schema(operator)
         if isinstance(found, Bad):
-            if found.flaw is not Flaw.UNKNOWN_FORMAT or facts.root.binding is not None:
-                is_own = facts.root.binding is not None
-                yield _described(found, "Spark cannot read the state of this operator", is_rewritten=is_own)
+            yield _of_schema(found, is_rewritten=facts.root.binding is not None)
         elif bound is not None and operator < len(bound[0].stores):
             store = bound[0].stores[operator]
             values = {store.value_json, *(older[store.name] for older in bound[1].values() if store.name in older)}
@@ -233,10 +237,25 @@ def _of_layouts(facts: AuditFacts) -> Iterator[Finding]:
     """Yield findings about the state schemas of a native checkpoint."""
     known = {bad.path for bad in facts.root.schemas.values() if isinstance(bad, Bad)}
     for bad in facts.root.layouts.values():
-        if isinstance(bad, Bad) and bad.path not in known and bad.flaw is not Flaw.UNKNOWN_FORMAT:
-            yield _described(bad, "Spark cannot read the state of this operator")
+        # Spark reads a type that Statekeeper does not decode: `unproven` lists these schemas.
+        if isinstance(bad, Bad) and bad.path not in known and bad.flaw is not Flaw.UNKNOWN_TYPE:
+            yield _of_schema(bad)
     for bad in facts.root.older_metadata:
         yield _described(bad, "Spark cannot read the state of this operator at older batches")
+
+
+def _of_schema(bad: Bad, *, is_rewritten: bool = False) -> Finding:
+    if is_unknown(bad) and not is_rewritten:
+        return root_finding(
+            FindingKind.DESCRIPTION_UNREADABLE,
+            bad.path,
+            bad.why,
+            "a later Spark may have written it and can read it; dump, diff and audit --deep cannot decode the rows of this "
+            "operator",
+            _KNOW_IT,
+            Severity.WARNING,
+        )
+    return _described(bad, "Spark cannot read the state of this operator", is_rewritten=is_rewritten)
 
 
 def _of_moved(facts: AuditFacts) -> Iterator[Finding]:
@@ -292,7 +311,7 @@ def _described(bad: Bad, meaning: str, *, is_rewritten: bool = False) -> Finding
         bad.path,
         bad.why,
         meaning,
-        _REWRITTEN if is_rewritten else _RESTORE,
+        _REWRITTEN if is_rewritten else _KNOW_IT if is_unknown(bad) else _RESTORE,
         Severity.WARNING if is_rewritten else Severity.ERROR,
     )
 

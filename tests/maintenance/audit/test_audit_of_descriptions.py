@@ -158,6 +158,19 @@ def with_lineage(facts: AuditFacts, versions: int) -> AuditFacts:
     return replace(facts, stores=(replace(store, lineage=lineage),))
 
 
+def test_a_state_schema_of_an_unknown_version_is_written_again_by_the_job(checkpoint: Checkpoint) -> None:
+    path = names.state_schema(0)
+    checkpoint.storage.replace(path, checkpoint.storage.read(path).replace(b"v2", b"v9", 1))
+    finding = the_only_finding(audited(checkpoint.storage))
+    assert (finding.what, finding.file, finding.severity) == (
+        FindingKind.DESCRIPTION_UNREADABLE,
+        path,
+        Severity.WARNING,
+    )
+    assert "has state schema version 'v9'" in finding.problem
+    assert "start the job: it writes the file again" in finding.action
+
+
 def test_a_store_of_an_unknown_format_does_not_stop_the_audit_of_the_others(checkpoint: Checkpoint) -> None:
     for partition in (0, 1):
         path = changelog(checkpoint, 6, partition)

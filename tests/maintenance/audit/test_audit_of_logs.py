@@ -185,6 +185,21 @@ def test_offsets_that_cannot_be_read_are_named(
     )
 
 
+@pytest.mark.parametrize(("batch", "severity"), [(6, Severity.ERROR), (5, Severity.ERROR), (2, Severity.WARNING)])
+def test_offsets_of_an_unknown_version_are_named_with_their_batch(
+    checkpoint: Checkpoint, tmp_path: Path, batch: int, severity: Severity
+) -> None:
+    checkpoint.storage.replace(names.offsets(batch), b"v7\n{}\n")
+    finding = the_only_finding(audited(checkpoint.storage, tmp_path))
+    assert (finding.what, finding.file, finding.severity) == (
+        FindingKind.OFFSETS_UNREADABLE,
+        f"offsets/{batch}",
+        severity,
+    )
+    assert "has log version v7" in finding.problem
+    assert "upgrade Statekeeper" in finding.action
+
+
 def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> None:
     body = checkpoint.storage.read(names.offsets(5))
     checkpoint.storage.create(names.offsets(6), body)

@@ -104,6 +104,16 @@ def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage)
         gather(v1)
 
 
+def test_offsets_of_an_unknown_version_are_a_finding_in_both_structures(v1: Storage, v2: Checkpoint) -> None:
+    for storage in (v1, v2.storage):
+        storage.replace(names.offsets(5), storage.read(names.offsets(5)).replace(b"v1", b"v7", 1))
+        finding = the_only_finding(audited(storage))
+        assert (finding.what, finding.severity) == (FindingKind.OFFSETS_UNREADABLE, Severity.ERROR)
+        assert (finding.file, finding.problem[:18]) == ("offsets/5", "has log version v7")
+        assert "a later Spark may have written it" in finding.meaning
+        assert finding.action == "upgrade Statekeeper; do not change the file"
+
+
 @pytest.mark.parametrize("described", [True, False], ids=["described", "as Spark 3.5 leaves it"])
 @pytest.mark.parametrize("gone", [1, 3], ids=["in the middle", "the last"])
 def test_a_missing_folder_of_a_partition_in_v1_is_a_finding(tmp_path: Path, described: bool, gone: int) -> None:
