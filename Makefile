@@ -39,11 +39,11 @@ FETCH := from pipelines.session import S3A_PACKAGES, spark_session; spark_sessio
 	@touch $@
 
 # The tests wait for thousands of small files to be on disk. With 8 GB free in memory, their temporary folder is there.
-# Tests with a second user (Postgres) must be able to enter it.
+# Tests run programs as a second user, so it is open to all users, as /tmp is.
 MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
 	test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 2>/dev/null && echo /dev/shm)
 test: env .venv/.jars
-	@folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 711 "$$folder" && \
+	@folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
 	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
 	TMPDIR="$$folder" $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
 

@@ -106,6 +106,7 @@ class Job:
                     assert dict(store.scan()) == self.states[self.sink[number]][partition], (number, partition)
 
 
+@pytest.mark.parametrize("storage_spec", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("most_bytes", [1 << 20, 0], ids=["small changelogs", "large changelogs"])
 def test_a_crash_at_any_request_of_a_batch_leaves_state_and_sink_equal(
     storage_spec: StorageSpec, tmp_path: Path, most_bytes: int

@@ -48,6 +48,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
+@pytest.mark.parametrize("storage_spec", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_maintainers_that_break_each_others_lease_lose_no_version(folder: Path, storage_spec: StorageSpec) -> None:
     checkpoint = Checkpoint(open_storage(storage_spec), folder / "job")
     checkpoint.grow(2)
