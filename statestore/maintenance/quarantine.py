@@ -20,7 +20,8 @@ from statestore.format import names
 from statestore.format.names import StoreFileKind, StorePath
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.storage import Deletion, Entry, Storage, at_once, read_or_none
+from statestore.maintenance import hidden_checksums
+from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_or_none
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Quarantined snapshots by store and present path; None for an unreadable snapshot."""
@@ -86,6 +87,17 @@ def snapshots(storage: Storage, entries: Iterable[Entry], of: Collection[StorePa
 
     at_once(read, to_read)
     return found
+
+
+def files(storage: Storage, folder: str = names.QUARANTINE) -> tuple[Entry, ...]:
+    """List quarantined files; of hidden files only checksums of logs, which a repair quarantines."""
+    listed = storage.list(folder, hidden=True)
+    return tuple(entry for entry in listed if not is_hidden(entry.path) or _is_checksum_of_log(entry.path))
+
+
+def _is_checksum_of_log(path: str) -> bool:
+    quarantined = names.parse_quarantined(path)
+    return quarantined is not None and hidden_checksums.log_of(quarantined[1]) is not None
 
 
 def stores(entries: Iterable[Entry]) -> frozenset[StorePath]:

@@ -25,7 +25,7 @@ from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
-from statestore.maintenance import moved, quarantine, time_line
+from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Storage, at_once, list_members, read_or_none
@@ -42,6 +42,7 @@ class RepairReason(Enum):
     REFUSED = "does not match its snapshot, which is intact: Spark rejects the snapshot"
     DAMAGED = "belongs to a corrupt snapshot that the head of the store does not need"
     NO_NUMBER = "has no version number before .zip: in structure V1 Spark cannot load the store"
+    LOG_IN_THE_WAY = "is the hidden Hadoop checksum of a deleted log: the query cannot write that log again"
     MOVED = "refers to state schemas at the former location of the checkpoint"
 
 
@@ -84,6 +85,7 @@ class RepairFacts:
     bad         snapshots that are corrupt or that Spark rejects
     url         the URL of the root
     metadata    metadata of operators with column families, by path
+    checksums   hidden Hadoop checksums of deleted logs, which block later logs
     """
 
     heads: Heads | None
@@ -94,6 +96,7 @@ class RepairFacts:
     bad: BadSnapshots = field(default_factory=BadSnapshots)
     url: str = ""
     metadata: Mapping[str, OperatorMetadata] = field(default_factory=dict)
+    checksums: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,10 @@ class RepairPlan:
 def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     """Gather the facts. `deep`: see `bad_snapshots`.
 
-    Requests: listings of `state/` and of the logs, the newest commit and offsets, one for each V2 snapshot and each
-    metadata file of an operator with column families, and those of `bad_snapshots`. Raises `NotACheckpoint`, `CorruptFile`,
-    `UnknownFormatVersion` (also for a state store other than RocksDB), `StorageError`.
+    Requests: listings of `state/` and of the logs (on a local disk also with hidden files), the newest commit and offsets,
+    one for each V2 snapshot and each metadata file of an operator with column families, and those of `bad_snapshots`.
+    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` (also for a state store other than RocksDB),
+    `StorageError`.
     """
     # Race: if the log is read before files are listed, a query that was not stopped can commit in between. Then its new
     # files look like files of rolled-back batches.
@@ -142,7 +146,25 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     begun = catalog.newest_begun(storage)
     bad = BadSnapshots() if heads is None else bad_snapshots(storage, heads, files, deep=deep)
     metadata = _metadata(storage, [entry.path for entry in listed])
-    return RepairFacts(heads, QueryPosition.of(storage, heads), files, headers, begun, bad, storage.url, metadata)
+    return RepairFacts(
+        heads=heads,
+        standing=QueryPosition.of(storage, heads),
+        files=files,
+        headers=headers,
+        begun=begun,
+        bad=bad,
+        url=storage.url,
+        metadata=metadata,
+        checksums=_blocking_checksums(storage),
+    )
+
+
+def _blocking_checksums(storage: Storage) -> tuple[str, ...]:
+    if not hidden_checksums.are_kept(storage):
+        return ()
+    folders = (names.COMMITS, names.OFFSETS)
+    listed = (storage.list(folder, hidden=True) for folder in folders)
+    return tuple(path for entries in listed for path in hidden_checksums.blocking(storage, entries))
 
 
 def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetadata]:
@@ -218,7 +240,7 @@ def _schema_uri(location: str, path: str, store: str, file: str) -> str:
 
 
 def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
-    """Yield corrupt snapshots with their checksum files, and checksum files for which Spark rejects a snapshot."""
+    """Yield corrupt snapshots with their checksum files, and checksum files for which Spark rejects a snapshot or a log."""
     sidecars = {entry.path for files in gathered.files.values() for entry in files.others}
     for path in gathered.bad.damaged:
         yield Quarantine(path, RepairReason.DAMAGED)
@@ -228,6 +250,8 @@ def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
         yield Quarantine(names.sidecar(path), RepairReason.REFUSED)
     for path in gathered.bad.strays:
         yield Quarantine(path, RepairReason.STRAY_SIDECAR)
+    for path in gathered.checksums:
+        yield Quarantine(path, RepairReason.LOG_IN_THE_WAY)
 
 
 def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:

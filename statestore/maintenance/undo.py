@@ -83,7 +83,7 @@ def gather(storage: Storage, run: str) -> UndoFacts:
         body = storage.read(entry.path)
         found[path] = Kept(path, _there(storage, path, body), _lacks(path, body, tables))
 
-    at_once(look, storage.list(names.quarantine(run, "").rstrip("/")))
+    at_once(look, quarantine.files(storage, names.quarantine(run, "").rstrip("/")))
     return UndoFacts(
         run, storage.url, quarantine.standing(storage, run), stands, tuple(found[path] for path in sorted(found))
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -17,7 +17,7 @@ from statestore.format import logs, names, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
-from statestore.maintenance import moved, quarantine, time_line, verification
+from statestore.maintenance import hidden_checksums, moved, quarantine, time_line, verification
 from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import (
     AuditFacts,
@@ -99,7 +99,7 @@ def gather(
             scratch.mkdir(parents=True, exist_ok=True)
     found: dict[StorePath, StoreAuditFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())
-    kept_hidden = hidden if _keeps_hidden_checksums(storage) else frozenset()
+    kept_hidden = hidden if hidden_checksums.are_kept(storage) else frozenset()
     is_on_record = any(entry.path == names.VERIFIED for entry in control)
     reads = verification.record(storage) if is_on_record else {}
     way = Way(storage, scratch, conf, kept_hidden, with_families, reads, root.layouts)
@@ -133,7 +133,7 @@ def gather(
 
 def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[Bad, ...]:
     """Return the logs and metadata files that do not match their hidden Hadoop checksum."""
-    if not _keeps_hidden_checksums(storage):
+    if not hidden_checksums.are_kept(storage):
         return ()
     schemas = [layout.path for layout in root.layouts.values()]
     unreadable = {bad.path for bad in (*log.commits.values(), *log.offsets_read.values()) if isinstance(bad, Bad)}
@@ -194,8 +194,8 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
     commits = _batches(listed[names.COMMITS], names.commits, strangers)
     offsets = _batches(listed[names.OFFSETS], names.offsets, strangers)
     in_the_way = [
-        *_in_the_way(storage, listed[names.COMMITS], names.commits, commits),
-        *_in_the_way(storage, listed[names.OFFSETS], names.offsets, offsets),
+        *hidden_checksums.blocking(storage, listed[names.COMMITS]),
+        *hidden_checksums.blocking(storage, listed[names.OFFSETS]),
     ]
     read_offsets: dict[int, logs.OffsetLog | Bad] = {}
 
@@ -208,23 +208,6 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
         at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # the query was repartitioned
     log = LogFacts({}, frozenset(offsets), dict(sorted(read_offsets.items())), in_the_way=tuple(in_the_way))
     return log, strangers, commits
-
-
-def _in_the_way(
-    storage: Storage, entries: Sequence[Entry], path_of: Callable[[int], str], batches: Collection[int]
-) -> list[str]:
-    """Return hidden Hadoop checksums that block later log entries. One request each, because a listing may show an entry
-    of a running batch without its file."""
-    newest = max(batches, default=-1)
-    numbers = (names.parse_batch(entry.path.rpartition("/.")[2].removesuffix(names.SIDECAR)) for entry in entries)
-    later = {names.hidden_checksum(path_of(n)): path_of(n) for n in numbers if n is not None and n > newest}
-    left = [entry.path for entry in entries if entry.path in later and _keeps_hidden_checksums(storage)]
-    return [path for path in left if storage.stat(later[path]) is None]
-
-
-def _keeps_hidden_checksums(storage: Storage) -> bool:
-    """Return whether Hadoop writes and verifies checksum files in this storage: only on a local disk."""
-    return storage.url.startswith("file:")
 
 
 def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers: list[str]) -> list[int]:

@@ -111,7 +111,7 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             path,
             f"remained after {path.partition('/')[0]}/{name} was deleted",
             f'the query fails at batch {name}: Spark reports "Multiple streaming queries are concurrently using ..."',
-            "delete the file",
+            "stop the query and run: statekeeper repair ROOT --apply --confirm-stopped; or delete the file",
         )
     if offsets and max(offsets) > newest + 1 and not facts.stateless:
         commit = f"but the newest commit is batch {newest}" if facts.logs.commits else "but no batch is committed"

@@ -11,6 +11,7 @@ from statestore.format import names
 from statestore.format.batch_log import Place
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
+from statestore.maintenance import hidden_checksums
 from statestore.maintenance.quarantine import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.verification import Reads
@@ -154,6 +155,4 @@ def batch_of(path: str) -> int | None:
         return pending[0] if pending else None
     if folder not in (names.COMMITS, names.OFFSETS):
         return None
-    if name.startswith(".") and name.endswith(names.SIDECAR):
-        name = name[1:].removesuffix(names.SIDECAR)
-    return names.parse_batch(name)
+    return names.parse_batch((hidden_checksums.log_of(path) or path).rpartition("/")[2])

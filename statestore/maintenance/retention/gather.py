@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
@@ -14,7 +14,7 @@ from statestore.errors import DAMAGES, CorruptFile
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS
-from statestore.maintenance import announcements, quarantine, verification
+from statestore.maintenance import announcements, hidden_checksums, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.history_records import FailedSnapshot
 from statestore.maintenance.retention import last_pass
@@ -125,7 +125,7 @@ def _with_quarantine(storage: Storage, gathered: RetentionFacts) -> RetentionFac
     Race in the other order: the quarantine is listed; a repair quarantines a snapshot; the files are listed, and no
     snapshot names its tables. An undo at the same time is detected by the second look before the deletions.
     """
-    entries = tuple(storage.list(names.QUARANTINE))
+    entries = quarantine.files(storage)
     stores = [chain.store for chain in gathered.chains]
     logs = replace(gathered.logs, quarantine=entries)
     journals = [entry.path for entry in storage.list(names.SWITCHOVERS)]
@@ -258,23 +258,11 @@ def _log_files(storage: Storage, members: Members) -> LogFiles:
         history=history,
         announcements=announcements,
         leftovers=leftovers,
-        checksums=(*_left_checksums(offsets), *_left_checksums(commits)),
+        checksums=(*hidden_checksums.of_deleted_logs(offsets), *hidden_checksums.of_deleted_logs(commits)),
         batch_logs=tuple(
             BatchLogFile(entry, None if log is None else tuple(log.members)) for entry, log in members.logs
         ),
     )
-
-
-def _left_checksums(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the hidden Hadoop checksums of deleted logs.
-
-    Such a checksum remains if a run dies between the two deletions on a local disk. It also remains if a checkpoint with
-    hidden files was copied to a bucket, where a delete does not remove the checksum of the log.
-    """
-    expected = {names.hidden_checksum(entry.path) for entry in entries}
-    for entry in entries:
-        if is_hidden(entry.path) and batch_of(entry.path) is not None and entry.path not in expected:
-            yield entry
 
 
 def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:

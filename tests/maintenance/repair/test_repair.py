@@ -153,6 +153,47 @@ def test_a_native_snapshot_with_a_repaired_header_is_still_recognized_as_native(
     assert [path for path in (ours, *sparks) if read_snapshot(storage.read(path), path).is_ours] == [ours]
 
 
+def test_hidden_checksums_of_deleted_logs_are_quarantined_and_can_be_restored(checkpoint: Checkpoint) -> None:
+    """Hadoop keeps them on local disks only; elsewhere they block no log."""
+    storage = checkpoint.storage
+    rewind(storage, 5)
+    for action in planned(storage).actions:
+        storage.delete([action.path])
+    blocking = {"commits/.6.crc", "commits/.7.crc", "offsets/.6.crc"}
+    for path in (*blocking, "commits/.2.crc", "commits/.x.crc"):
+        storage.create(path, f"checksum of {path}".encode())
+    before = with_hidden(storage)
+    is_local = storage.url.startswith("file:")
+    plan = planned(storage)
+    assert plan.actions == tuple(Quarantine(path, RepairReason.LOG_IN_THE_WAY) for path in sorted(blocking) if is_local)
+    assert {f.file for f in audit.judge(audit.gather(storage)).findings if "repair ROOT" in f.action} == {
+        action.path for action in plan.actions
+    }
+    if not is_local:
+        return
+    run = apply(storage, plan)
+    assert with_hidden(storage) == {path: body for path, body in before.items() if path not in blocking}
+    assert audit.judge(audit.gather(storage)).findings == ()
+    assert planned(storage) == RepairPlan(())
+    assert set(roll_back(storage, run)) == blocking
+    assert with_hidden(storage) == before
+    assert not storage.list(names.QUARANTINE, hidden=True)
+
+
+def with_hidden(storage: Storage) -> dict[str, bytes]:
+    return {
+        entry.path: storage.read(entry.path)
+        for entry in storage.list("", hidden=True)
+        if not entry.path.startswith(f"{names.CONTROL}/")
+    }
+
+
+def test_a_hidden_checksum_beside_its_log_stays(checkpoint: Checkpoint) -> None:
+    for path in ("commits/.7.crc", "offsets/.7.crc"):
+        checkpoint.storage.create(path, b"checksum")
+    assert planned(checkpoint.storage) == RepairPlan(())
+
+
 def statekeeper(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["repair", *arguments], obj=MAINTAINER)
 

@@ -110,6 +110,18 @@ def test_after_a_month_the_quarantine_is_deleted_and_its_tables_in_the_next_run(
         roll_back(storage, run)
 
 
+def test_a_quarantined_checksum_of_a_log_is_deleted_after_a_month(checkpoint: Checkpoint) -> None:
+    storage = checkpoint.storage
+    if not storage.url.startswith("file:"):
+        pytest.skip("Hadoop keeps hidden checksums on local disks only")
+    storage.create("commits/.8.crc", b"checksum")
+    run = apply(storage, planned(storage))
+    there = names.quarantine(run, "commits/.8.crc")
+    assert there not in {v.path for v in aggressively_collected(storage, days=29).deletions}
+    assert there in {v.path for v in aggressively_collected(storage, days=31).deletions}
+    assert not storage.list(names.QUARANTINE, hidden=True)
+
+
 def test_during_the_deletion_of_a_quarantine_no_part_of_it_is_restored(checkpoint: Checkpoint) -> None:
     storage = checkpoint.storage
     rewind(storage, 3)
