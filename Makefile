@@ -42,10 +42,12 @@ FETCH := from pipelines.session import S3A_PACKAGES, spark_session; spark_sessio
 # Tests run programs as a second user, so it is open to all users, as /tmp is.
 MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
 	test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 2>/dev/null && echo /dev/shm)
+# Most tests wait for a process or a server, so one worker more than cores.
+WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 test: env .venv/.jars
 	@folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
 	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
-	TMPDIR="$$folder" $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadgroup $(ARGS)
+	TMPDIR="$$folder" $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 # What takes minutes each: large partitions, each request on S3, processes killed in turn, every operator of Spark's.
 slow-test: env
