@@ -16,6 +16,7 @@ from functools import cached_property
 from statestore import catalog
 from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -23,17 +24,6 @@ from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapsho
 from statestore.loading.base import OF_ANOTHER_PAST
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage
-
-
-@dataclass(frozen=True)
-class FileProblem:
-    """A file in storage that cannot be used. `text` has no path: "is missing"."""
-
-    path: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,6 @@ class StoredSnapshot:
     metadata     None if the zip cannot be read
     damage       the problem of the zip or of its tables; None if they are whole
     is_ours      known not to be written by Spark
-    is_unknown   has a format that this release does not know
     fault        the damage that a full read found in `faulty_file`; `damage` names it, too
     sidecar      how the sidecar beside the zip contradicts it; Spark then rejects the zip
     """
@@ -77,10 +66,14 @@ class StoredSnapshot:
     metadata: SnapshotMetadata | None
     damage: FileProblem | None
     is_ours: bool = False
-    is_unknown: bool = False
     fault: ReadFault | None = None
     faulty_file: str | None = None
     sidecar: str | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the zip has a format that this release does not know."""
+        return self.damage is not None and self.damage.flaw is Flaw.UNKNOWN_FORMAT
 
     @property
     def is_whole(self) -> bool:
@@ -240,9 +233,9 @@ class _Walk:
             )
         path = object_of(self._store, version)
         if version not in self._files.changelogs:
-            self._broken[version] = FileProblem(path, "is missing")
+            self._broken[version] = FileProblem(path, Flaw.MISSING, "is missing")
         elif self._files.changelogs[version].size_bytes == 0:
-            self._broken[version] = FileProblem(path, "is empty")
+            self._broken[version] = FileProblem(path, Flaw.CORRUPT, "is empty")
 
     def _before(self, version: VersionId) -> VersionId | FileProblem:
         """The previous version, or the problem that hides it."""
@@ -253,7 +246,8 @@ class _Walk:
             before = VersionId(number)
             if before in self._files.changelogs or before in self._files.snapshots:
                 return before
-            return FileProblem(self._store.changelog(before), "is missing, and its version has no snapshot")
+            text = "is missing, and its version has no snapshot"
+            return FileProblem(self._store.changelog(before), Flaw.MISSING, text)
         if number not in self._in_lineages:
             problem = self._read_lineage(version)
             if problem is not None:
@@ -268,7 +262,7 @@ class _Walk:
         try:
             lineage = catalog.lineage(self._storage, self._store, version)
         except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:
-            self._broken[version] = FileProblem(path, error.what)
+            self._broken[version] = FileProblem(path, Flaw.of(error), error.what)
             return self._broken[version]
         named = {before.version: before for before in lineage}
         for number, before in named.items():
@@ -278,7 +272,8 @@ class _Walk:
         if version.version == 1:
             return None
         if version.version - 1 not in named:
-            self._broken[version] = FileProblem(path, "its lineage does not name the previous version")
+            text = "its lineage does not name the previous version"
+            self._broken[version] = FileProblem(path, Flaw.MISMATCH, text)
             return self._broken[version]
         self._in_lineages.update(named)
         return None
@@ -301,18 +296,19 @@ def look_at_snapshot(
         body = storage.read(path)
         snapshot = read_snapshot(body, path)
     except (ObjectMissing, NotAFile, CorruptFile, UnknownFormatVersion) as error:
-        return StoredSnapshot(None, FileProblem(path, error.what), is_unknown=isinstance(error, UnknownFormatVersion))
+        return StoredSnapshot(None, FileProblem(path, Flaw.of(error), error.what))
     facts = StoredSnapshot(snapshot.metadata, None, snapshot.is_ours)
     if not snapshot.is_of(version):
-        return replace(facts, damage=FileProblem(path, OF_ANOTHER_PAST))
+        return replace(facts, damage=FileProblem(path, Flaw.MISMATCH, OF_ANOTHER_PAST))
     for table in snapshot.metadata.named_files:
         if (problem := _table_problem(store, table, files, pending_delete)) is not None:
-            return replace(facts, damage=FileProblem(path, f"its table {table.dfs_name} {problem}"))
+            text = f"its table {table.dfs_name} {problem}"
+            return replace(facts, damage=FileProblem(path, Flaw.MISMATCH, text))
     for file in (path, *(store.table_file(table.dfs_name) for table in snapshot.metadata.named_files)):
         fault = (faults or {}).get(file)
         if fault is not None:
-            shown = "" if file == path else f"{file}: "
-            return replace(facts, damage=FileProblem(path, f"{shown}{fault.why}"), fault=fault, faulty_file=file)
+            text = fault.why if file == path else f"{file}: {fault.why}"
+            return replace(facts, damage=FileProblem(path, Flaw.CORRUPT, text), fault=fault, faulty_file=file)
     # Spark compares the sidecars of zips in structure V2 only.
     has_sidecar = version.id is not None and files.has_other(names.sidecar(path))
     return replace(facts, sidecar=misfit(storage, path, body) if has_sidecar else None)

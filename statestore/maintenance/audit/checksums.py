@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from statestore.chain import Chain
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import compression, names
 from statestore.format.changelog import Readable
 from statestore.format.checksum import first_misfit
 from statestore.format.names import VersionId
 from statestore.loading.local_file import readable
 from statestore.loading.sidecars import misfit, pieces
-from statestore.maintenance.audit.facts import Bad, Flaw, Keeper, Refused
+from statestore.maintenance.audit.facts import Keeper, Refused
 from statestore.storage import Entry, Storage, read_or_none
 
 
@@ -26,7 +27,7 @@ def empty(chain: Chain) -> Iterator[Refused]:
         path = chain.store.changelog(version)
         entry = sidecars.get(names.sidecar(path))
         if version in chain.files.changelogs and entry is not None and entry.size_bytes == 0:
-            bad = Bad(entry.path, Flaw.CORRUPT, "is empty")
+            bad = FileProblem(entry.path, Flaw.CORRUPT, "is empty")
             yield Refused(Keeper.SPARK, path, bad, (version,), True, None)
 
 
@@ -35,7 +36,7 @@ def of_zips(chain: Chain) -> Iterator[Refused]:
     for version, facts in chain.snapshots.items():
         if facts.sidecar is not None:
             path = chain.store.snapshot(version)
-            bad = Bad(names.sidecar(path), Flaw.MISMATCH, facts.sidecar)
+            bad = FileProblem(names.sidecar(path), Flaw.MISMATCH, facts.sidecar)
             yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
 
 
@@ -83,23 +84,23 @@ def of_snapshots(
         misfit = first_misfit(storage.read(beside), pieces(readable(local)))
         local.unlink()
         if misfit is not None:
-            bad = Bad(beside, Flaw.MISMATCH, f"does not match its file from byte {misfit:,} on")
+            bad = FileProblem(beside, Flaw.MISMATCH, f"does not match its file from byte {misfit:,} on")
             yield Refused(Keeper.HADOOP, path, bad, tuple(versions), False, True)
 
 
-def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[Bad]:
+def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[FileProblem]:
     """Yield files that do not match their hidden Hadoop checksum, on a local disk. Two requests for each file."""
     for path in paths:
         beside = names.hidden_checksum(path)
         said = read_or_none(storage, beside)
         content = None if said is None else read_or_none(storage, path)
         if content is not None and said is not None and first_misfit(said, [content]) is not None:
-            yield Bad(path, Flaw.MISMATCH, f"does not match its hidden checksum {beside.rpartition('/')[2]}")
+            yield FileProblem(path, Flaw.MISMATCH, f"does not match its hidden checksum {beside.rpartition('/')[2]}")
 
 
-def _compared(storage: Storage, path: str, content: Readable) -> Bad | None:
+def _compared(storage: Storage, path: str, content: Readable) -> FileProblem | None:
     why = misfit(storage, path, content)
-    return None if why is None else Bad(names.sidecar(path), Flaw.MISMATCH, why)
+    return None if why is None else FileProblem(names.sidecar(path), Flaw.MISMATCH, why)
 
 
 def _sidecars(chain: Chain) -> Mapping[str, Entry]:

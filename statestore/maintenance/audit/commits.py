@@ -13,19 +13,11 @@ from dataclasses import replace
 
 from statestore.catalog import StoreFiles
 from statestore.errors import UnknownFormatVersion
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.maintenance.audit.facts import (
-    Bad,
-    Flaw,
-    LogFacts,
-    Misfit,
-    NotAudited,
-    RootFacts,
-    StoreAuditFacts,
-    attempt,
-)
+from statestore.maintenance.audit.facts import LogFacts, Misfit, NotAudited, RootFacts, StoreAuditFacts, attempt
 from statestore.storage import Storage, at_once
 
 
@@ -34,22 +26,22 @@ def with_commits(
 ) -> LogFacts:
     """Add the commit log to the facts. Commits of batches without files keep only their shape."""
     since = _whole_since(batches, files)
-    read: dict[int, logs.CommitLog | Bad] = dict.fromkeys(batches, Bad("", Flaw.MISSING, ""))  # in this order
+    read: dict[int, logs.CommitLog | FileProblem] = dict.fromkeys(batches, FileProblem("", Flaw.MISSING, ""))
 
     def read_commit(batch: int) -> None:
         found = _read(storage, batch)
-        read[batch] = found if isinstance(found, Bad) or batch >= since else found.shape
+        read[batch] = found if isinstance(found, FileProblem) or batch >= since else found.shape
 
     at_once(read_commit, batches)
-    unknown = [bad for bad in read.values() if isinstance(bad, Bad) and bad.flaw is Flaw.UNKNOWN_FORMAT]
+    unknown = [bad for bad in read.values() if isinstance(bad, FileProblem) and bad.flaw is Flaw.UNKNOWN_FORMAT]
     if unknown and len(unknown) == len(batches):
         raise UnknownFormatVersion(
-            unknown[-1].why, path=unknown[-1].path, hint="upgrade Statekeeper; nothing was changed"
+            unknown[-1].text, path=unknown[-1].path, hint="upgrade Statekeeper; nothing was changed"
         )
     return replace(log, commits=read, whole_since=since)
 
 
-def _read(storage: Storage, batch: int) -> logs.CommitLog | Bad:
+def _read(storage: Storage, batch: int) -> logs.CommitLog | FileProblem:
     path = names.commits(batch)
     return attempt(path, lambda: logs.parse_commit(storage.read(path), path))
 
@@ -119,7 +111,7 @@ def contradicted_among_gone(
     contradicted: dict[StorePath, dict[int, VersionId]] = {}
     for batch in sorted(told.keys() & log.readable.keys()):
         commit = _read(storage, batch)
-        if isinstance(commit, Bad) or commit.marks is None:
+        if isinstance(commit, FileProblem) or commit.marks is None:
             continue
         for one, version in told[batch]:
             store = one.store

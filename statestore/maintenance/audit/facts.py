@@ -12,8 +12,9 @@ from statestore.binding import Binding, OlderSchemas
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
-from statestore.format.families import Family, UnknownColumnType
+from statestore.format.families import Family
 from statestore.format.logs import CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
@@ -30,26 +31,6 @@ StoreKind = tuple[int, str]
 """Operator and store name: the stores of one kind, one in each partition."""
 
 
-class Flaw(Enum):
-    """The problem of a file."""
-
-    MISSING = "is missing"
-    CORRUPT = "cannot be read"
-    UNKNOWN_FORMAT = "has an unsupported format"
-    UNKNOWN_TYPE = "has a column of an unsupported type"
-    MISMATCH = "contradicts other files"
-    REPLACED = "is another file under the same name"
-
-
-@dataclass(frozen=True)
-class Bad:
-    """An unusable file, with the reason as a predicate: `is empty`."""
-
-    path: str
-    flaw: Flaw
-    why: str
-
-
 @dataclass(frozen=True)
 class Layout:
     """The row layout of a store, from the schema at `path`. `families` by name; a store without column families has one,
@@ -59,28 +40,19 @@ class Layout:
     families: Mapping[str | None, Family]
 
 
-def attempt(path: str, read: Callable[[], T]) -> T | Bad:
+def attempt(path: str, read: Callable[[], T]) -> T | FileProblem:
     """Return the result of `read`, or the problem of the file. Raises `StorageError` except for a missing object."""
     try:
         return read()
     except ObjectMissing:
-        return Bad(path, Flaw.MISSING, "is missing")
-    except (CorruptFile, NotAFile) as error:
-        return Bad(path, Flaw.CORRUPT, error.what)
-    except UnknownFormatVersion as error:
-        return Bad(path, flaw_of(error), error.what)
-
-
-def flaw_of(error: CorruptFile | UnknownFormatVersion) -> Flaw:
-    """Return the kind of problem that an error reports."""
-    if isinstance(error, UnknownColumnType):
-        return Flaw.UNKNOWN_TYPE
-    return Flaw.UNKNOWN_FORMAT if isinstance(error, UnknownFormatVersion) else Flaw.CORRUPT
+        return FileProblem(path, Flaw.MISSING, "is missing")
+    except (CorruptFile, NotAFile, UnknownFormatVersion) as error:
+        return FileProblem(path, Flaw.of(error), error.what)
 
 
 def is_unknown(found: object) -> bool:
     """Return whether a file has an unsupported format."""
-    return isinstance(found, Bad) and found.flaw is Flaw.UNKNOWN_FORMAT
+    return isinstance(found, FileProblem) and found.flaw is Flaw.UNKNOWN_FORMAT
 
 
 @dataclass(frozen=True)
@@ -95,9 +67,9 @@ class LogFacts:
                       only their shape: see `CommitLog.shape`
     """
 
-    commits: Mapping[int, CommitLog | Bad]
+    commits: Mapping[int, CommitLog | FileProblem]
     offsets: frozenset[int]
-    offsets_read: Mapping[int, OffsetLog | Bad]
+    offsets_read: Mapping[int, OffsetLog | FileProblem]
     newest_version: int = 0
     in_the_way: tuple[str, ...] = ()
     whole_since: int = 0
@@ -114,7 +86,7 @@ class LogFacts:
         for batch, log in self.offsets_read.items():
             if isinstance(log, OffsetLog):
                 number = attempt(names.offsets(batch), partial(shuffle_partitions, log, names.offsets(batch)))
-                found[batch] = None if isinstance(number, Bad) else number
+                found[batch] = None if isinstance(number, FileProblem) else number
         return found
 
     def pinned_partitions(self, batch: int) -> int | None:
@@ -140,21 +112,21 @@ class RootFacts:
     batch_logs        problems of batch logs
     """
 
-    query: str | Bad
-    binding: tuple[Binding, OlderSchemas] | Bad | None
-    operators: Mapping[int, OperatorMetadata | Bad]
+    query: str | FileProblem
+    binding: tuple[Binding, OlderSchemas] | FileProblem | None
+    operators: Mapping[int, OperatorMetadata | FileProblem]
     metadata_paths: Mapping[int, str]
-    schemas: Mapping[int, tuple[str, str] | Bad]
+    schemas: Mapping[int, tuple[str, str] | FileProblem]
     seen: Mapping[int, int]
     strangers: tuple[str, ...]
     omitted: tuple[Omitted, ...]
     switched: int | None = None
-    half_switched: OpenJournal | Bad | None = None
+    half_switched: OpenJournal | FileProblem | None = None
     quarantined: frozenset[StorePath] = frozenset()
-    layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
+    layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
     moved: tuple[Moved, ...] = ()
-    older_metadata: tuple[Bad, ...] = ()
-    batch_logs: tuple[Bad, ...] = ()
+    older_metadata: tuple[FileProblem, ...] = ()
+    batch_logs: tuple[FileProblem, ...] = ()
 
 
 class Keeper(Enum):
@@ -175,7 +147,7 @@ class Refused:
 
     keeper: Keeper
     file: str
-    checksum: Bad
+    checksum: FileProblem
     versions: tuple[VersionId, ...]
     is_changelog: bool
     is_guarded: bool | None
@@ -211,8 +183,8 @@ class StoreAuditFacts:
     committed: Mapping[int, VersionId]
     contradicted: Mapping[int, VersionId]
     chain: Chain
-    changelogs: Mapping[VersionId, Bad]
-    snapshots: Mapping[VersionId, Bad]
+    changelogs: Mapping[VersionId, FileProblem]
+    snapshots: Mapping[VersionId, FileProblem]
     unnoticed: frozenset[VersionId]
     lineage: Lineage | None
     decoded: Decoded | None = None
@@ -226,7 +198,7 @@ class NotAudited:
     """A store that cannot be audited, and the reason."""
 
     store: StorePath
-    bad: Bad
+    problem: FileProblem
 
 
 @dataclass(frozen=True)
@@ -259,5 +231,5 @@ class AuditFacts:
     requests: RequestCounts
     codec: str | None = None
     uncommitted: Mapping[StorePath, StoreFiles] = field(default_factory=dict)
-    changed: tuple[Bad, ...] = ()
+    changed: tuple[FileProblem, ...] = ()
     stateless: Stateless | None = None

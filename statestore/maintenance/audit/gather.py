@@ -13,23 +13,14 @@ from statestore.binding import Binding, OlderSchemas, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import logs, names, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line, verification
 from statestore.maintenance.audit import checksums, commits
-from statestore.maintenance.audit.facts import (
-    AuditFacts,
-    Bad,
-    Flaw,
-    LogFacts,
-    NotAudited,
-    RootFacts,
-    StoreAuditFacts,
-    attempt,
-    flaw_of,
-)
+from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, gather_store
 from statestore.stateless import Stateless
@@ -79,7 +70,7 @@ def gather(
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, log, state, control, files, strangers)
-    damaged = (Bad(path, flaw_of(error), error.what) for path, error in members.damaged.items())
+    damaged = (FileProblem(path, Flaw.of(error), error.what) for path, error in members.damaged.items())
     root = replace(root, batch_logs=tuple(damaged))
     if not _is_own(control):
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
@@ -111,10 +102,10 @@ def gather(
 
     at_once(look, sorted(committed))
     found |= commits.contradicted_among_gone(storage, log, found, described)
-    unknown = [store.bad for store in found.values() if _is_unknown(store)]
+    unknown = [store.problem for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):
         raise UnknownFormatVersion(
-            unknown[0].why, path=unknown[0].path, hint="upgrade Statekeeper; nothing was changed"
+            unknown[0].text, path=unknown[0].path, hint="upgrade Statekeeper; nothing was changed"
         )
     return AuditFacts(
         root,
@@ -131,23 +122,25 @@ def gather(
     )
 
 
-def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[Bad, ...]:
+def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[FileProblem, ...]:
     """Return the logs and metadata files that do not match their hidden Hadoop checksum."""
     if not hidden_checksums.are_kept(storage):
         return ()
     schemas = [layout.path for layout in root.layouts.values()]
-    unreadable = {bad.path for bad in (*log.commits.values(), *log.offsets_read.values()) if isinstance(bad, Bad)}
+    unreadable = {
+        bad.path for bad in (*log.commits.values(), *log.offsets_read.values()) if isinstance(bad, FileProblem)
+    }
     logged = [*map(names.commits, log.commits), *map(names.offsets, log.offsets)]
     every = [names.QUERY_METADATA, *logged, *root.metadata_paths.values(), *schemas]
     return tuple(checksums.of_descriptions(storage, [path for path in every if path not in unreadable]))
 
 
-def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -> tuple[Bad, ...]:
+def _older_metadata(storage: Storage, root: RootFacts, state: Sequence[Entry]) -> tuple[FileProblem, ...]:
     """Return the problems of older operator metadata. One request for each file."""
     newest = set(root.metadata_paths.values())
     older = [e.path for e in state if names.parse_operator_metadata(e.path) is not None and e.path not in newest]
     read = (_operator(storage, path) for path in older)
-    return tuple(one for one in read if isinstance(one, Bad))
+    return tuple(one for one in read if isinstance(one, FileProblem))
 
 
 def _stateless(log: LogFacts) -> Stateless | None:
@@ -184,7 +177,7 @@ def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, S
 
 
 def _is_unknown(store: StoreAuditFacts | NotAudited) -> TypeGuard[NotAudited]:
-    return isinstance(store, NotAudited) and store.bad.flaw is Flaw.UNKNOWN_FORMAT
+    return isinstance(store, NotAudited) and store.problem.flaw is Flaw.UNKNOWN_FORMAT
 
 
 def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[int]]:
@@ -197,7 +190,7 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
         *hidden_checksums.blocking(storage, listed[names.COMMITS]),
         *hidden_checksums.blocking(storage, listed[names.OFFSETS]),
     ]
-    read_offsets: dict[int, logs.OffsetLog | Bad] = {}
+    read_offsets: dict[int, logs.OffsetLog | FileProblem] = {}
 
     def read_offset(batch: int) -> None:
         path = names.offsets(batch)
@@ -276,11 +269,11 @@ def _root(
     )
 
 
-def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | Bad | None]:
+def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | FileProblem | None]:
     """Return the version with which the newest switchover begins, and the journal of an incomplete one."""
     paths = [entry.path for entry in control]
     half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.standing(storage, paths))
-    if isinstance(half_done, Bad):
+    if isinstance(half_done, FileProblem):
         return None, half_done
     return switch_journal.newest_switched(storage, paths), half_done
 
@@ -309,15 +302,15 @@ def _is_own(control: Sequence[Entry]) -> bool:
     return any(entry.path.startswith(places) for entry in control)
 
 
-def _binding(storage: Storage, control: Sequence[Entry]) -> tuple[Binding, OlderSchemas] | Bad | None:
+def _binding(storage: Storage, control: Sequence[Entry]) -> tuple[Binding, OlderSchemas] | FileProblem | None:
     return attempt(names.BINDING, lambda: read_binding(storage)) if _is_own(control) else None
 
 
-def _operator(storage: Storage, path: str) -> OperatorMetadata | Bad:
+def _operator(storage: Storage, path: str) -> OperatorMetadata | FileProblem:
     return attempt(path, lambda: operators.parse_operator(storage.read(path), path))
 
 
-def _schema(storage: Storage, operator: int) -> tuple[str, str] | Bad:
+def _schema(storage: Storage, operator: int) -> tuple[str, str] | FileProblem:
     path = names.state_schema(operator)
     return attempt(path, lambda: operators.parse_schema(storage.read(path), path))
 

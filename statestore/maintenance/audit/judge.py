@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format.names import StorePath
 from statestore.maintenance.audit import judge_spark
-from statestore.maintenance.audit.facts import AuditFacts, Bad, Flaw, NotAudited, StoreAuditFacts, is_unknown
+from statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
 from statestore.maintenance.audit.judge_root import of_logs, of_root
 from statestore.maintenance.audit.judge_store import of_store, store_audit
@@ -101,19 +102,19 @@ def _without_offsets(facts: AuditFacts) -> set[int]:
     damaged = {
         batch
         for batch, log in facts.logs.offsets_read.items()
-        if isinstance(log, Bad) and log.flaw is not Flaw.UNKNOWN_FORMAT
+        if isinstance(log, FileProblem) and log.flaw is not Flaw.UNKNOWN_FORMAT
     }
     return {batch for batch in facts.logs.commits if batch not in facts.logs.offsets} | damaged
 
 
 def _not_audited(store: NotAudited) -> Finding:
-    unknown = store.bad.flaw is Flaw.UNKNOWN_FORMAT
+    unknown = store.problem.flaw is Flaw.UNKNOWN_FORMAT
     return Finding(
         Severity.WARNING if unknown else Severity.ERROR,
         FindingKind.STORE_UNKNOWN_FORMAT if unknown else FindingKind.STORE_NOT_AUDITED,
         store.store,
-        store.bad.path,
-        store.bad.why,
+        store.problem.path,
+        store.problem.text,
         "no version of this store was audited",
         "upgrade Statekeeper" if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
     )

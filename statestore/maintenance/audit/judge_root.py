@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from statestore.binding import Binding
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
-from statestore.maintenance.audit.facts import AuditFacts, Bad, Flaw, is_unknown
+from statestore.maintenance.audit.facts import AuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.storage.urls import Locality
 
@@ -38,14 +39,14 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             FindingKind.COMMIT_MISSING, names.commits(first), many, _not_restorable(first, last, restart), _RESTORE
         )
     for batch, bad in commits.items():
-        if isinstance(bad, Bad):
+        if isinstance(bad, FileProblem):
             meaning = _not_restorable(batch, batch, restart)
             if batch == newest and is_unknown(bad):
                 meaning = _of_a_later_spark(restart)
             elif batch == newest:
                 meaning = f"the query cannot start, because this is the newest commit; {restart.explained}"
             action = _KNOW_IT if is_unknown(bad) else _RESTORE
-            yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.why, meaning, action)
+            yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.text, meaning, action)
 
 
 def _not_restorable(first: int, last: int, restart: Restart) -> str:
@@ -96,14 +97,14 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             Severity.ERROR if at_head else Severity.WARNING,
         )
     for batch, bad in facts.logs.offsets_read.items():
-        if isinstance(bad, Bad):
+        if isinstance(bad, FileProblem):
             at_head = batch >= newest
             meaning = _offsets_meaning(at_head=at_head, first=batch, last=batch)
             if at_head and is_unknown(bad):
                 meaning = _of_a_later_spark(restart)
             action = _KNOW_IT if is_unknown(bad) else _RESTORE
             severity = Severity.ERROR if at_head else Severity.WARNING
-            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.why, meaning, action, severity)
+            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.text, meaning, action, severity)
     for path in facts.logs.in_the_way:
         name = path.rpartition("/.")[2].removesuffix(names.SIDECAR)
         yield root_finding(
@@ -140,14 +141,14 @@ def of_root(facts: AuditFacts) -> Iterator[Finding]:
     root = facts.root
     is_own = root.binding is not None
     binding = root.binding[0] if isinstance(root.binding, tuple) else None
-    if isinstance(root.query, Bad):
+    if isinstance(root.query, FileProblem):
         yield _described(root.query, "Spark cannot read the checkpoint", is_rewritten=is_own and _is_gone(root.query))
     elif binding is not None and root.query != binding.root_id:
         problem = f"contains the id {root.query}, but {names.BINDING} contains {binding.root_id}"
         yield root_finding(
             FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA, problem, "the job cannot start", _RESTORE
         )
-    if isinstance(root.binding, Bad):
+    if isinstance(root.binding, FileProblem):
         yield _described(root.binding, "the job cannot start, because the owner of the state is unknown")
     yield from _of_operators(facts, binding)
     yield from _of_schemas(facts)
@@ -162,11 +163,11 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
     half_done = facts.root.half_switched
     if half_done is None:
         return
-    if isinstance(half_done, Bad):
+    if isinstance(half_done, FileProblem):
         yield root_finding(
             FindingKind.HALF_SWITCHED,
             half_done.path,
-            half_done.why,
+            half_done.text,
             "an incomplete switchover cannot be excluded",
             _RESTORE,
         )
@@ -186,7 +187,7 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
     metadata = {op: found for op, found in facts.root.operators.items() if isinstance(found, OperatorMetadata)}
     for operator, found in facts.root.operators.items():
         path = facts.root.metadata_paths[operator]
-        if isinstance(found, Bad):
+        if isinstance(found, FileProblem):
             yield _described(found, "Spark's state reader and Statekeeper cannot determine the stores of this operator")
             continue
         if found.operator != operator:
@@ -217,7 +218,7 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
     bound = facts.root.binding if isinstance(facts.root.binding, tuple) else None
     for operator, found in facts.root.schemas.items():
         path = names.state_schema(operator)
-        if isinstance(found, Bad):
+        if isinstance(found, FileProblem):
             yield _of_schema(found, is_rewritten=facts.root.binding is not None)
         elif bound is not None and operator < len(bound[0].stores):
             store = bound[0].stores[operator]
@@ -235,21 +236,21 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
 
 def _of_layouts(facts: AuditFacts) -> Iterator[Finding]:
     """Yield findings about the state schemas of a native checkpoint."""
-    known = {bad.path for bad in facts.root.schemas.values() if isinstance(bad, Bad)}
+    known = {bad.path for bad in facts.root.schemas.values() if isinstance(bad, FileProblem)}
     for bad in facts.root.layouts.values():
         # Spark reads a type that Statekeeper does not decode: `unproven` lists these schemas.
-        if isinstance(bad, Bad) and bad.path not in known and bad.flaw is not Flaw.UNKNOWN_TYPE:
+        if isinstance(bad, FileProblem) and bad.path not in known and bad.flaw is not Flaw.UNKNOWN_TYPE:
             yield _of_schema(bad)
     for bad in facts.root.older_metadata:
         yield _described(bad, "Spark cannot read the state of this operator at older batches")
 
 
-def _of_schema(bad: Bad, *, is_rewritten: bool = False) -> Finding:
+def _of_schema(bad: FileProblem, *, is_rewritten: bool = False) -> Finding:
     if is_unknown(bad) and not is_rewritten:
         return root_finding(
             FindingKind.DESCRIPTION_UNREADABLE,
             bad.path,
-            bad.why,
+            bad.text,
             "a later Spark may have written it and can read it; dump, diff and audit --deep cannot decode the rows of this "
             "operator",
             _KNOW_IT,
@@ -281,7 +282,7 @@ def _of_batch_logs(facts: AuditFacts) -> Iterator[Finding]:
         yield root_finding(
             FindingKind.BATCH_LOG_UNREADABLE,
             bad.path,
-            bad.why,
+            bad.text,
             f"the changelogs of version {place[0]} (batch {place[0] - 1}) in it are lost",
             _RESTORE,
             Severity.WARNING,
@@ -293,23 +294,23 @@ def _of_changed(facts: AuditFacts) -> Iterator[Finding]:
         yield root_finding(
             FindingKind.DESCRIPTION_CHANGED,
             bad.path,
-            bad.why,
+            bad.text,
             "the file was modified by a person or by a faulty disk; Spark may restart from wrong data",
             f"{_RESTORE}; if the modification is intended, delete {names.hidden_checksum(bad.path)}",
             Severity.WARNING,
         )
 
 
-def _is_gone(bad: Bad) -> bool:
+def _is_gone(bad: FileProblem) -> bool:
     return bad.flaw is Flaw.MISSING
 
 
-def _described(bad: Bad, meaning: str, *, is_rewritten: bool = False) -> Finding:
+def _described(bad: FileProblem, meaning: str, *, is_rewritten: bool = False) -> Finding:
     """Return a finding about a metadata file. `is_rewritten`: the next start of the job writes the file again."""
     return root_finding(
         FindingKind.DESCRIPTION_MISSING if _is_gone(bad) else FindingKind.DESCRIPTION_UNREADABLE,
         bad.path,
-        bad.why,
+        bad.text,
         meaning,
         _REWRITTEN if is_rewritten else _KNOW_IT if is_unknown(bad) else _RESTORE,
         Severity.WARNING if is_rewritten else Severity.ERROR,

@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from statestore.catalog import StoreFiles
+from statestore.file_problem import FileProblem
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.maintenance import time_line
-from statestore.maintenance.audit.facts import AuditFacts, Bad, Keeper, Refused
+from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
 
@@ -273,7 +274,7 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
         what,
         one.facts.store,
         refused.checksum.path,
-        refused.checksum.why,
+        refused.checksum.text,
         meaning,
         _mended(refused),
     )
@@ -320,7 +321,7 @@ def unproven(facts: AuditFacts) -> Iterator[str]:
             "not detected"
         )
     yield ("the progress files of sources (sources/) were not read: each source has its own format")
-    unread = sorted(bad.path for bad in facts.root.layouts.values() if isinstance(bad, Bad))
+    unread = sorted(bad.path for bad in facts.root.layouts.values() if isinstance(bad, FileProblem))
     if unread and facts.deep:
         yield f"rows were not decoded, because these schemas cannot be read: {', '.join(unread[:5])}"
     if not facts.deep:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from statestore.chain import Chain
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.changelog import lineage_bytes
 from statestore.format.names import VersionId
 from statestore.lineage import shortened
-from statestore.maintenance.audit.facts import Bad, Flaw, StoreAuditFacts
+from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.audit.view import View, ranges
 from statestore.maintenance.time_line import leads_back
@@ -183,7 +184,7 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 _CHANGELOG_CODES[bad.flaw],
                 one.facts.store,
                 bad.path,
-                bad.why,
+                bad.text,
                 "every version loads, because this version has a snapshot",
                 "restore the file from a backup; until then this version has no redundant restore path",
             )
@@ -219,7 +220,7 @@ def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], 
         )
 
 
-def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, Bad]) -> Iterator[list[VersionId]]:
+def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, FileProblem]) -> Iterator[list[VersionId]]:
     """Group causes: consecutive missing changelogs are one finding, each other cause is one finding."""
     group: list[VersionId] = []
     for version in causes:
@@ -240,7 +241,7 @@ def _problem(one: View, group: Sequence[VersionId]) -> str:
     if bad.flaw is Flaw.MISSING and others:
         there = ", ".join(names.changelog(version) for version in others)
         return f"is missing; uncommitted changelogs of the same version exist: {there}"
-    return bad.why
+    return bad.text
 
 
 def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Finding:
@@ -346,7 +347,7 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
             one.facts.store,
             path,
-            f"{bad.why}; {zips} requires it" if is_table else bad.why,
+            f"{bad.text}; {zips} requires it" if is_table else bad.text,
             meaning,
             action,
         )

@@ -9,10 +9,11 @@ from functools import partial
 
 import pyarrow as pa
 
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names, operators
 from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
 from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.maintenance.audit.facts import Bad, Flaw, Layout, StoreKind, attempt
+from statestore.maintenance.audit.facts import Layout, StoreKind, attempt
 from statestore.storage import Storage
 
 
@@ -26,11 +27,11 @@ class _Wanted:
 
 
 def layouts(
-    storage: Storage, described: Mapping[int, OperatorMetadata | Bad], paths: Collection[str]
-) -> dict[StoreKind, Layout | Bad]:
+    storage: Storage, described: Mapping[int, OperatorMetadata | FileProblem], paths: Collection[str]
+) -> dict[StoreKind, Layout | FileProblem]:
     """Return the layout of each store, which is the same for all partitions. `paths`: the existing files. One request for
     each schema file. Raises `StorageError`."""
-    found: dict[StoreKind, Layout | Bad] = {}
+    found: dict[StoreKind, Layout | FileProblem] = {}
     for operator, metadata in described.items():
         for info in metadata.stores if isinstance(metadata, OperatorMetadata) else ():
             wanted = _Wanted(operator, info, bool(isinstance(metadata, OperatorMetadata) and metadata.name))
@@ -38,7 +39,7 @@ def layouts(
     return found
 
 
-def _layout(storage: Storage, wanted: _Wanted, paths: Collection[str]) -> Layout | Bad:
+def _layout(storage: Storage, wanted: _Wanted, paths: Collection[str]) -> Layout | FileProblem:
     info = wanted.info
     if not info.schema_files:
         path = names.store_schema(wanted.operator, info.name)
@@ -46,11 +47,11 @@ def _layout(storage: Storage, wanted: _Wanted, paths: Collection[str]) -> Layout
     every = [names.family_schemas(wanted.operator, info.name, file) for file in info.schema_files]
     read = [attempt(path, partial(_families, storage, path)) if path in paths else _missing(path) for path in every]
     # The newest schema describes all families; Spark reads the others for older batches.
-    return next((one for one in read if isinstance(one, Bad)), read[-1])
+    return next((one for one in read if isinstance(one, FileProblem)), read[-1])
 
 
-def _missing(path: str) -> Bad:
-    return Bad(path, Flaw.MISSING, "is missing")
+def _missing(path: str) -> FileProblem:
+    return FileProblem(path, Flaw.MISSING, "is missing")
 
 
 def _families(storage: Storage, path: str) -> Layout:

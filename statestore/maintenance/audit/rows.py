@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from statestore.chain import Chain
 from statestore.errors import CorruptFile
+from statestore.file_problem import FileProblem
 from statestore.format.changelog import Changes, Kind
 from statestore.format.families import Family
 from statestore.format.family_rows import FAMILY_BYTES, decode_keys, decode_rows_of, family_id
 from statestore.format.names import VersionId
 from statestore.format.state_conf import UNSAFE_ROW, StateConf
-from statestore.maintenance.audit.facts import Bad, Layout
+from statestore.maintenance.audit.facts import Layout
 
 _ROWS_AT_ONCE = 10_000
 
@@ -27,7 +28,9 @@ class RowCheck:
     conf: StateConf
 
     @classmethod
-    def of(cls, layout: Layout | Bad | None, chain: Chain, version: VersionId, conf: StateConf) -> RowCheck | None:
+    def of(
+        cls, layout: Layout | FileProblem | None, chain: Chain, version: VersionId, conf: StateConf
+    ) -> RowCheck | None:
         """Return None if rows cannot be decoded: the schema is unusable, or the column family names are unknown."""
         if not isinstance(layout, Layout) or conf.encoding != UNSAFE_ROW:
             return None

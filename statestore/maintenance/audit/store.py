@@ -10,9 +10,10 @@ from pathlib import Path
 
 from statestore import catalog, digests
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, FileProblem, StoredSnapshot, walk
+from statestore.chain import Chain, StoredSnapshot, walk
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
 from statestore.format.changelog import read_changelog
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -23,17 +24,7 @@ from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
 from statestore.loading.local_file import readable
 from statestore.maintenance import verification
 from statestore.maintenance.audit import checksums
-from statestore.maintenance.audit.facts import (
-    Bad,
-    Decoded,
-    Flaw,
-    Layout,
-    NotAudited,
-    Refused,
-    StoreAuditFacts,
-    StoreKind,
-    attempt,
-)
+from statestore.maintenance.audit.facts import Decoded, Layout, NotAudited, Refused, StoreAuditFacts, StoreKind, attempt
 from statestore.maintenance.audit.rows import RowCheck
 from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
@@ -62,7 +53,7 @@ class Way:
     hidden: frozenset[str] = frozenset()
     with_families: frozenset[int] = frozenset()
     reads: Reads = field(default_factory=dict)
-    layouts: Mapping[StoreKind, Layout | Bad] = field(default_factory=dict)
+    layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
 
 
 def gather_store(
@@ -74,27 +65,27 @@ def gather_store(
     lineage do not reach a base. Raises `LocalStateError`.
     """
     if not committed:
-        return NotAudited(store, Bad(store.folder, Flaw.MISMATCH, "is not named by any readable commit"))
+        return NotAudited(store, FileProblem(store.folder, Flaw.MISMATCH, "is not named by any readable commit"))
     try:
         return _gather_store(way, store, committed, files)
     except UnknownFormatVersion as error:
-        return NotAudited(store, Bad(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
+        return NotAudited(store, FileProblem(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
     except StorageError as error:
-        return NotAudited(store, Bad(store.folder, Flaw.CORRUPT, f"cannot be read from storage: {error}"))
+        return NotAudited(store, FileProblem(store.folder, Flaw.CORRUPT, f"cannot be read from storage: {error}"))
 
 
 def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreAuditFacts:
     storage = way.storage
     head = committed[max(committed)]
     bad = {
-        version: Bad(entry.path, Flaw.CORRUPT, "is empty")
+        version: FileProblem(entry.path, Flaw.CORRUPT, "is empty")
         for version, entry in files.changelogs.items()
         if entry.size_bytes == 0
     }
     lineage: Lineage | None = None
     if head.id is not None and head in files.changelogs and head not in bad:
         read = attempt(store.changelog(head), lambda: catalog.lineage(storage, store, head))
-        if isinstance(read, Bad):
+        if isinstance(read, FileProblem):
             _refuse_unknown(read)
             bad[head] = read
         else:
@@ -113,16 +104,16 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
         faults=faults,
     )
     if lineage is not None and (problem := _conflict(chain, head, lineage)):
-        bad[head] = Bad(store.changelog(head), Flaw.MISMATCH, problem)
+        bad[head] = FileProblem(store.changelog(head), Flaw.MISMATCH, problem)
     unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
     look = _Look(chain, _changelogs(chain, bad), _snapshots(chain), unnoticed)
     decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
     refused = [*checksums.of_zips(chain), *(checksums.empty(chain) if decoded is None else look.refused)]
     chain = replace(
         chain,
-        broken={version: FileProblem(bad.path, bad.why) for version, bad in look.changelogs.items()},
+        broken=look.changelogs,
         snapshots={
-            version: StoredSnapshot(facts.metadata, _problem(look.snapshots.get(version)))
+            version: StoredSnapshot(facts.metadata, look.snapshots.get(version))
             for version, facts in chain.snapshots.items()
         },
     )
@@ -142,9 +133,9 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
     )
 
 
-def _refuse_unknown(bad: Bad) -> None:
+def _refuse_unknown(bad: FileProblem) -> None:
     if bad.flaw is Flaw.UNKNOWN_FORMAT:
-        raise UnknownFormatVersion(bad.why, path=bad.path)
+        raise UnknownFormatVersion(bad.text, path=bad.path)
 
 
 def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: StoreFiles) -> dict[int, VersionId]:
@@ -178,27 +169,27 @@ class _Look:
     """The known problems of the files of a chain."""
 
     chain: Chain
-    changelogs: dict[VersionId, Bad]
-    snapshots: dict[VersionId, Bad]
+    changelogs: dict[VersionId, FileProblem]
+    snapshots: dict[VersionId, FileProblem]
     unnoticed: set[VersionId] = field(default_factory=set)
     refused: list[Refused] = field(default_factory=list)
 
 
-def _changelogs(chain: Chain, found: Mapping[VersionId, Bad]) -> dict[VersionId, Bad]:
-    bad: dict[VersionId, Bad] = {}
+def _changelogs(chain: Chain, found: Mapping[VersionId, FileProblem]) -> dict[VersionId, FileProblem]:
+    bad: dict[VersionId, FileProblem] = {}
     for version in chain.versions:
         path = object_of(chain.store, version)
         if version in found:
             bad[version] = found[version]
         elif version not in chain.files.changelogs:
-            bad[version] = Bad(path, Flaw.MISSING, "is missing")
+            bad[version] = FileProblem(path, Flaw.MISSING, "is missing")
         elif version in chain.broken:
-            bad[version] = Bad(path, Flaw.CORRUPT, chain.broken[version].text)
+            bad[version] = FileProblem(path, Flaw.CORRUPT, chain.broken[version].text)
     return bad
 
 
-def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
-    bad: dict[VersionId, Bad] = {}
+def _snapshots(chain: Chain) -> dict[VersionId, FileProblem]:
+    bad: dict[VersionId, FileProblem] = {}
     for version, facts in chain.snapshots.items():
         path = chain.store.snapshot(version)
         if facts.is_unknown:
@@ -208,24 +199,20 @@ def _snapshots(chain: Chain) -> dict[VersionId, Bad]:
             held = chain.files.tables.get(table.dfs_name)
             table_path = chain.store.table_file(table.dfs_name)
             if held is None:
-                bad[version] = Bad(table_path, Flaw.MISSING, "is missing")
+                bad[version] = FileProblem(table_path, Flaw.MISSING, "is missing")
                 break
             if held.size_bytes != table.size_bytes:
                 sizes = f"has {held.size_bytes:,} bytes, but its snapshot expects {table.size_bytes:,}"
-                bad[version] = Bad(table_path, Flaw.MISMATCH, sizes)
+                bad[version] = FileProblem(table_path, Flaw.MISMATCH, sizes)
                 break
         else:
             if facts.fault is not None:
-                bad[version] = Bad(
+                bad[version] = FileProblem(
                     facts.faulty_file or path, Flaw.CORRUPT, f"is corrupt (read in full): {facts.fault.why}"
                 )
             elif facts.damage is not None:
-                bad[version] = Bad(path, Flaw.CORRUPT, facts.damage.text)
+                bad[version] = FileProblem(path, Flaw.CORRUPT, facts.damage.text)
     return bad
-
-
-def _problem(bad: Bad | None) -> FileProblem | None:
-    return None if bad is None else FileProblem(bad.path, bad.why)
 
 
 @dataclass
@@ -278,22 +265,22 @@ class _Decoding:
             return header.lineage, records
 
         found = attempt(path, read)
-        replaced = not isinstance(found, Bad) and self._is_replaced(version, target)
+        replaced = not isinstance(found, FileProblem) and self._is_replaced(version, target)
         target.unlink(missing_ok=True)
-        if isinstance(found, Bad):
+        if isinstance(found, FileProblem):
             _refuse_unknown(found)
             self.look.changelogs[version] = found
             return
         lineage, records = found
         if replaced:
             what = "does not match the digest in its commit: a late task attempt replaced it"
-            self.look.changelogs[version] = Bad(path, Flaw.REPLACED, what)
+            self.look.changelogs[version] = FileProblem(path, Flaw.REPLACED, what)
         elif (lineage is None) != (version.id is None):
-            self.look.changelogs[version] = Bad(
+            self.look.changelogs[version] = FileProblem(
                 path, Flaw.MISMATCH, "has a lineage in structure V1, or no lineage in V2"
             )
         elif lineage is not None and (problem := _conflict(self.look.chain, version, lineage)):
-            self.look.changelogs[version] = Bad(path, Flaw.MISMATCH, problem)
+            self.look.changelogs[version] = FileProblem(path, Flaw.MISMATCH, problem)
         self.decoded = replace(
             self.decoded, changelogs=self.decoded.changelogs + 1, records=self.decoded.records + records
         )
@@ -324,7 +311,7 @@ class _Decoding:
                 self._decode(version, database)
             if expected not in (-1, keys):
                 what = f"contains {keys:,} keys, but its metadata expects {expected:,}"
-                self.look.snapshots[version] = Bad(store.snapshot(version), Flaw.MISMATCH, what)
+                self.look.snapshots[version] = FileProblem(store.snapshot(version), Flaw.MISMATCH, what)
                 self.look.unnoticed.add(version)
             self.decoded = replace(self.decoded, snapshots=self.decoded.snapshots + 1, keys=self.decoded.keys + keys)
         except LocalStateDamaged as error:
@@ -339,10 +326,12 @@ class _Decoding:
             for keys, values in database.scan():
                 rows.rows(keys, values)
         except CorruptFile as error:
-            self.look.snapshots[version] = Bad(self.look.chain.store.snapshot(version), Flaw.MISMATCH, error.what)
+            self.look.snapshots[version] = FileProblem(
+                self.look.chain.store.snapshot(version), Flaw.MISMATCH, error.what
+            )
             self.look.unnoticed.add(version)
 
-    def _blamed(self, version: VersionId, error: BaseException) -> Bad:
+    def _blamed(self, version: VersionId, error: BaseException) -> FileProblem:
         """Return the file that an error names: an SST file by its local name, else the zip."""
         store, facts = self.look.chain.store, self.look.chain.snapshots[version]
         what = error.what if isinstance(error, StatekeeperError) else str(error)
@@ -351,4 +340,4 @@ class _Decoding:
         flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
             flaw = Flaw.MISMATCH if flaw is Flaw.MISMATCH else Flaw.CORRUPT
-        return Bad(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")
+        return FileProblem(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")

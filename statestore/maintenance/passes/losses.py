@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from statestore.chain import Chain, FileProblem
+from statestore.chain import Chain
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.audit import Audit, AuditFacts, Finding
@@ -61,6 +62,10 @@ def _lost_by(chain: Chain, deleted: Collection[str]) -> tuple[VersionId, ...]:
     store = chain.store
     snapshots = {v: facts for v, facts in chain.snapshots.items() if store.snapshot(v) not in deleted}
     changelogs = {v: object_of(store, v) for v in chain.versions}
-    gone = {v: FileProblem(path, "is deleted by the plan") for v, path in changelogs.items() if path in deleted}
+    gone = {
+        version: FileProblem(path, Flaw.MISSING, "is deleted by the plan")
+        for version, path in changelogs.items()
+        if path in deleted
+    }
     after = replace(chain, snapshots=snapshots, broken={**chain.broken, **gone}).bases
     return tuple(version for version in chain.bases if version not in after)

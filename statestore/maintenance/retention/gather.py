@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from statestore import catalog, switch_journal
 from statestore.catalog import StoreFiles
-from statestore.chain import Chain, FileProblem, StoredSnapshot, look_at_snapshot, walk
+from statestore.chain import Chain, StoredSnapshot, look_at_snapshot, walk
 from statestore.clock import Clock
 from statestore.commit_log import CommitLog
 from statestore.errors import DAMAGES, CorruptFile
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS
@@ -243,7 +244,11 @@ def _doubted(chain: Chain, why: str) -> Chain:
     whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
     newest = max(whole, default=0)
     text = f"the last snapshot of the store failed: {why}"
-    doubted = {v: FileProblem(chain.store.changelog(v), text) for v in chain.versions if v.version > newest}
+    doubted = {
+        version: FileProblem(chain.store.changelog(version), Flaw.CORRUPT, text)
+        for version in chain.versions
+        if version.version > newest
+    }
     return replace(chain, broken={**doubted, **chain.broken})
 
 

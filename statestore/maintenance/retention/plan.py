@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from statestore.chain import Chain, FileProblem, StoredSnapshot
+from statestore.chain import Chain, StoredSnapshot
+from statestore.file_problem import FileProblem
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
