@@ -147,7 +147,7 @@ def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckRe
     lost = sum(len(store.lost) for store in found.stores)
     by_check: dict[str, list[Finding]] = {spec.name: [] for spec in LINEAGE_CHECKS}
     for finding in found.findings:
-        by_check[check_of(finding.what)].append(finding)
+        by_check[check_of(finding.kind)].append(finding)
     values: dict[str, dict[str, metadata.Figure]] = {
         LINEAGE_IS_GAPLESS.name: {"loadable_versions": found.versions - lost, "lost_versions": lost},
         COMMIT_LOG_MATCHES_FILES.name: {"version": 0 if found.batch is None else found.batch + 1},

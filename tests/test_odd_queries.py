@@ -147,7 +147,7 @@ def test_a_gap_in_the_logs_of_a_query_with_state_is_still_an_error(written: Writ
     for log in ("commits", "offsets"):
         (root / log / "1").unlink()
         (root / log / ".1.crc").unlink()
-    assert FindingKind.COMMIT_MISSING in {one.what for one in judge(gather(open_storage(str(root)))).findings}
+    assert FindingKind.COMMIT_MISSING in {one.kind for one in judge(gather(open_storage(str(root)))).findings}
 
 
 def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: Written) -> None:
@@ -155,7 +155,7 @@ def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: 
     newest = max(int(path.name) for path in (root / "commits").glob("[0-9]*"))
     (root / "commits" / str(newest)).write_bytes(b"v1\n{")
     (root / "offsets" / str(newest)).write_bytes(b"v1\n{")
-    found = {one.what for one in judge(gather(open_storage(str(root)))).findings}
+    found = {one.kind for one in judge(gather(open_storage(str(root)))).findings}
     assert found == {FindingKind.COMMIT_UNREADABLE, FindingKind.OFFSETS_UNREADABLE}
 
 

@@ -52,7 +52,7 @@ def test_global_operators_have_one_partition(storage: Storage, name: str, key_js
     commit(storage, 0, ids)
     assert partitions(storage) == 1
     found = judge(gather(storage))
-    assert {finding.what for finding in found.findings} == {FindingKind.NO_BASE}
+    assert {finding.kind for finding in found.findings} == {FindingKind.NO_BASE}
     assert [store.store for store in found.stores] == [StorePath(0, 0)]
 
 
@@ -74,7 +74,7 @@ def test_a_repartitioned_checkpoint_has_other_stores_from_that_batch_on(storage:
     of_stores = [log.of_store(StorePath(0, partition)) for partition in range(3)]
     assert [next(n for n in sorted(one) if log.is_first(one, n)) for one in of_stores] == [1, 1, 3]
     assert sorted(log.of_store(StorePath(0, 2))) == [3, 4]
-    assert not any(finding.what is FindingKind.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
+    assert not any(finding.kind is FindingKind.COMMIT_AT_ODDS for finding in judge(gather(storage)).findings)
 
 
 def test_a_removed_partition_is_reported_when_no_commit_names_it(storage: Storage) -> None:
@@ -85,7 +85,7 @@ def test_a_removed_partition_is_reported_when_no_commit_names_it(storage: Storag
         commit(storage, batch, pinned, pinned)
 
     def undescribed() -> list[StorePath | None]:
-        return [one.store for one in judge(gather(storage)).findings if one.what is FindingKind.STORE_UNDESCRIBED]
+        return [one.store for one in judge(gather(storage)).findings if one.kind is FindingKind.STORE_UNDESCRIBED]
 
     assert undescribed() == []
     storage.delete([names.commits(0), names.offsets(0)])
@@ -99,7 +99,7 @@ def test_a_commit_without_other_evidence_is_rejected_with_a_typed_error(storage:
     commit(storage, 1, named)
     with pytest.raises(CorruptFile, match=rf"commits/1: names {named} partitions of operator 0, .* describes 2"):
         catalog.heads(storage)
-    [finding] = [f for f in judge(gather(storage)).findings if f.what is FindingKind.COMMIT_AT_ODDS]
+    [finding] = [f for f in judge(gather(storage)).findings if f.kind is FindingKind.COMMIT_AT_ODDS]
     assert finding.file == "commits/1"
 
 

@@ -48,7 +48,7 @@ def audited(root: Path, scratch: Path | None = None) -> Audit:
 
 
 def kinds(audit: Audit) -> list[FindingKind]:
-    return [finding.what for finding in audit.findings]
+    return [finding.kind for finding in audit.findings]
 
 
 def test_a_store_with_column_families_needs_a_snapshot_as_base(written: Written, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_newest_commit_of_a_later_spark_is_not_reported_as_damage(written: Wri
     commit.write_bytes(commit.read_bytes().replace(b"v2\n", b"v7\n"))
     audit = audited(root)
     [found] = audit.findings
-    assert (found.what, audit.restart.batch) == (FindingKind.COMMIT_UNREADABLE, None)
+    assert (found.kind, audit.restart.batch) == (FindingKind.COMMIT_UNREADABLE, None)
     assert found.action == "upgrade Statekeeper; do not change the file"
     assert "cannot start" not in found.meaning
 
@@ -130,7 +130,7 @@ def test_a_damaged_number_in_a_commit_causes_no_loop_of_billions(written: Writte
     shutil.copy(root / "offsets" / "2", root / "offsets" / "2000000000")
     left = snapshots.plan(snapshots.gather(open_storage(str(root))), snapshots.SnapshotPolicy()).leave
     assert {action.reason for action in left} == {snapshots.SkipReason.NOT_LOADABLE}
-    [gap] = [finding for finding in audited(root).findings if finding.what is FindingKind.COMMIT_MISSING]
+    [gap] = [finding for finding in audited(root).findings if finding.kind is FindingKind.COMMIT_MISSING]
     assert (gap.file, gap.problem) == ("commits/3", "and all commits up to batch 1999999999 are missing")
 
 
@@ -138,7 +138,7 @@ def test_a_missing_folder_of_an_operator_is_a_finding(written: Written) -> None:
     root = written("v1-two-operators-zstd")
     shutil.rmtree(root / "state" / "0")
     audit = audited(root)
-    assert [(f.what, f.file) for f in audit.findings] == [
+    assert [(f.kind, f.file) for f in audit.findings] == [
         (FindingKind.DESCRIPTION_MISSING, "state/0/_metadata/metadata")
     ]
     assert audit.restart.batch is None
@@ -150,7 +150,7 @@ def test_a_missing_folder_of_a_partition_is_one_finding_with_its_name(written: W
     shutil.rmtree(root / "state" / "0" / "1")
     audit = audited(root)
     [found] = audit.findings
-    assert (found.what, found.file, audit.restart.batch) == (FindingKind.NO_BASE, "state/0/1", None)
+    assert (found.kind, found.file, audit.restart.batch) == (FindingKind.NO_BASE, "state/0/1", None)
     assert "is missing or empty" in found.problem
 
 
@@ -177,7 +177,7 @@ def test_a_snapshot_of_a_later_spark_is_not_reported_as_damage(written: Written)
         for name, body in files.items():
             archive.writestr(name, body.replace(b"v1\n", b"v9\n") if name == "metadata" else body)
     [found] = audited(root).findings
-    assert (found.what, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "upgrade Statekeeper")
+    assert (found.kind, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "upgrade Statekeeper")
     assert found.file == str(path.relative_to(root))
 
 
@@ -214,7 +214,7 @@ def test_a_query_rolled_back_to_its_start_is_reported_repaired_and_the_repair_un
     storage = open_storage(str(root))
     before = {entry.path for entry in storage.list(names.STATE)}
     found = audited(root).findings
-    assert {(f.what, f.severity, f.file) for f in found} == {
+    assert {(f.kind, f.severity, f.file) for f in found} == {
         (FindingKind.ROLLED_BACK_FILES, Severity.ERROR, f"state/0/{partition}/1.zip") for partition in (0, 1)
     }
     run = RandomIds().fresh()

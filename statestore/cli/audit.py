@@ -87,7 +87,7 @@ def _object(looked: Looked) -> dict[str, Any]:
 def _finding_object(finding: Finding) -> dict[str, Any]:
     return {
         "severity": code(finding.severity),
-        "code": finding.what.code,
+        "code": finding.kind.code,
         "store": None if finding.store is None else str(finding.store),
         "file": finding.file,
         "problem": finding.problem,
@@ -113,8 +113,8 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
     """Print the findings by severity and kind, then one summary line."""
     result = looked.audit
     shown = result.findings[: tables.ROWS]
-    for (severity, what), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.what)):
-        console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", what.value), soft_wrap=True)
+    for (severity, kind), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.kind)):
+        console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", kind.value), soft_wrap=True)
         for finding in group:
             # As plain text: names and errors come from files and may look like markup.
             console.print(Text(f"  {finding.file} {finding.problem}"), soft_wrap=True)

@@ -163,7 +163,7 @@ def audits_word(root: str, scratch: Path, damage: Damage) -> tuple[str, tuple[st
     except StatekeeperError as error:
         return FINDING, (error.code,)
     if found.findings:
-        return FINDING, tuple(sorted({finding.what.code for finding in found.findings}))
+        return FINDING, tuple(sorted({finding.kind.code for finding in found.findings}))
     unproven = damages.unproven(damage, found)
     return (UNPROVEN, (unproven,)) if unproven else (CLEAN, ())
 

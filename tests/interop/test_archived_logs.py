@@ -90,7 +90,7 @@ def test_a_snapshot_without_its_archived_log_does_not_load_in_spark_and_is_a_fin
     [log] = (query.checkpoint / "state/0/0/logs").glob("0*.log")
     log.unlink()
     found = audit.judge(audit.gather(open_storage(str(query.checkpoint))))
-    assert [(one.what, one.file) for one in found.findings] == [
+    assert [(one.kind, one.file) for one in found.findings] == [
         (FindingKind.TABLE_MISSING, f"state/0/0/logs/{log.name}"),
     ]
     with pytest.raises(Exception, match="does not exist"):

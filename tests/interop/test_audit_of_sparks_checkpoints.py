@@ -63,5 +63,5 @@ def test_a_native_checkpoint_is_clean_until_a_file_is_deleted(
     )
     storage.delete([gone, f"{gone.removesuffix('.changelog')}.zip"])
     audit = judge(gather(storage))
-    assert [(finding.what, finding.file) for finding in audit.findings] == [(FindingKind.CHANGELOG_MISSING, gone)]
+    assert [(finding.kind, finding.file) for finding in audit.findings] == [(FindingKind.CHANGELOG_MISSING, gone)]
     assert audit.restart.batch == 2

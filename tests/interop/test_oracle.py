@@ -39,7 +39,7 @@ def test_spark_starts_from_a_moved_checkpoint_after_its_repair(spark: SparkSessi
     shutil.move(former, place)
     query.checkpoint = place
     [found] = judge(gather(open_storage(query.root))).findings
-    assert found.what is FindingKind.DESCRIPTION_MOVED
+    assert found.kind is FindingKind.DESCRIPTION_MOVED
     with pytest.raises(Exception, match=re.escape(str(former))):
         state(query)
     told = statekeeper("repair", query.root, "--apply", "--confirm-stopped")

@@ -125,7 +125,7 @@ def test_spark_rejects_an_intact_file_with_a_wrong_sidecar_and_reads_it_without_
     sidecar = v2.file(f"{pattern}.crc")
     rewritten(sidecar, lambda body: json.dumps({**json.loads(body), "value": 7}).encode())
     finding = v2.the_finding(tmp_path / "scratch")
-    assert (finding.what, finding.severity, finding.file.rpartition("/")[2]) == (
+    assert (finding.kind, finding.severity, finding.file.rpartition("/")[2]) == (
         FindingKind.SIDECAR_AT_ODDS,
         Severity.ERROR,
         sidecar.name,
@@ -144,7 +144,7 @@ def test_spark_rejects_a_table_with_a_wrong_hidden_checksum_and_reads_it_without
     for path in (hidden, v2.store / f".{zipped.name}.crc", v2.store / f".{v2.file('5_*.changelog').name}.crc"):
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
     finding = v2.the_finding(tmp_path / "scratch")
-    assert (finding.what, finding.severity) == (FindingKind.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR)
+    assert (finding.kind, finding.severity) == (FindingKind.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR)
     assert finding.file.endswith(hidden.name)
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
     hidden.unlink()
@@ -156,11 +156,11 @@ def test_a_name_keeps_spark_from_loading_structure_v1(v1: Made, v2: Made, name: 
     for made in (v1, v2):
         shutil.copy(made.file("2*.zip"), made.store / name)
     finding = v1.the_finding()
-    assert (finding.what, finding.file) == (FindingKind.NAME_STOPS_LOADS, f"state/0/0/{name}")
+    assert (finding.kind, finding.file) == (FindingKind.NAME_STOPS_LOADS, f"state/0/0/{name}")
     v1.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
     (v1.store / name).unlink()
     v1.assert_spark_reads_it()
-    assert [one.what for one in v2.audited().findings] == ([] if SOME_ID in name else [FindingKind.NAME_STOPS_CLEANUP])
+    assert [one.kind for one in v2.audited().findings] == ([] if SOME_ID in name else [FindingKind.NAME_STOPS_CLEANUP])
     v2.assert_spark_reads_it()
 
 
@@ -172,7 +172,7 @@ def test_after_a_start_with_the_wrong_structure_spark_continues_as_the_audit_adv
     finally:
         v1.query.confs[FORMAT] = "1"
     finding = v1.the_finding()
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.FORMAT_FLIPPED,
         Severity.WARNING,
         "state/0/0/6.changelog",
@@ -195,7 +195,7 @@ def test_spark_loads_a_snapshot_of_rolled_back_batches_and_the_audit_warns_befor
     shutil.copy(v1.file("2.zip"), v1.store / "4.zip")
     taken_back(v1)
     finding = next(one for one in v1.audited().findings if one.store is not None and one.store.partition == 0)
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.ROLLED_BACK_FILES,
         Severity.ERROR,
         "state/0/0/4.zip",
@@ -220,7 +220,7 @@ def test_spark_loads_a_snapshot_of_rolled_back_batches_and_the_audit_warns_befor
 
 def test_the_hidden_checksum_of_a_deleted_log_stops_spark(v2: Made) -> None:
     taken_back(v2, hidden=False)
-    found = [one for one in v2.audited().findings if one.what is FindingKind.LOG_IN_THE_WAY]
+    found = [one for one in v2.audited().findings if one.kind is FindingKind.LOG_IN_THE_WAY]
     assert [one.file for one in found] == [f"{log}/.{n}.crc" for log in ("commits", "offsets") for n in (2, 3, 4)]
     assert all(one.severity is Severity.ERROR for one in found)
     with pytest.raises(Exception, match="Multiple streaming queries are concurrently using"):
@@ -251,7 +251,7 @@ def test_a_missing_table_of_two_snapshots(v2: Made) -> None:
     [shared] = held[0] & held[1]
     (v2.store / "SSTs" / shared).unlink()
     finding = v2.the_finding()
-    assert (finding.what, finding.severity) == (FindingKind.TABLE_MISSING, Severity.ERROR)
+    assert (finding.kind, finding.severity) == (FindingKind.TABLE_MISSING, Severity.ERROR)
     assert older.name in finding.problem
     assert newer.name in finding.problem
     assert finding.meaning.startswith(f"versions 1 to 5 (batches 0 to 4) of store {finding.store} cannot be restored")
@@ -265,13 +265,13 @@ def test_a_table_that_differs_from_the_one_in_the_manifest(v1: Made, tmp_path: P
     last = snapshot.metadata.tables[-1]
     path = v1.store / "SSTs" / last.dfs_name
     rewritten(path, lambda body: body + b"longer")
-    assert v1.the_finding().what is FindingKind.TABLE_WRONG_SIZE
+    assert v1.the_finding().kind is FindingKind.TABLE_WRONG_SIZE
     tables = (*snapshot.metadata.tables[:-1], replace(last, size_bytes=path.stat().st_size))
     body = encode_snapshot(replace(snapshot, metadata=replace(snapshot.metadata, tables=tables)))
     rewritten(zipped, lambda _: body)
     assert v1.audited().findings == ()
     finding = v1.the_finding(tmp_path / "scratch")
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.TABLE_WRONG_SIZE,
         Severity.ERROR,
         f"state/0/0/SSTs/{last.dfs_name}",
@@ -286,7 +286,7 @@ def test_spark_4_2_rejects_a_snapshot_of_spark_4_0(v2: Made) -> None:
     rewritten(zipped, lambda _: body)
     v2.file("2_*.zip.crc").unlink()
     finding = v2.the_finding()
-    assert (finding.what, finding.file) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, f"state/0/0/{zipped.name}")
+    assert (finding.kind, finding.file) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, f"state/0/0/{zipped.name}")
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 
@@ -325,7 +325,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
                 path.unlink()
     storage = open_storage(str(query.checkpoint))
     audit = judge(gather(storage))
-    assert [(one.what, one.severity) for one in audit.findings] == [(FindingKind.SNAPSHOT_MISSING, Severity.ERROR)] * 2
+    assert [(one.kind, one.severity) for one in audit.findings] == [(FindingKind.SNAPSHOT_MISSING, Severity.ERROR)] * 2
     assert "autoSnapshotRepair.maxChangeFileReplay" in audit.findings[0].meaning
     assert audit.restart.batch == 4
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
@@ -346,7 +346,7 @@ def test_spark_cannot_read_column_families_without_a_snapshot_that_names_them(
     assert judge(gather(storage)).findings == ()
     storage.delete([names.StorePath(0, 0).folder + "/1.zip"])
     finding = next(one for one in judge(gather(storage)).findings)
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.FAMILIES_LOST,
         Severity.ERROR,
         "state/0/0/1.zip",
@@ -388,7 +388,7 @@ def test_sparks_cleanup_fails_on_an_invalid_name_and_deletes_too_much_on_a_wrong
     if name is not None:
         shutil.copy(next(store.glob("1_*.zip")), store / name)
     found = judge(gather(open_storage(str(query.checkpoint)))).findings
-    assert [one.what for one in found] == ([] if what is None else [what])
+    assert [one.kind for one in found] == ([] if what is None else [what])
     query.run(7)
     kept = {parsed.version.version for path in store.iterdir() if (parsed := names.parse_store_file(path.name))}
     assert kept == left

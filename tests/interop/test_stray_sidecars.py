@@ -54,7 +54,7 @@ def test_spark_continues_after_a_stray_sidecar_blocked_a_snapshot(
     statekeeper("snapshot", query.root, "--all", "--mode", "snapshots", "--scratch", str(tmp_path), exit_code=3)
     assert not any(path.with_suffix("").exists() for path in sidecars_at_the_head(query))
     found = audit.judge(audit.gather(open_storage(query.root))).findings
-    assert {(one.what, one.severity) for one in found} == {(FindingKind.SIDECAR_STRAY, Severity.WARNING)}
+    assert {(one.kind, one.severity) for one in found} == {(FindingKind.SIDECAR_STRAY, Severity.WARNING)}
     statekeeper("repair", query.root, "--apply", "--confirm-stopped")
     take_snapshots(query, tmp_path)
     assert state(query) == middle

@@ -64,7 +64,7 @@ def changelogs(storage: Storage) -> list[str]:
 def clean(storage: Storage, scratch: Path, *, but: frozenset[FindingKind] = frozenset()) -> None:
     """Assert that the audit has no findings except the named ones."""
     found = audit.judge(audit.gather(storage, scratch=scratch))
-    assert [finding for finding in found.findings if finding.what not in but] == []
+    assert [finding for finding in found.findings if finding.kind not in but] == []
     assert found.stores
 
 

@@ -121,7 +121,7 @@ def test_a_snapshot_with_a_wrong_sidecar_is_no_base_of_retention(checkpoint: Che
     [finding] = plan.findings
     assert finding.startswith(f"{sidecar(checkpoint)}: has size 7 bytes")
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (
+    assert (found.kind, found.severity, found.file) == (
         FindingKind.SIDECAR_AT_ODDS,
         Severity.ERROR,
         sidecar(checkpoint),
@@ -164,7 +164,7 @@ def test_the_plain_audit_reports_a_stray_sidecar_that_is_retained(checkpoint: Ch
     assert findings(storage) == []
     storage.create(sidecar(checkpoint), A_SIDECAR)
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (
+    assert (found.kind, found.severity, found.file) == (
         FindingKind.SIDECAR_STRAY,
         Severity.WARNING,
         sidecar(checkpoint),
@@ -206,7 +206,7 @@ def test_gc_or_a_deep_repair_finds_a_flipped_byte_and_the_snapshot_is_taken_agai
     assert [action.path for action in deep.actions] == [zipped]
     assert DeletionOutcome.DAMAGED in {step.outcome for step in collect(storage)}
     [found] = findings(storage)
-    assert (found.what, found.severity, found.file) == (FindingKind.TABLE_UNREADABLE, Severity.ERROR, bad)
+    assert (found.kind, found.severity, found.file) == (FindingKind.TABLE_UNREADABLE, Severity.ERROR, bad)
     run, done = repaired(storage)
     assert done == [(zipped, RepairReason.DAMAGED)]
     list(runs.undo_repair(storage, run, run=RandomIds().fresh(), holder="a test", clock=CLOCK))

@@ -151,7 +151,7 @@ def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_ot
     path = replace_changelog(storage, 5)
     found = audit.judge(audit.gather(storage, scratch=tmp_path / "audit"))
     (finding,) = found.findings
-    assert (finding.what, finding.file) == (FindingKind.CHANGELOG_REPLACED, path)
+    assert (finding.kind, finding.file) == (FindingKind.CHANGELOG_REPLACED, path)
     assert "does not match the digest in its commit" in finding.problem
     assert finding.meaning.startswith(f"versions 5 to 8 (batches 4 to 7) of store {finding.store} cannot be restored")
     assert found.restart.batch == 3

@@ -76,7 +76,7 @@ def test_an_incomplete_switchover_blocks_other_verbs(switchable: Checkpoint, sou
     with pytest.raises(HalfSwitched, match="--abort"):
         list(runs.delete(storage, gathered, deletions, holder="a test", clock=later, ids=RandomIds()))
     found = audit.judge(audit.gather(storage))
-    assert audit.FindingKind.HALF_SWITCHED in {finding.what for finding in found.findings}
+    assert audit.FindingKind.HALF_SWITCHED in {finding.kind for finding in found.findings}
 
 
 def test_an_incomplete_switchover_blocks_one_in_the_other_direction(

@@ -87,7 +87,7 @@ class Finding:
     """
 
     severity: Severity
-    what: FindingKind
+    kind: FindingKind
     store: StorePath | None
     file: str
     problem: str
@@ -96,10 +96,10 @@ class Finding:
 
 
 def root_finding(
-    what: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
+    kind: FindingKind, file: str, problem: str, meaning: str, action: str, severity: Severity = Severity.ERROR
 ) -> Finding:
     """Return a finding about a file that belongs to no store."""
-    return Finding(severity, what, None, file, problem, meaning, action)
+    return Finding(severity=severity, kind=kind, store=None, file=file, problem=problem, meaning=meaning, action=action)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Audit:
         """The findings that report lost or wrong state. They block automatic deletions: an apparent orphan may be the last
         copy. A lineage near its limit and a moved checkpoint do not block."""
         harmless = (FindingKind.NEAR_CEILING, FindingKind.DESCRIPTION_MOVED)
-        return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.what not in harmless)
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR and f.kind not in harmless)
 
     def count(self, severity: Severity) -> int:
         """The number of findings of a severity."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.names import StorePath
-from statestore.maintenance.audit import judge_spark
+from statestore.maintenance.audit import actions, judge_spark
 from statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
 from statestore.maintenance.audit.judge_root import of_logs, of_root
@@ -46,8 +46,8 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
         findings += judge_spark.of_store(facts, one, restart)
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
     findings += [_undescribed(store) for store in facts.undescribed]
-    order = {what: number for number, what in enumerate(FindingKind)}
-    findings.sort(key=lambda f: (f.severity, order[f.what], f.store or StorePath(-1, -1), f.file))
+    order = {kind: number for number, kind in enumerate(FindingKind)}
+    findings.sort(key=lambda f: (f.severity, order[f.kind], f.store or StorePath(-1, -1), f.file))
     return Audit(
         max(facts.logs.commits, default=None),
         restart,
@@ -116,7 +116,7 @@ def _not_audited(store: NotAudited) -> Finding:
         store.problem.path,
         store.problem.text,
         "no version of this store was audited",
-        "upgrade Statekeeper" if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
+        actions.UPGRADE if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
     )
 
 

@@ -9,13 +9,10 @@ from statestore.binding import Binding
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
+from statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE
 from statestore.maintenance.audit.facts import AuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.storage.urls import Locality
-
-_RESTORE = "restore the file from a backup"
-_KNOW_IT = "upgrade Statekeeper; do not change the file"
-_REWRITTEN = "start the job: it writes the file again"
 
 
 def of_logs(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
@@ -36,7 +33,7 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     for first, last in gaps:
         many = f"and all commits up to batch {last} are missing" if last > first else "is missing"
         yield root_finding(
-            FindingKind.COMMIT_MISSING, names.commits(first), many, _not_restorable(first, last, restart), _RESTORE
+            FindingKind.COMMIT_MISSING, names.commits(first), many, _not_restorable(first, last, restart), RESTORE
         )
     for batch, bad in commits.items():
         if isinstance(bad, FileProblem):
@@ -45,7 +42,7 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
                 meaning = _of_a_later_spark(restart)
             elif batch == newest:
                 meaning = f"the query cannot start, because this is the newest commit; {restart.explained}"
-            action = _KNOW_IT if is_unknown(bad) else _RESTORE
+            action = UPGRADE if is_unknown(bad) else RESTORE
             yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.text, meaning, action)
 
 
@@ -68,7 +65,7 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
                 facts.root.metadata_paths[operator],
                 f"contradicts every commit: the newest commit {facts.misfits[max(batches)].problem}",
                 restart.explained,
-                _RESTORE,
+                RESTORE,
             )
             continue
         for batch in batches:
@@ -78,7 +75,7 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
                 names.commits(batch),
                 problem,
                 _not_restorable(batch, batch, restart),
-                _RESTORE,
+                RESTORE,
             )
 
 
@@ -93,7 +90,7 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             names.offsets(first),
             f"and all offsets up to batch {last} are missing" if last > first else "is missing",
             _offsets_meaning(at_head=at_head, first=first, last=last),
-            _RESTORE,
+            RESTORE,
             Severity.ERROR if at_head else Severity.WARNING,
         )
     for batch, bad in facts.logs.offsets_read.items():
@@ -102,7 +99,7 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             meaning = _offsets_meaning(at_head=at_head, first=batch, last=batch)
             if at_head and is_unknown(bad):
                 meaning = _of_a_later_spark(restart)
-            action = _KNOW_IT if is_unknown(bad) else _RESTORE
+            action = UPGRADE if is_unknown(bad) else RESTORE
             severity = Severity.ERROR if at_head else Severity.WARNING
             yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.text, meaning, action, severity)
     for path in facts.logs.in_the_way:
@@ -112,7 +109,7 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             path,
             f"remained after {path.partition('/')[0]}/{name} was deleted",
             f'the query fails at batch {name}: Spark reports "Multiple streaming queries are concurrently using ..."',
-            "stop the query and run: statekeeper repair ROOT --apply --confirm-stopped; or delete the file",
+            f"stop the query and run: {REPAIR}; or delete the file",
         )
     if offsets and max(offsets) > newest + 1 and not facts.stateless:
         commit = f"but the newest commit is batch {newest}" if facts.logs.commits else "but no batch is committed"
@@ -146,7 +143,7 @@ def of_root(facts: AuditFacts) -> Iterator[Finding]:
     elif binding is not None and root.query != binding.root_id:
         problem = f"contains the id {root.query}, but {names.BINDING} contains {binding.root_id}"
         yield root_finding(
-            FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA, problem, "the job cannot start", _RESTORE
+            FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA, problem, "the job cannot start", RESTORE
         )
     if isinstance(root.binding, FileProblem):
         yield _described(root.binding, "the job cannot start, because the owner of the state is unknown")
@@ -169,7 +166,7 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
             half_done.path,
             half_done.text,
             "an incomplete switchover cannot be excluded",
-            _RESTORE,
+            RESTORE,
         )
         return
     begun = half_done.begun
@@ -202,11 +199,11 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
                     else "but its folder has another number"
                 ),
                 "the ids in the commit log cannot be assigned to stores with certainty",
-                _RESTORE,
+                RESTORE,
             )
         elif binding is not None and not _fits(found, binding):
             problem = f"contradicts {names.BINDING}, which describes {binding.partitions} partitions of one store"
-            yield root_finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", _RESTORE)
+            yield root_finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", RESTORE)
 
 
 def _fits(metadata: OperatorMetadata, binding: Binding) -> bool:
@@ -229,7 +226,7 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
                     path,
                     f"differs from the schema in {names.BINDING}",
                     "Spark reads wrong values from the state of this operator",
-                    _REWRITTEN,
+                    START_JOB,
                     Severity.WARNING,
                 )
 
@@ -253,7 +250,7 @@ def _of_schema(bad: FileProblem, *, is_rewritten: bool = False) -> Finding:
             bad.text,
             "a later Spark may have written it and can read it; dump, diff and audit --deep cannot decode the rows of this "
             "operator",
-            _KNOW_IT,
+            UPGRADE,
             Severity.WARNING,
         )
     return _described(bad, "Spark cannot read the state of this operator", is_rewritten=is_rewritten)
@@ -269,7 +266,7 @@ def _of_moved(facts: AuditFacts) -> Iterator[Finding]:
             "the query cannot start, or depends on another checkpoint"
             if is_sure
             else f"unless {one.location} is another URL of this checkpoint, the query cannot start",
-            "stop the query, then run: statekeeper repair ROOT --apply --confirm-stopped",
+            f"stop the query, then run: {REPAIR}",
             Severity.ERROR if is_sure else Severity.WARNING,
         )
 
@@ -284,7 +281,7 @@ def _of_batch_logs(facts: AuditFacts) -> Iterator[Finding]:
             bad.path,
             bad.text,
             f"the changelogs of version {place[0]} (batch {place[0] - 1}) in it are lost",
-            _RESTORE,
+            RESTORE,
             Severity.WARNING,
         )
 
@@ -296,7 +293,7 @@ def _of_changed(facts: AuditFacts) -> Iterator[Finding]:
             bad.path,
             bad.text,
             "the file was modified by a person or by a faulty disk; Spark may restart from wrong data",
-            f"{_RESTORE}; if the modification is intended, delete {names.hidden_checksum(bad.path)}",
+            f"{RESTORE}; if the modification is intended, delete {names.hidden_checksum(bad.path)}",
             Severity.WARNING,
         )
 
@@ -312,7 +309,7 @@ def _described(bad: FileProblem, meaning: str, *, is_rewritten: bool = False) ->
         bad.path,
         bad.text,
         meaning,
-        _REWRITTEN if is_rewritten else _KNOW_IT if is_unknown(bad) else _RESTORE,
+        START_JOB if is_rewritten else UPGRADE if is_unknown(bad) else RESTORE,
         Severity.WARNING if is_rewritten else Severity.ERROR,
     )
 

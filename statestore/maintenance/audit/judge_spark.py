@@ -14,14 +14,14 @@ from statestore.file_problem import FileProblem
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
+from statestore.format.structure import FORMAT_VERSION
 from statestore.maintenance import time_line
+from statestore.maintenance.audit.actions import REPAIR
 from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
 
 _MOVE = "move the file out of the checkpoint"
-_REPAIR = "statekeeper repair ROOT --apply --confirm-stopped"
-_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
 def is_v1(facts: AuditFacts) -> bool:
@@ -82,7 +82,7 @@ def _stops_loads(path: str, problem: str) -> Finding:
         path,
         problem,
         "Spark reads it as a snapshot and cannot load any version of this store; the query cannot start",
-        _MOVE if is_hidden else f"stop the query and run: {_REPAIR}; or {_MOVE}",
+        _MOVE if is_hidden else f"stop the query and run: {REPAIR}; or {_MOVE}",
     )
 
 
@@ -140,10 +140,10 @@ def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Fin
             store.changelog(stray),
             f"belongs to batch {head:,}, which is not committed, and has a checksum file, which Spark 4.2 does not write "
             f"in structure V1",
-            f"the query was started with {_FORMAT}=2 on a V1 checkpoint and fails in its first batch (None.get); no state "
-            f"is lost",
-            f"to restart from batch {head - 1:,}, set {_FORMAT}=1; to change the structure, run: statekeeper switch ROOT "
-            f"--to v2",
+            f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and fails in its first batch (None.get); no "
+            f"state is lost",
+            f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1; to change the structure, run: statekeeper switch "
+            f"ROOT --to v2",
         )
         return
 
@@ -173,7 +173,7 @@ def _of_strays(one: View) -> Iterator[Finding]:
             names.sidecar(one.facts.store.snapshot(version)),
             f"exists without {zipped}: an executor failed between the two writes, or the zip was deleted",
             f"every version loads, but Spark would reject a new {zipped}; Statekeeper writes no snapshot of this version",
-            f"stop the query, which may still write {zipped}, then run: {_REPAIR}",
+            f"stop the query, which may still write {zipped}, then run: {REPAIR}",
         )
 
 
@@ -224,7 +224,7 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         if len(dead) > 1
         else f"belongs to {numbers}, but {logged}",
         meaning,
-        f"before you start the query, run: {_REPAIR}; if the logs were lost instead, restore {names.COMMITS}/ and "
+        f"before you start the query, run: {REPAIR}; if the logs were lost instead, restore {names.COMMITS}/ and "
         f"{names.OFFSETS}/ from a backup",
     )
 
@@ -256,14 +256,14 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
 def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
     is_v1_changelog = refused.is_changelog and refused.versions[0].id is None
     hang = _hanging(one, refused)
-    what, who = FindingKind.SIDECAR_AT_ODDS, "Spark"
+    kind, reader = FindingKind.SIDECAR_AT_ODDS, "Spark"
     if refused.keeper is Keeper.HADOOP:
-        what, why = FindingKind.HIDDEN_CHECKSUM_AT_ODDS, "ChecksumException"
+        kind, error = FindingKind.HIDDEN_CHECKSUM_AT_ODDS, "ChecksumException"
     else:
-        why = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
+        error = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
     if is_v1_changelog:
-        who = "Spark 4.1 (later releases ignore it in structure V1)"
-    meaning = f"{who} rejects {refused.file.rpartition('/')[2]} ({why})"
+        reader = "Spark 4.1 (later releases ignore it in structure V1)"
+    meaning = f"{reader} rejects {refused.file.rpartition('/')[2]} ({error})"
     if hang:
         meaning += f" and cannot restore {ranges(hang)} from it; without {refused.checksum.path.rpartition('/')[2]}, "
         meaning += restart.explained
@@ -271,7 +271,7 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
         meaning += "; every version loads without it"
     return Finding(
         Severity.ERROR if hang and not is_v1_changelog else Severity.WARNING,
-        what,
+        kind,
         one.facts.store,
         refused.checksum.path,
         refused.checksum.text,
@@ -287,7 +287,7 @@ def _mended(refused: Refused) -> str:
             f"run: statekeeper audit ROOT --deep; if the file is intact, delete {beside}, which Spark does not require"
         )
     if refused.is_guarded and refused.keeper is Keeper.SPARK and not refused.is_changelog:
-        return f"the file is intact: to quarantine {beside}, run: {_REPAIR}"
+        return f"the file is intact: to quarantine {beside}, run: {REPAIR}"
     if refused.is_guarded:
         return f"the file is intact: delete {beside}, which Spark does not require"
     return (

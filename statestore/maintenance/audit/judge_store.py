@@ -12,6 +12,7 @@ from statestore.format import names
 from statestore.format.changelog import lineage_bytes
 from statestore.format.names import VersionId
 from statestore.lineage import shortened
+from statestore.maintenance.audit.actions import RESTORE
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.audit.view import View, ranges
@@ -152,7 +153,7 @@ def _of_commits(one: View) -> Iterator[Finding]:
             f"names {version.id} as version {number} of store {one.facts.store}, but no file has that id and the lineage "
             f"of the head names {by_number[number].id}",
             f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
-            "restore the file from a backup",
+            RESTORE,
         )
 
 
@@ -186,7 +187,7 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 bad.path,
                 bad.text,
                 "every version loads, because this version has a snapshot",
-                "restore the file from a backup; until then this version has no redundant restore path",
+                f"{RESTORE}; until then this version has no redundant restore path",
             )
 
 
@@ -361,10 +362,10 @@ def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
 
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     if lost[-1] != one.chain.head:
-        return "restore the file from a backup; without it, only these versions become unrecoverable"
+        return f"{RESTORE}; without it, only these versions become unrecoverable"
     if restart.batch is None:
-        return "restore the file from a backup"
-    return f"restore the file from a backup, or roll back to batch {restart.batch}"
+        return RESTORE
+    return f"{RESTORE}, or roll back to batch {restart.batch}"
 
 
 def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:

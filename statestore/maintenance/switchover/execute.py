@@ -69,7 +69,7 @@ def execute(
         move_to_quarantine(storage, begun.run, path)
         progress(Progress(SwitchPhase.MOVED, number, len(planned.last)))
     found = audit.judge(audit.gather(storage), policy)
-    breaks = [finding for finding in found.breaks if finding.what is not FindingKind.HALF_SWITCHED]
+    breaks = [finding for finding in found.breaks if finding.kind is not FindingKind.HALF_SWITCHED]
     # A query that continued in the new structure cannot be rolled back, so its findings are repaired as usual.
     goes_on = has_gone_on(storage, begun)
     if breaks and not goes_on:

@@ -106,7 +106,7 @@ def _refusals(
             yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
     if gathered.audit is not None:
         bad = [
-            f for f in gathered.audit.findings if f in gathered.audit.breaks or f.what is FindingKind.ROLLED_BACK_FILES
+            f for f in gathered.audit.findings if f in gathered.audit.breaks or f.kind is FindingKind.ROLLED_BACK_FILES
         ]
         if bad:
             yield (

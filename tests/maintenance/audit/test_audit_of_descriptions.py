@@ -39,7 +39,7 @@ def test_a_description_that_cannot_be_read_is_named_and_the_stores_are_audited(
     checkpoint.storage.replace(path, b"\0")
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (
+    assert (finding.kind, finding.file, finding.severity) == (
         FindingKind.DESCRIPTION_UNREADABLE,
         path,
         DESCRIPTIONS[path],
@@ -53,7 +53,7 @@ def test_a_missing_operator_metadata_is_named_and_its_stores_are_audited(
     checkpoint.storage.delete([names.operator_metadata(0)])
     harm(checkpoint, changelog(checkpoint, 5), "missing")
     audit = audited(checkpoint.storage)
-    assert [(finding.what, finding.file) for finding in audit.findings] == [
+    assert [(finding.kind, finding.file) for finding in audit.findings] == [
         (FindingKind.DESCRIPTION_MISSING, names.operator_metadata(0)),
         (FindingKind.CHANGELOG_MISSING, changelog(checkpoint, 5)),
     ]
@@ -64,13 +64,13 @@ def test_other_files_of_the_job_reveal_a_missing_binding(checkpoint: Checkpoint)
     checkpoint.storage.create(names.pending(5, SOME_ID), b"{}")
     checkpoint.storage.delete([names.BINDING])
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (FindingKind.DESCRIPTION_MISSING, names.BINDING)
+    assert (finding.kind, finding.file) == (FindingKind.DESCRIPTION_MISSING, names.BINDING)
 
 
 def test_two_operators_with_one_id_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.operator_metadata(1), checkpoint.storage.read(names.operator_metadata(0)))
     audit = audited(checkpoint.storage)
-    [finding] = [finding for finding in audit.findings if finding.what is FindingKind.TWO_OPERATORS]
+    [finding] = [finding for finding in audit.findings if finding.kind is FindingKind.TWO_OPERATORS]
     assert finding.file == names.operator_metadata(1)
     assert names.operator_metadata(0) in finding.problem
     assert [store.store for store in audit.stores] == checkpoint.stores
@@ -81,7 +81,7 @@ def test_operator_metadata_with_a_billion_partitions_is_rejected(checkpoint: Che
     body = operators.encode_operator(operators.OperatorMetadata(0, "counting", (info,)))
     checkpoint.storage.replace(names.operator_metadata(0), body)
     audit = audited(checkpoint.storage)
-    assert {(finding.what, finding.file) for finding in audit.findings} == {
+    assert {(finding.kind, finding.file) for finding in audit.findings} == {
         (FindingKind.DESCRIPTION_UNREADABLE, names.operator_metadata(0))
     }
     assert len(audit.stores) == 2
@@ -90,7 +90,7 @@ def test_operator_metadata_with_a_billion_partitions_is_rejected(checkpoint: Che
 def test_descriptions_that_disagree_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.replace(names.QUERY_METADATA, logs.encode_metadata("another root"))
     checkpoint.storage.replace(names.state_schema(0), operators.encode_schema("{}", "{}"))
-    found = [(finding.what, finding.file) for finding in audited(checkpoint.storage).findings]
+    found = [(finding.kind, finding.file) for finding in audited(checkpoint.storage).findings]
     assert found == [
         (FindingKind.DESCRIPTION_AT_ODDS, names.QUERY_METADATA),
         (FindingKind.DESCRIPTION_AT_ODDS, names.state_schema(0)),
@@ -100,7 +100,7 @@ def test_descriptions_that_disagree_are_named(checkpoint: Checkpoint) -> None:
 def test_a_newer_schema_of_an_unknown_store_is_a_finding_on_the_binding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(names.later_schema(4), json.dumps({"nobody's": "{}"}).encode())
     finding = the_only_finding(audited(checkpoint.storage))
-    assert finding.what is FindingKind.DESCRIPTION_UNREADABLE
+    assert finding.kind is FindingKind.DESCRIPTION_UNREADABLE
     assert "names a store that is not in the binding" in finding.problem
 
 
@@ -112,7 +112,7 @@ def test_a_foreign_name_is_named(checkpoint: Checkpoint, path: str) -> None:
     checkpoint.storage.create(path, b"x")
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (FindingKind.FOREIGN_FILE, path, Severity.WARNING)
+    assert (finding.kind, finding.file, finding.severity) == (FindingKind.FOREIGN_FILE, path, Severity.WARNING)
     assert audit.restart.batch == 5
 
 
@@ -124,7 +124,7 @@ def test_sparks_sidecars_are_no_foreign_names(checkpoint: Checkpoint) -> None:
 def test_files_of_a_store_without_metadata_are_named(checkpoint: Checkpoint) -> None:
     checkpoint.storage.create(StorePath(0, 7).changelog(VersionId(1, SOME_ID)), b"x")
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.store) == (FindingKind.STORE_UNDESCRIBED, StorePath(0, 7))
+    assert (finding.kind, finding.store) == (FindingKind.STORE_UNDESCRIBED, StorePath(0, 7))
 
 
 # -- the ceiling, formats, storage -------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_the_commits_left_to_the_ceiling_are_reported_before_a_query_stops(
     checkpoint.grow(2)
     facts = with_lineage(gather(storage), versions)
     audit = judge(facts)
-    assert [(finding.severity, finding.what) for finding in audit.findings] == (
+    assert [(finding.severity, finding.kind) for finding in audit.findings] == (
         [] if severity is None else [(severity, FindingKind.NEAR_CEILING)]
     )
     left = audit.stores[0].commits_left
@@ -162,7 +162,7 @@ def test_a_state_schema_of_an_unknown_version_is_written_again_by_the_job(checkp
     path = names.state_schema(0)
     checkpoint.storage.replace(path, checkpoint.storage.read(path).replace(b"v2", b"v9", 1))
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file, finding.severity) == (
+    assert (finding.kind, finding.file, finding.severity) == (
         FindingKind.DESCRIPTION_UNREADABLE,
         path,
         Severity.WARNING,
@@ -178,7 +178,7 @@ def test_a_store_of_an_unknown_format_does_not_stop_the_audit_of_the_others(chec
         if partition == 0:
             audit = audited(checkpoint.storage)
             finding = the_only_finding(audit)
-            assert (finding.what, finding.file) == (FindingKind.STORE_UNKNOWN_FORMAT, path)
+            assert (finding.kind, finding.file) == (FindingKind.STORE_UNKNOWN_FORMAT, path)
             assert [store.store for store in audit.stores] == [checkpoint.stores[1]]
             assert audit.restart.batch is None
             assert "is unknown" in audit.restart.explained
@@ -213,6 +213,6 @@ class FailsBelow:
 def test_a_store_that_cannot_be_read_does_not_stop_the_rest(checkpoint: Checkpoint) -> None:
     audit = audited(FailsBelow(checkpoint.storage, "state/0/0/"))  # type: ignore[arg-type]
     finding = the_only_finding(audit)
-    assert (finding.what, finding.store) == (FindingKind.STORE_NOT_AUDITED, StorePath(0, 0))
+    assert (finding.kind, finding.store) == (FindingKind.STORE_NOT_AUDITED, StorePath(0, 0))
     assert "timed out" in finding.problem
     assert [store.store for store in audit.stores] == [checkpoint.stores[1]]

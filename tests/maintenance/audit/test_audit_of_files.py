@@ -46,7 +46,7 @@ def test_a_bad_changelog_is_named_with_the_versions_that_are_lost(
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
     assert (finding.severity, finding.file, finding.store) == (Severity.ERROR, path, StorePath(0, 0))
-    assert finding.what is (FindingKind.CHANGELOG_MISSING if how == "missing" else FindingKind.CHANGELOG_UNREADABLE)
+    assert finding.kind is (FindingKind.CHANGELOG_MISSING if how == "missing" else FindingKind.CHANGELOG_UNREADABLE)
     assert [v.version for v in audit.stores[0].lost] == {2: [2], 5: [5, 6], 6: [6]}[version]
     assert audit.restart.batch == restart
     assert ("version 3 and later can" in finding.meaning) == (version == 2)
@@ -103,7 +103,7 @@ def test_a_bad_changelog_with_a_snapshot_loses_no_version(checkpoint: Checkpoint
     harm(checkpoint, changelog(checkpoint, 3), "flipped")
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.severity, finding.what) == (Severity.WARNING, FindingKind.CHANGELOG_UNREADABLE)
+    assert (finding.severity, finding.kind) == (Severity.WARNING, FindingKind.CHANGELOG_UNREADABLE)
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_a_bad_zip_is_a_warning_until_a_version_depends_on_it(
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert (finding.file, finding.store) == (path, StorePath(0, 0))
-    assert finding.what is (FindingKind.SNAPSHOT_MISSING if how == "missing" else FindingKind.SNAPSHOT_UNREADABLE)
+    assert finding.kind is (FindingKind.SNAPSHOT_MISSING if how == "missing" else FindingKind.SNAPSHOT_UNREADABLE)
     assert finding.severity is (Severity.ERROR if is_needed else Severity.WARNING)
     assert audit.restart.batch == (None if is_needed else 5)
     assert_restart_is_right(checkpoint, audit, tmp_path)
@@ -156,7 +156,7 @@ def test_a_bad_table_is_named_and_every_byte_of_it_counts_only_in_a_deep_audit(
         drop_old_changelogs(checkpoint)
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file) == (TABLE_HARMS[how], path)
+    assert (finding.kind, finding.file) == (TABLE_HARMS[how], path)
     is_trap = how == "flipped"  # a load takes it, and only a read shows it
     assert finding.severity is (Severity.ERROR if is_needed or is_trap else Severity.WARNING)
     assert names.snapshot(checkpoint.versions[3][0]) in finding.problem
@@ -184,7 +184,7 @@ def test_a_table_that_two_snapshots_share_is_one_finding_that_names_both(
     drop_old_changelogs(checkpoint)
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (FindingKind.TABLE_MISSING, shared, Severity.ERROR)
+    assert (finding.kind, finding.file, finding.severity) == (FindingKind.TABLE_MISSING, shared, Severity.ERROR)
     for version in (3, 6):
         assert names.snapshot(checkpoint.versions[version][0]) in finding.problem
     assert_restart_is_right(checkpoint, audit, tmp_path)
@@ -199,7 +199,7 @@ def test_one_object_missing_at_restore_leaves_the_older_snapshot_and_a_replay(
     checkpoint.storage.delete(only_new)
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity) == (FindingKind.TABLE_MISSING, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.TABLE_MISSING, Severity.WARNING)
     assert (audit.stores[0].base, audit.stores[0].tail) == (checkpoint.versions[3][0], 3)
     assert_restart_is_right(checkpoint, audit, tmp_path)
 
@@ -215,5 +215,5 @@ def test_a_snapshot_that_holds_another_number_of_keys_than_it_says_is_found_by_a
             path, encode_snapshot(replace(held, metadata=replace(held.metadata, key_count=said)))
         )
         audit = audited(checkpoint.storage, tmp_path / "scratch")
-        assert [(finding.what, finding.file) for finding in audit.findings] == ([(found, path)] if found else [])
+        assert [(finding.kind, finding.file) for finding in audit.findings] == ([(found, path)] if found else [])
         assert audited(checkpoint.storage).findings == ()

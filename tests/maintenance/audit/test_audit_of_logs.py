@@ -34,7 +34,7 @@ def test_a_commit_with_an_unknown_id_is_found_by_the_lineage_and_no_other_versio
     checkpoint.storage.replace(names.commits(3), with_id(checkpoint, 3, SOME_ID))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file) == (FindingKind.COMMIT_UNKNOWN_ID, names.commits(3))
+    assert (finding.kind, finding.file) == (FindingKind.COMMIT_UNKNOWN_ID, names.commits(3))
     assert SOME_ID in finding.problem
     assert str(checkpoint.versions[4][0].id) in finding.problem
     assert audit.restart.batch == 5
@@ -48,7 +48,7 @@ def test_an_unknown_id_that_no_lineage_names_is_a_missing_file(
     checkpoint.storage.replace(names.commits(batch), with_id(checkpoint, batch, SOME_ID))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert finding.what is FindingKind.CHANGELOG_MISSING
+    assert finding.kind is FindingKind.CHANGELOG_MISSING
     assert finding.file == checkpoint.stores[0].changelog(VersionId(batch + 1, SOME_ID))
     assert names.changelog(checkpoint.versions[batch + 1][0]) in finding.problem
     assert audit.restart.batch == restart
@@ -74,7 +74,7 @@ def test_a_bad_commit_is_named_and_the_other_commits_are_audited(
         checkpoint.storage.replace(names.commits(3), body)
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file, finding.severity) == (what, "commits/3", Severity.ERROR)
+    assert (finding.kind, finding.file, finding.severity) == (what, "commits/3", Severity.ERROR)
     assert finding.meaning.startswith("batch 3 can no longer be restored; every store can restore the newest batch, 5")
     assert [(store.tail, store.lost) for store in audit.stores] == [(3, ()), (3, ())]
     checkpoint.assert_right(tmp_path / "fresh")
@@ -111,7 +111,7 @@ def test_a_commit_without_a_partition_is_no_batch_to_restart_from(checkpoint: Ch
     checkpoint.storage.replace(names.commits(5), logs.encode_commit(logs.CommitLog(0, {0: ids})))
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.file) == (FindingKind.COMMIT_AT_ODDS, "commits/5")
+    assert (finding.kind, finding.file) == (FindingKind.COMMIT_AT_ODDS, "commits/5")
     assert "the metadata of operator 0: it names 1 partitions, but the metadata describes 2" in finding.problem
     assert audit.restart.batch == 4
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -130,7 +130,7 @@ def test_a_lineage_at_odds_with_the_commit_log_is_named(checkpoint: Checkpoint, 
     for scratch in (None, tmp_path / "scratch"):
         audit = audited(checkpoint.storage, scratch)
         finding = the_only_finding(audit)
-        assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
+        assert (finding.kind, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
         assert str(other.id) in finding.problem
         assert audit.restart.batch == 4
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -143,7 +143,7 @@ def test_a_lineage_at_odds_below_the_head_is_found_by_a_deep_audit(checkpoint: C
     checkpoint.storage.replace(path, body.getvalue())
     assert audited(checkpoint.storage).findings == ()
     finding = the_only_finding(audited(checkpoint.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
+    assert (finding.kind, finding.file) == (FindingKind.LINEAGE_AT_ODDS, path)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_an_invalid_lineage_is_named(checkpoint: Checkpoint, lineage: tuple[Vers
     ChangelogWriter(body, Header(lineage)).finish()
     checkpoint.storage.replace(changelog(checkpoint, 6), body.getvalue())
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (FindingKind.LINEAGE_AT_ODDS, changelog(checkpoint, 6))
+    assert (finding.kind, finding.file) == (FindingKind.LINEAGE_AT_ODDS, changelog(checkpoint, 6))
     assert problem in finding.problem
 
 
@@ -169,7 +169,7 @@ def test_an_invalid_lineage_is_named(checkpoint: Checkpoint, lineage: tuple[Vers
 def test_a_committed_batch_without_offsets_is_named(checkpoint: Checkpoint, batch: int, severity: Severity) -> None:
     checkpoint.storage.delete([names.offsets(batch)])
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file, finding.severity) == (FindingKind.OFFSETS_MISSING, f"offsets/{batch}", severity)
+    assert (finding.kind, finding.file, finding.severity) == (FindingKind.OFFSETS_MISSING, f"offsets/{batch}", severity)
 
 
 @pytest.mark.parametrize(("batch", "severity"), [(5, Severity.ERROR), (2, Severity.WARNING)])
@@ -178,7 +178,7 @@ def test_offsets_that_cannot_be_read_are_named(
 ) -> None:
     checkpoint.storage.replace(names.offsets(batch), b"v1\n{")
     finding = the_only_finding(audited(checkpoint.storage, tmp_path))
-    assert (finding.what, finding.file, finding.severity) == (
+    assert (finding.kind, finding.file, finding.severity) == (
         FindingKind.OFFSETS_UNREADABLE,
         f"offsets/{batch}",
         severity,
@@ -191,7 +191,7 @@ def test_offsets_of_an_unknown_version_are_named_with_their_batch(
 ) -> None:
     checkpoint.storage.replace(names.offsets(batch), b"v7\n{}\n")
     finding = the_only_finding(audited(checkpoint.storage, tmp_path))
-    assert (finding.what, finding.file, finding.severity) == (
+    assert (finding.kind, finding.file, finding.severity) == (
         FindingKind.OFFSETS_UNREADABLE,
         f"offsets/{batch}",
         severity,
@@ -206,7 +206,7 @@ def test_offsets_may_be_one_batch_ahead_and_no_more(checkpoint: Checkpoint) -> N
     assert audited(checkpoint.storage).findings == ()
     checkpoint.storage.create(names.offsets(7), body)
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/7")
+    assert (finding.kind, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/7")
     assert "the newest commit is batch 5" in finding.problem
 
 
@@ -221,7 +221,7 @@ def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_pur
         assert audited(checkpoint.storage).findings == (), "Hadoop keeps them on local disks only"
         return
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.LOG_IN_THE_WAY,
         Severity.ERROR,
         "offsets/.6.crc",
@@ -232,4 +232,4 @@ def test_a_hidden_checksum_where_a_log_will_be_written_is_named_and_those_of_pur
 def test_the_offsets_reveal_a_missing_commit_log(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete(names.commits(batch) for batch in range(6))
     finding = the_only_finding(audited(checkpoint.storage))
-    assert (finding.what, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/5")
+    assert (finding.kind, finding.file) == (FindingKind.OFFSETS_AHEAD, "offsets/5")

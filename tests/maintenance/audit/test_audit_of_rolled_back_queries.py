@@ -34,7 +34,7 @@ def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_l
     roll_back(v1, 2)
     audit = audited(v1)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.ROLLED_BACK_FILES,
         Severity.ERROR,
         "state/0/0/5.zip",
@@ -48,7 +48,7 @@ def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_l
 def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tmp_path: Path) -> None:
     roll_back(v2.storage, 3)
     found = audited(v2.storage).findings
-    assert [(one.what, one.severity, one.store) for one in found] == [
+    assert [(one.kind, one.severity, one.store) for one in found] == [
         (FindingKind.ROLLED_BACK_FILES, Severity.WARNING, store) for store in v2.stores
     ]
     assert all("no load uses them" in one.meaning and "maintenance" not in one.meaning for one in found)
@@ -73,7 +73,7 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
     for storage in (v1, v2.storage):
         for batch in (3, 4, 5):
             storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
-        told = [finding for finding in audited(storage).findings if finding.what is FindingKind.ROLLED_BACK_FILES]
+        told = [finding for finding in audited(storage).findings if finding.kind is FindingKind.ROLLED_BACK_FILES]
         plan = repair.plan(repair.gather(storage), None)
         assert {action.why for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
@@ -84,21 +84,21 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
         assert {place[1].version.version for place in places if place} == set(range(first, 7))
         list(repair.execute(storage, plan, run=SOME_ID))
-        assert not [finding for finding in audited(storage).findings if finding.what is FindingKind.ROLLED_BACK_FILES]
+        assert not [finding for finding in audited(storage).findings if finding.kind is FindingKind.ROLLED_BACK_FILES]
         assert repair.plan(repair.gather(storage), None).actions == ()
 
 
 def test_offsets_ahead_of_the_commits_are_the_only_finding_while_they_exist(v1: Storage) -> None:
     v1.delete(names.commits(batch) for batch in (3, 4, 5))
-    assert the_only_finding(audited(v1)).what is FindingKind.OFFSETS_AHEAD
+    assert the_only_finding(audited(v1)).kind is FindingKind.OFFSETS_AHEAD
     v1.delete(names.offsets(batch) for batch in (3, 4, 5))
-    assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
+    assert the_only_finding(audited(v1)).kind is FindingKind.ROLLED_BACK_FILES
 
 
 def test_the_version_of_a_running_batch_is_no_abandoned_time_line(v1: Storage, v2: Checkpoint) -> None:
     v1.create(STORE.changelog(VersionId(7)), b"x")
     v1.create(STORE.snapshot(VersionId(7)), b"x")
-    assert the_only_finding(audited(v1)).what is FindingKind.ROLLED_BACK_FILES
+    assert the_only_finding(audited(v1)).kind is FindingKind.ROLLED_BACK_FILES
     v1.create(names.offsets(6), v1.read(names.offsets(5)))
     assert audited(v1).findings == ()
 
@@ -139,7 +139,7 @@ def test_a_switchover_is_a_finding_only_without_its_snapshot(v1: Storage, tmp_pa
     first = switched(v1, tmp_path)
     assert audited(v1).findings == audited(v1, tmp_path / "scratch").findings == ()
     v1.delete([STORE.snapshot(first)])
-    found = {one.what: one for one in audited(v1).findings}
+    found = {one.kind: one for one in audited(v1).findings}
     assert found[FindingKind.COMMITS_MIXED].file == names.commits(6)
     assert "has structure V2, but commits/5 has V1" in found[FindingKind.COMMITS_MIXED].problem
     assert found[FindingKind.COMMITS_MIXED].severity is Severity.ERROR
@@ -149,7 +149,7 @@ def test_commits_that_alternate_between_structures_are_named(v1: Storage, tmp_pa
     switched(v1, tmp_path)
     commit(v1, 8, None)
     v1.create(STORE.changelog(VersionId(9)), changelog(9))
-    found = [one for one in audited(v1).findings if one.what is FindingKind.COMMITS_MIXED]
+    found = [one for one in audited(v1).findings if one.kind is FindingKind.COMMITS_MIXED]
     assert [one.file for one in found] == [names.commits(8)]
     assert "has structure V1, but commits/7 has V2" in found[0].problem
 
@@ -161,7 +161,7 @@ def test_a_start_with_the_wrong_structure_is_a_finding_with_an_action(v1: Storag
     assert audited(v1).findings == ()
     add_sidecar(v1, STORE.changelog(VersionId(7)))
     finding = the_only_finding(audited(v1))
-    assert (finding.what, finding.severity) == (FindingKind.FORMAT_FLIPPED, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.FORMAT_FLIPPED, Severity.WARNING)
     assert finding.file == STORE.changelog(VersionId(7))
     assert finding.action.startswith("to restart from batch 5, set ")
     assert "checkpointFormatVersion=1;" in finding.action

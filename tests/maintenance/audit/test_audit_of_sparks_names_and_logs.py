@@ -54,7 +54,7 @@ def test_the_severity_of_a_foreign_name_follows_sparks_reaction(
     for storage, expected in ((v1, in_v1), (v2.storage, in_v2)):
         storage.create(path, body)
         found = audited(storage).findings
-        assert [(one.what, one.file) for one in found] == ([] if expected is None else [(expected, path)])
+        assert [(one.kind, one.file) for one in found] == ([] if expected is None else [(expected, path)])
         for one in found:
             assert (one.severity is Severity.ERROR) == (expected is FindingKind.NAME_STOPS_LOADS)
             assert ("out of the checkpoint" in one.action) == (expected is not FindingKind.FOREIGN_FILE)
@@ -75,7 +75,7 @@ def test_a_first_key_with_the_length_of_a_header_is_a_key_unless_spark_misreads_
     writer.finish()
     v1.replace(STORE.changelog(VersionId(6)), body.getvalue())
     found = audited(v1, tmp_path / "scratch").findings
-    assert [one.what for one in found] == ([] if is_read else [FindingKind.CHANGELOG_UNREADABLE])
+    assert [one.kind for one in found] == ([] if is_read else [FindingKind.CHANGELOG_UNREADABLE])
 
 
 def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Checkpoint, tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Check
     lineage = (VersionId(3, SOME_ID), v2.versions[4][0])
     storage.replace(STORE.changelog(five), changelog(5, lineage))
     storage.delete([names.commits(3)])
-    assert {one.what for one in audited(storage).findings} == {FindingKind.COMMIT_MISSING}
+    assert {one.kind for one in audited(storage).findings} == {FindingKind.COMMIT_MISSING}
     publish_snapshot(storage, STORE, five, {b"key": b"value"}, tmp_path)
     six = v2.versions[6][0]
     storage.replace(STORE.changelog(six), changelog(6, (five,)))
-    found = {one.what: one for one in audited(storage).findings}
+    found = {one.kind: one for one in audited(storage).findings}
     assert found.keys() == {FindingKind.COMMIT_MISSING, FindingKind.LINEAGE_AT_ODDS}
     assert found[FindingKind.LINEAGE_AT_ODDS].file == STORE.changelog(five)
     assert SOME_ID in found[FindingKind.LINEAGE_AT_ODDS].problem
@@ -108,7 +108,7 @@ def test_offsets_of_an_unknown_version_are_a_finding_in_both_structures(v1: Stor
     for storage in (v1, v2.storage):
         storage.replace(names.offsets(5), storage.read(names.offsets(5)).replace(b"v1", b"v7", 1))
         finding = the_only_finding(audited(storage))
-        assert (finding.what, finding.severity) == (FindingKind.OFFSETS_UNREADABLE, Severity.ERROR)
+        assert (finding.kind, finding.severity) == (FindingKind.OFFSETS_UNREADABLE, Severity.ERROR)
         assert (finding.file, finding.problem[:18]) == ("offsets/5", "has log version v7")
         assert "a later Spark may have written it" in finding.meaning
         assert finding.action == "upgrade Statekeeper; do not change the file"
@@ -166,7 +166,7 @@ def test_an_invalid_number_of_partitions_is_rejected_without_a_loop_of_billions(
 
 def test_a_checkpoint_of_spark_3_5_without_operator_metadata_is_clean(v1: Storage, tmp_path: Path) -> None:
     v1.delete([names.operator_metadata(0)])
-    assert [finding.what for finding in audited(v1).findings] == [FindingKind.DESCRIPTION_MISSING], (
+    assert [finding.kind for finding in audited(v1).findings] == [FindingKind.DESCRIPTION_MISSING], (
         "4.0 and later describe"
     )
     old = {name: value for name, value in STATE_CONF.items() if name != logs.ENCODING}

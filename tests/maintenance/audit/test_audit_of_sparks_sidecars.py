@@ -60,7 +60,7 @@ def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark
     make, problem = SIDECAR_HARMS[how]
     v2.storage.replace(names.sidecar(path), make(json.loads(v2.storage.read(names.sidecar(path)))))
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.SIDECAR_AT_ODDS,
         Severity.ERROR,
         names.sidecar(path),
@@ -78,7 +78,7 @@ def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark
     assert finding.action.startswith(f"the file is intact: {mended}")
     shallow = audited(v2.storage)
     seen = how == "empty" or kind == "zip"
-    assert [one.what for one in shallow.findings] == ([FindingKind.SIDECAR_AT_ODDS] if seen else [])
+    assert [one.kind for one in shallow.findings] == ([FindingKind.SIDECAR_AT_ODDS] if seen else [])
     v2.storage.delete([names.sidecar(path)])
     assert audited(v2.storage, tmp_path / "scratch").findings == ()
 
@@ -87,7 +87,7 @@ def test_a_sidecar_of_a_changelog_that_no_load_reads_is_a_warning(v2: Checkpoint
     path = path_of(v2, "changelog", 3)
     v2.storage.replace(names.sidecar(path), b"garbage")
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
     assert finding.meaning.endswith("every version loads without it")
 
 
@@ -103,7 +103,7 @@ def test_a_bad_file_is_a_finding_and_its_sidecar_is_not(v2: Checkpoint, tmp_path
     path = path_of(v2, "changelog", 6)
     v2.storage.replace(path, v2.storage.read(path)[:-9])
     finding = the_only_finding(audited(v2.storage, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (FindingKind.CHANGELOG_UNREADABLE, path)
+    assert (finding.kind, finding.file) == (FindingKind.CHANGELOG_UNREADABLE, path)
 
 
 def test_with_a_codec_without_checksums_only_the_sidecar_reveals_a_wrong_value(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_with_a_codec_without_checksums_only_the_sidecar_reveals_a_wrong_value(t
     assert any("codec zstd have no checksums" in text for text in audit.unproven)
     storage.replace(STORE.changelog(version), wrong)
     finding = the_only_finding(audited(storage, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.ERROR)
+    assert (finding.kind, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.ERROR)
     assert finding.action.startswith("restore the file and its checksum file from a backup")
     storage.delete([names.sidecar(STORE.changelog(version))])
     assert audited(storage, tmp_path / "scratch").findings == (), "said in `unproven`"
@@ -131,7 +131,7 @@ def test_in_v1_only_spark_4_1_verifies_sidecars_and_only_of_changelogs(v1: Stora
     v1.create(names.sidecar(STORE.changelog(VersionId(6))), b"garbage")
     v1.create(names.sidecar(STORE.snapshot(VersionId(3))), b"garbage")
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert (finding.what, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.WARNING)
     assert finding.meaning.startswith("Spark 4.1 (later releases ignore it in structure V1) rejects 6.changelog")
 
 
@@ -166,7 +166,7 @@ def test_a_hidden_checksum_is_a_finding_where_spark_reads_through_hadoops_file_s
         if structure == "V1"
         else {names.hidden_checksum(path) for path in tables}
     )
-    assert {(one.what, one.severity, one.file) for one in found} == {
+    assert {(one.kind, one.severity, one.file) for one in found} == {
         (FindingKind.HIDDEN_CHECKSUM_AT_ODDS, Severity.ERROR, path) for path in checked
     }
     assert all("ChecksumException" in one.meaning and "versions 3 to 6" in one.meaning for one in found)

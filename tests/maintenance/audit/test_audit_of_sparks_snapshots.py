@@ -30,7 +30,7 @@ def remade(storage: Storage, path: str, **changes: Any) -> None:
 def test_v2_snapshots_of_spark_4_0_are_named_because_later_releases_reject_them(v2: Checkpoint) -> None:
     remade(v2.storage, path_of(v2, "zip", 3), header="v2")
     finding = the_only_finding(audited(v2.storage))
-    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
     assert "Expected v1, but found v2" in finding.meaning
     assert "versions 3 to 6" in finding.meaning
     assert "statekeeper repair ROOT --for-spark 4.2" in finding.action
@@ -54,7 +54,7 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
     for scratch in (None, tmp_path / "scratch"):
         audit = audited(storage, scratch)
         finding = the_only_finding(audit)
-        assert (finding.what, finding.severity) == (FindingKind.FAMILIES_LOST, Severity.ERROR)
+        assert (finding.kind, finding.severity) == (FindingKind.FAMILIES_LOST, Severity.ERROR)
         assert finding.file == STORE.snapshot(versions[0])
         assert finding.meaning.startswith(
             f"versions 1 to 3 (batches 0 to 2) of store {finding.store} cannot be restored"
@@ -75,13 +75,13 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_althou
         commit(storage, number - 1, [str(version.id)])
     publish_snapshot(storage, STORE, versions[1], {b"key": b"value"}, tmp_path)
     finding = the_only_finding(audited(storage))
-    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.WARNING)
     assert finding.file == STORE.snapshot(versions[4])
     assert "later releases load it by a longer replay" in finding.meaning
     storage.delete([STORE.changelog(versions[0])])
     audit = audited(storage)
     finding = the_only_finding(audit)
-    assert (finding.what, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
+    assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
     assert "needs the changelogs from version 1 on and that of version 1 is missing" in finding.meaning
     assert "statekeeper snapshot ROOT --at-head" in finding.action
     assert audit.restart.batch == 7
@@ -104,7 +104,7 @@ def test_the_unique_id_reveals_a_table_replaced_by_another_of_equal_size(v1: Sto
     v1.replace(one, v1.read(other))
     assert audited(v1).findings == ()
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert (finding.what, finding.file) == (FindingKind.TABLE_REPLACED, one), finding
+    assert (finding.kind, finding.file) == (FindingKind.TABLE_REPLACED, one), finding
     assert "Mismatch in unique ID" in finding.problem
     assert "3.zip" in finding.problem
 
@@ -117,11 +117,11 @@ def test_a_table_whose_size_contradicts_the_manifest_is_found_although_the_snaps
     [table] = read_snapshot(v1.read(path), path).metadata.tables
     body = v1.read(STORE.table_file(table.dfs_name)) + b"longer"
     v1.replace(STORE.table_file(table.dfs_name), body)
-    assert the_only_finding(audited(v1)).what is FindingKind.TABLE_WRONG_SIZE
+    assert the_only_finding(audited(v1)).kind is FindingKind.TABLE_WRONG_SIZE
     remade(v1, path, tables=(replace(table, size_bytes=len(body)),))
     assert audited(v1).findings == ()
     finding = the_only_finding(audited(v1, tmp_path / "scratch"))
-    assert finding.what is FindingKind.TABLE_WRONG_SIZE
+    assert finding.kind is FindingKind.TABLE_WRONG_SIZE
     assert "file size mismatch" in finding.problem
 
 

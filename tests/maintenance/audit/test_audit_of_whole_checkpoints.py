@@ -112,7 +112,7 @@ def test_the_files_after_retention_are_no_finding(checkpoint: Checkpoint, tmp_pa
 def test_old_files_of_an_interrupted_retention_are_no_finding(checkpoint: Checkpoint) -> None:
     checkpoint.storage.delete([changelog(checkpoint, 1)])
     assert audited(checkpoint.storage, retained_versions=4).findings == ()
-    assert the_only_finding(audited(checkpoint.storage, retained_versions=5)).what is FindingKind.CHANGELOG_MISSING
+    assert the_only_finding(audited(checkpoint.storage, retained_versions=5)).kind is FindingKind.CHANGELOG_MISSING
 
 
 def test_dead_branches_running_attempts_and_unnamed_tables_are_counted_or_ignored(
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
     assert the_only_finding(audit).file == store.changelog(VersionId(4))
     assert audit.restart.batch == 2
     storage.delete([names.operator_metadata(0)])
-    assert [finding.what for finding in audited(storage).findings] == [
+    assert [finding.kind for finding in audited(storage).findings] == [
         FindingKind.DESCRIPTION_MISSING,
         FindingKind.CHANGELOG_MISSING,
     ]
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
     for number in range(5):
         storage.replace(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, 0, old, ())))
     audit = audited(storage)
-    assert the_only_finding(audit).what is FindingKind.CHANGELOG_MISSING
+    assert the_only_finding(audit).kind is FindingKind.CHANGELOG_MISSING
     assert [one.store for one in audit.stores] == [store]
 
 

@@ -16,7 +16,7 @@ from statestore.storage import open_storage
 from statestore.storage.urls import Locality, as_spark_writes_it, locality
 from tests.support.unpacked import unpacked
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 DESCRIPTIONS = {FindingKind.DESCRIPTION_MISSING, FindingKind.DESCRIPTION_UNREADABLE}
 
 Written = Callable[[str], Path]
@@ -32,7 +32,7 @@ def audited(root: Path, scratch: Path | None = None) -> Audit:
 
 
 def kinds(audit: Audit) -> set[FindingKind]:
-    return {finding.what for finding in audit.findings}
+    return {finding.kind for finding in audit.findings}
 
 
 def said(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
@@ -74,7 +74,7 @@ def test_a_damaged_state_schema_is_a_finding_with_its_file(
     root = written(form)
     [path] = root.glob(pattern)
     damage(path)
-    found = {one.file for one in audited(root).findings if one.what in DESCRIPTIONS}
+    found = {one.file for one in audited(root).findings if one.kind in DESCRIPTIONS}
     if damage is not Path.unlink or "v2" not in pattern:
         assert found == {pattern.replace("[0-9]*", path.name)}
     elif form == "v2-repartitioned" and path.name == "0":
@@ -92,7 +92,7 @@ def test_a_state_schema_of_an_unknown_version_is_a_finding_with_its_file(
     body = path.read_bytes()
     path.write_bytes(body[:3] + b"9" + body[4:])
     [finding] = audited(root).findings
-    assert (finding.what, finding.severity) == (FindingKind.DESCRIPTION_UNREADABLE, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.DESCRIPTION_UNREADABLE, Severity.WARNING)
     assert finding.file == pattern.replace("[0-9]*", path.name)
     assert "has state schema version 'v9'" in finding.problem
     assert "upgrade Statekeeper" in said(root, "audit", exit_code=3)
@@ -149,7 +149,7 @@ def test_a_log_changed_without_hadoop_is_a_finding(written: Written, tmp_path: P
     path.write_bytes(path.read_bytes().replace(b'Ms":', b'Ms":1'))
     assert audited(root).findings == ()
     [finding] = audited(root, tmp_path / "scratch").findings
-    assert (finding.what, finding.severity, finding.file) == (
+    assert (finding.kind, finding.severity, finding.file) == (
         FindingKind.DESCRIPTION_CHANGED,
         Severity.WARNING,
         "commits/2",
@@ -176,7 +176,7 @@ def test_a_moved_checkpoint_is_reported_repaired_and_the_repair_undone(
     shutil.move(written(form), root)
     before = {path: path.read_bytes() for path in root.glob("state/*/_metadata/v2/[0-9]*")}
     found = audited(root).findings
-    assert {(one.what, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
+    assert {(one.kind, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
     assert audited(root).breaks == (), "nothing is lost: retention deletes as before"
     assert "statekeeper repair ROOT --apply --confirm-stopped" in found[0].action
     assert "former location" in said(root, "repair", exit_code=3)
@@ -197,7 +197,7 @@ def test_a_user_can_give_sparks_url_of_the_checkpoint(written: Written) -> None:
     metadata = root / "state/0/_metadata/v2/0"
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
     [found] = audited(root).findings
-    assert (found.what, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
+    assert (found.kind, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
     assert "set --location to the URL that Spark uses" in said(root, "repair", exit_code=3)
     said(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
