@@ -105,9 +105,9 @@ def checkpoint_format(
             is_refused = config.do is Do.APPLY and bool(planned.refusals)
             shown = metadata.of_switch(planned, is_done=is_done)
     except StatekeeperError as error:
-        yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.standing(storage), query)])
+        yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.open_journal(storage), query)])
         raise dg.Failure(str(error)) from error
-    yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.standing(storage), query)])
+    yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.open_journal(storage), query)])
     if is_refused:
         raise dg.Failure(str(shown["refusal"]), metadata=shown)
     yield dg.MaterializeResult(metadata=shown)

@@ -122,11 +122,11 @@ def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult
     )
 
 
-def nothing_left_half_switched(standing: OpenJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
+def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
     """Check that no switchover is incomplete."""
     description, made, stores = "No switchover is incomplete.", 0, 0
-    if standing is not None:
-        begun, made, stores = standing.begun, len(standing.made), len(standing.begun.stores)
+    if journal is not None:
+        begun, made, stores = journal.begun, len(journal.made), len(journal.begun.stores)
         description = with_next(
             f"The switchover to {begun.to.value} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
             "their snapshots. Do not start the query.",
@@ -134,7 +134,7 @@ def nothing_left_half_switched(standing: OpenJournal | None, query: OpenedQuery)
         )
     return dg.AssetCheckResult(
         check_name=NOTHING_LEFT_HALF_SWITCHED.name,
-        passed=standing is None,
+        passed=journal is None,
         severity=dg.AssetCheckSeverity.ERROR,
         description=description,
         metadata=_figures({"stores": stores, "snapshots_made": made}),

@@ -75,7 +75,7 @@ class Ask:
 
     asked: Asked
     new: int
-    why: str
+    reason: str
 
     def run_key(self, query: str) -> str:
         """The run key. Dagster creates one run for equal keys."""
@@ -88,7 +88,7 @@ class Wait:
 
     asked: Asked
     new: int
-    why: str
+    reason: str
 
 
 def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now_seconds: float) -> Ask | Wait:

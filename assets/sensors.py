@@ -167,7 +167,7 @@ def _request(name: str, ask: Ask, query: Query) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=ask.run_key(name),
         partition_key=name,
-        tags={REASON_TAG: f"version {query.version:,}: {ask.why}"},
+        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}"},
         job_name=maintain_query.name,
     )
 
@@ -211,6 +211,6 @@ def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dic
     name, furthest = max(decided.items(), key=lambda item: item[1].new)
     active = sum(last is Last.ACTIVE for last in lasts.values())
     return (
-        f"{len(decided)} queries, none is due; closest is {name}: {furthest.why}; "
+        f"{len(decided)} queries, none is due; closest is {name}: {furthest.reason}; "
         f"{active} have a queued or running run, {len(found.problems)} cannot be reached"
     )

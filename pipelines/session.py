@@ -64,11 +64,11 @@ def require_java() -> None:
         where = f"JAVA_HOME is {home}, and there is none" if home else "no java on the PATH"
         raise UnsupportedEnvironment(where, hint=_GET_JAVA)
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
     except OSError as error:
         raise UnsupportedEnvironment(f"{java} cannot be run: {error.strerror}", hint=_GET_JAVA) from error
     # Java 8 and earlier report 1.x.
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
     if found is None or int(found[1]) not in _JAVA_VERSIONS:
         version = found[1] if found else "unknown"
         raise UnsupportedEnvironment(f"{java} is version {version}", hint=_GET_JAVA)

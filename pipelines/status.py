@@ -39,7 +39,7 @@ class Status:
     """An `Observer` that shows the progress of a job: a live table on a terminal, otherwise a line from time to time.
 
     `stop_after`: number of batches after which `wanted_batches_are_done` is set. `beside`: name -> figure of a process
-    beside the job; shown in the live table, or as a line when a figure changes (see `tell_beside`).
+    beside the job; shown in the live table, or as a line when a figure changes (see `print_figures_beside`).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Status:
         self._newest: BatchReport | None = None
         self._phase: tuple[int, Phase] | None = None
         self._is_stopping = False
-        self._told_beside: list[tuple[str, str]] = []
+        self._printed_beside: list[tuple[str, str]] = []
         self._started = clock.monotonic_seconds()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
 
@@ -98,15 +98,15 @@ class Status:
         if self._stop_after is not None and totals.batches >= self._stop_after:
             self.wanted_batches_are_done.set()
 
-    def tell_beside(self) -> None:
+    def print_figures_beside(self) -> None:
         """Print the figures of the processes beside the job if they changed and no live table shows them."""
         if self._live.is_started:
             return
         figures = list(self._beside())
         for name, value in figures:
-            if (name, value) not in self._told_beside:
+            if (name, value) not in self._printed_beside:
                 self._console.print(f"{name} {value}", highlight=False, soft_wrap=True)
-        self._told_beside = figures
+        self._printed_beside = figures
 
     def print_summary(self, closing: Callable[[], str]) -> None:
         """Print the summary of the run."""

@@ -48,7 +48,7 @@ class ReadFault:
     """Damage that a full read found in a file. `is_noticed`: RocksDB cannot open the snapshot, so that a load uses an older
     one; otherwise only a read of the damaged rows fails."""
 
-    why: str
+    text: str
     is_noticed: bool
 
 
@@ -307,7 +307,7 @@ def look_at_snapshot(
     for file in (path, *(store.table_file(table.dfs_name) for table in snapshot.metadata.named_files)):
         fault = (faults or {}).get(file)
         if fault is not None:
-            text = fault.why if file == path else f"{file}: {fault.why}"
+            text = fault.text if file == path else f"{file}: {fault.text}"
             return replace(facts, damage=FileProblem(path, Flaw.CORRUPT, text), fault=fault, faulty_file=file)
     # Spark compares the sidecars of zips in structure V2 only.
     has_sidecar = version.id is not None and files.has_other(names.sidecar(path))

@@ -72,7 +72,7 @@ class OpenJournal:
     is_cleared: bool = False
 
 
-def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJournal | None:
+def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> OpenJournal | None:
     """Read the open journal; None if there is none.
 
     `paths`: a listing that includes the journals; without it, one listing. One request for each file of an open journal.
@@ -98,8 +98,8 @@ def standing(storage: Storage, paths: Iterable[str] | None = None) -> OpenJourna
 
 
 def require_none(storage: Storage) -> None:
-    """Verify that no journal is open. Raises `HalfSwitched`, and as `standing`."""
-    found = standing(storage)
+    """Verify that no journal is open. Raises `HalfSwitched`, and as `open_journal`."""
+    found = open_journal(storage)
     if found is not None:
         begun = found.begun
         raise HalfSwitched(
@@ -113,7 +113,7 @@ def require_none(storage: Storage) -> None:
 def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
     """Find the first version after the newest switchover that was not aborted; None if there is none.
 
-    `paths`: a listing that includes the journals. Two requests for each journal that is read. Raises as `standing`.
+    `paths`: a listing that includes the journals. Two requests for each journal that is read. Raises as `open_journal`.
     """
     parts = {place: path for path in paths if (place := names.parse_switchover(path))}
     for number in sorted({number for number, _ in parts}, reverse=True):

@@ -197,7 +197,7 @@ def run(
             while not (stop.is_set() or status.wanted_batches_are_done.is_set() or consumed.days >= feeder.days):
                 if query.await_termination(_POLL_SECONDS):
                     break
-                status.tell_beside()
+                status.print_figures_beside()
         finally:
             ended.set()
             status.stopping()
@@ -214,7 +214,7 @@ def run(
     if platform is not None and batches is None and not stop.is_set():
         console.print(f"all flights have departed; Dagster stays at {platform.url} until Ctrl-C")
         while not stop.wait(_POLL_SECONDS):
-            status.tell_beside()
+            status.print_figures_beside()
     return 0
 
 

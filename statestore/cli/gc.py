@@ -119,11 +119,11 @@ def gc(
         with progress_bar() as progress:
             bar = progress.add_task("deleting", total=len(planned.deletions))
 
-            def told(step: Deleted) -> None:
+            def show(step: Deleted) -> None:
                 done.append(step)
                 progress.advance(bar, step.files)
 
-            passes.retention.execute(root.storage, prepared, by, progress=told, scratch=scratch, workers=workers)
+            passes.retention.execute(root.storage, prepared, by, progress=show, scratch=scratch, workers=workers)
     except StatekeeperError as error:
         if isinstance(error, RootHeld) or error in prepared.refusals:
             raise
@@ -179,7 +179,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
                 "snapshot": read.store.snapshot(read.version),
                 "files": len(read.files),
                 "bytes": read.size_bytes,
-                "reason": code(read.why),
+                "reason": code(read.reason),
             }
             for read in planned.reads
         ],
@@ -214,8 +214,8 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
 def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
     planned = prepared.planned
     if planned.stateless is not None or planned.head is None:
-        said = planned.stateless.value if planned.stateless else tables.when(None)
-        console.print(tables.plain(said), soft_wrap=True)
+        text = planned.stateless.value if planned.stateless else tables.when(None)
+        console.print(tables.plain(text), soft_wrap=True)
         return
     counts: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()

@@ -114,7 +114,7 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
                 what = f"write header {action.header}"
             elif isinstance(action, Relocate):
                 what = f"set schema location {action.location}"
-            tables.add(table, what, action.path, action.why.value)
+            tables.add(table, what, action.path, action.reason.value)
         if len(planned.actions) > tables.ROWS:
             table.caption = f"the first {tables.ROWS}"
         tables.show(console, table)

@@ -86,7 +86,7 @@ def switch(
     with progress_bar() as bar:
         task = bar.add_task("stores", total=None)
 
-        def told(progress: Progress) -> None:
+        def show(progress: Progress) -> None:
             if progress.phase is SwitchPhase.SNAPSHOTS:
                 bar.update(task, completed=progress.done, total=progress.of)
                 if progress.store is not None:
@@ -98,7 +98,7 @@ def switch(
             storage,
             prepared,
             by,
-            told,
+            show,
             run=run,
             stopped=stopped,
             scratch=scratch,

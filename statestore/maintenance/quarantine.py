@@ -42,12 +42,12 @@ class QueryPosition:
         return cls(heads.batch, hashlib.sha256(storage.read(names.commits(heads.batch))).hexdigest())
 
 
-def begin(storage: Storage, run: str, standing: QueryPosition) -> None:
+def begin(storage: Storage, run: str, position: QueryPosition) -> None:
     """Record the query position before files are quarantined. Raises `StorageError`."""
-    storage.create(names.quarantine_position(run), json.dumps(asdict(standing)).encode())
+    storage.create(names.quarantine_position(run), json.dumps(asdict(position)).encode())
 
 
-def standing(storage: Storage, run: str) -> QueryPosition | None:
+def recorded_position(storage: Storage, run: str) -> QueryPosition | None:
     """Return the recorded query position of a run; None without a record. Raises `CorruptFile`, `StorageError`."""
     path = names.quarantine_position(run)
     data = read_or_none(storage, path)

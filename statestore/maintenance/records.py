@@ -144,4 +144,4 @@ def of_repair(action: RepairAction) -> Record:
         repaired = {"rewrite": action.path, "header": action.header}
     elif isinstance(action, Relocate):
         repaired = {"relocate": action.path, "location": action.location}
-    return {**repaired, "reason": code(action.why), "explained": action.why.value}
+    return {**repaired, "reason": code(action.reason), "explained": action.reason.value}

@@ -52,7 +52,7 @@ class Rewrite:
 
     path: str
     header: str
-    why: RepairReason = RepairReason.HEADER
+    reason: RepairReason = RepairReason.HEADER
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Quarantine:
     """Move a file to quarantine."""
 
     path: str
-    why: RepairReason
+    reason: RepairReason
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Relocate:
 
     path: str
     location: str
-    why: RepairReason = RepairReason.MOVED
+    reason: RepairReason = RepairReason.MOVED
 
 
 RepairAction = Rewrite | Quarantine | Relocate
@@ -89,7 +89,7 @@ class RepairFacts:
     """
 
     heads: Heads | None
-    standing: QueryPosition
+    position: QueryPosition
     files: Mapping[StorePath, StoreFiles]
     headers: Mapping[str, str]
     begun: int = -1
@@ -101,12 +101,12 @@ class RepairFacts:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """The actions, in order. `asks`: the input that the plan lacks, for a person. `standing`: the query position for which
+    """The actions, in order. `asks`: the input that the plan lacks, for a person. `position`: the query position for which
     the plan is valid; None without actions."""
 
     actions: tuple[RepairAction, ...]
     asks: str | None = None
-    standing: QueryPosition | None = None
+    position: QueryPosition | None = None
 
 
 def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
@@ -148,7 +148,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     metadata = _metadata(storage, [entry.path for entry in listed])
     return RepairFacts(
         heads=heads,
-        standing=QueryPosition.of(storage, heads),
+        position=QueryPosition.of(storage, heads),
         files=files,
         headers=headers,
         begun=begun,
@@ -181,7 +181,7 @@ def _metadata(storage: Storage, paths: Iterable[str]) -> dict[str, OperatorMetad
 def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None) -> RepairPlan:
     """Plan the repair. `spark`: the release that restarts the query; None if unknown. `location`: the checkpoint's URL as
     Spark writes it; None to derive it from the former URL. Pure."""
-    newest = gathered.standing.batch
+    newest = gathered.position.batch
     if gathered.begun > newest + 1:
         # Spark starts a batch only after the previous commit. So commits are lost, and their files may be needed.
         logged = "the commit log is empty" if gathered.heads is None else f"the newest commit is batch {newest}"
@@ -203,8 +203,8 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
         asks = "Spark 4.1 and later reject snapshots of 4.0: set --for-spark to the release that restarts the query"
     relocated, asks_where = _relocated(gathered, location)
     actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated)
-    said = "; ".join(text for text in (asks, asks_where) if text) or None
-    return RepairPlan(actions, said, gathered.standing if actions else None)
+    missing = "; ".join(text for text in (asks, asks_where) if text) or None
+    return RepairPlan(actions, missing, gathered.position if actions else None)
 
 
 def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Relocate], str | None]:
@@ -256,7 +256,7 @@ def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
 
 def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
     """Yield changelogs and snapshots that a restart may load by mistake."""
-    newest = time_line.newest_known(committed=[gathered.standing.batch], begun=[gathered.begun])
+    newest = time_line.newest_known(committed=[gathered.position.batch], begun=[gathered.begun])
     for store, files in gathered.files.items():
         # If the query was rolled back to its beginning, no commit names its stores.
         head = names.EMPTY if gathered.heads is None else gathered.heads.heads.get(store)
@@ -279,10 +279,10 @@ def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
                 for path in zips
                 if names.stops_loads(path.removeprefix(f"{store.folder}/"))
             ]
-        for path, why in dict(reversed(found)).items():
-            yield Quarantine(path, why)
+        for path, reason in dict(reversed(found)).items():
+            yield Quarantine(path, reason)
             if names.sidecar(path) in sidecars:
-                yield Quarantine(names.sidecar(path), why)
+                yield Quarantine(names.sidecar(path), reason)
 
 
 def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[RepairAction]:
@@ -292,8 +292,8 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
     contains the remaining actions, and `undo` reverses the executed ones. Raises `CorruptFile`, `ObjectMissing`,
     `RefusedAsUnsafe`, `StorageError`.
     """
-    if planned.standing is not None:
-        quarantine.begin(storage, run, planned.standing)
+    if planned.position is not None:
+        quarantine.begin(storage, run, planned.position)
     for action in planned.actions:
         body = storage.read(action.path)
         storage.create(names.quarantine(run, action.path), body, like=action.path)

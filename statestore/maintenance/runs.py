@@ -84,7 +84,7 @@ def take_snapshots(
     """
     run, plan = ids.fresh(), [records.of_action(action) for action in actions]
     with _leased(storage, "snapshot", run, plan, holder, clock) as (held, done):
-        _require_structure(storage, actions)
+        _require_no_ids_in_v1(storage, actions)
 
         def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
             done.append(records.of_outcome(action, outcome))
@@ -136,7 +136,7 @@ def _reported(report: Callable[[StatekeeperError], None], work: Callable[[], Non
         report(error)
 
 
-def _require_structure(storage: Storage, actions: Sequence[TakeSnapshot]) -> None:
+def _require_no_ids_in_v1(storage: Storage, actions: Sequence[TakeSnapshot]) -> None:
     """Require that no planned snapshot has an id if the checkpoint has structure V1.
 
     Race: the snapshots are planned; a switchover to structure V1 starts, ends, and releases the lease; a snapshot with an
@@ -199,23 +199,23 @@ def switch(
 
 
 def abort_switch(
-    storage: Storage, standing: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
+    storage: Storage, journal: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
 ) -> None:
     """Roll back a half-done switchover. Raises as `switchover.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
     with (
         lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "switch", run, [{"abort": standing.begun.number}], clock) as done,
+        recorded(storage, "switch", run, [{"abort": journal.begun.number}], clock) as done,
     ):
         # Race: another maintainer completes the switchover while this run waits for quiet; the journal read before is old.
-        now = switch_journal.standing(storage)
-        if now is None or now.begun.number != standing.begun.number:
+        now = switch_journal.open_journal(storage)
+        if now is None or now.begun.number != journal.begun.number:
             raise RefusedAsUnsafe(
                 "the switchover has ended in the meantime",
-                path=names.switchover(standing.begun.number, "ended"),
+                path=names.switchover(journal.begun.number, "ended"),
                 hint="to reverse a completed switch, use --to",
             )
         switchover.roll_back(storage, now, progress, still_held=held.require)
-        done.append({"aborted": standing.begun.number})
+        done.append({"aborted": journal.begun.number})
 
 
 def delete(

@@ -48,12 +48,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class UndoFacts:
-    """The facts of an undo. `stood`: the query position at the repair; `stands`: the present one."""
+    """The facts of an undo. `position_at_repair` and `position_now`: the query position."""
 
     run: str
     url: str
-    stood: QueryPosition | None
-    stands: QueryPosition
+    position_at_repair: QueryPosition | None
+    position_now: QueryPosition
     kept: tuple[Kept, ...]
 
 
@@ -73,7 +73,7 @@ def gather(storage: Storage, run: str) -> UndoFacts:
     if not names.is_checkpoint_id(run):
         raise RefusedAsUnsafe(f"{run!r} is not a run id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
-    stands = QueryPosition.of(storage, heads)
+    position = QueryPosition.of(storage, heads)
     files = catalog.files(storage)
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
     found: dict[str, Kept] = {}
@@ -85,29 +85,34 @@ def gather(storage: Storage, run: str) -> UndoFacts:
 
     at_once(look, quarantine.files(storage, names.quarantine(run, "").rstrip("/")))
     return UndoFacts(
-        run, storage.url, quarantine.standing(storage, run), stands, tuple(found[path] for path in sorted(found))
+        run,
+        storage.url,
+        quarantine.recorded_position(storage, run),
+        position,
+        tuple(found[path] for path in sorted(found)),
     )
 
 
 def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     """Plan the undo. Pure. Raises `RefusedAsUnsafe` with the file if any file cannot be restored safely."""
-    if not gathered.kept and gathered.stood is None:
+    if not gathered.kept and gathered.position_at_repair is None:
         raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
-    if gathered.stood is None:
+    if gathered.position_at_repair is None:
         raise RefusedAsUnsafe(
             "is missing: the query position at the repair is unknown",
             path=names.quarantine_position(gathered.run),
             hint="if a switchover quarantined these files, run: statekeeper switch ROOT; if not, retention deletes them",
         )
-    if gathered.stood != gathered.stands:
-        then = f"after batch {gathered.stood.batch}" if gathered.stood.batch >= 0 else "before any batch"
-        now = f"the newest batch is {gathered.stands.batch}" if gathered.stands.batch >= 0 else "no batch is committed"
+    if gathered.position_at_repair != gathered.position_now:
+        batch, newest = gathered.position_at_repair.batch, gathered.position_now.batch
+        then = f"after batch {batch}" if batch >= 0 else "before any batch"
+        now = f"the newest batch is {newest}" if newest >= 0 else "no batch is committed"
         raise RefusedAsUnsafe(
             f"the repair ran {then}, but now {now} or its commit was replaced; the quarantined files do not belong to the "
             "present state",
-            path=names.commits(max(gathered.stood.batch, gathered.stands.batch)),
+            path=names.commits(max(batch, newest)),
             hint=f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
-            f"those from batch {gathered.stood.batch + 1} on away, run this again, and move them back",
+            f"those from batch {batch + 1} on away, run this again, and move them back",
         )
     for one in gathered.kept:
         if one.there is There.OTHER:

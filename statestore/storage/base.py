@@ -106,7 +106,7 @@ class Requests:
             self._counts[kind.value] += 1
             self._counts["bytes_written"] += bytes_written
 
-    def received(self, size_bytes: int) -> None:
+    def count_bytes_read(self, size_bytes: int) -> None:
         with self._lock:
             self._counts["bytes_read"] += size_bytes
 
@@ -229,7 +229,7 @@ class Omitted:
     """An entry that listings omit. `shown`: its path for display, which may not be usable as a path."""
 
     shown: str
-    why: str
+    reason: str
 
 
 class Omissions:
@@ -239,17 +239,17 @@ class Omissions:
         self._lock = threading.Lock()
         self._found: dict[str, str] = {}
 
-    def note(self, path: str, why: str) -> None:
+    def note(self, path: str, reason: str) -> None:
         with self._lock:
             # A folder full of such entries must not fill the memory. Omitted entries are never deleted, noted or not.
             if len(self._found) < MOST_OMITTED:
-                self._found[printable(path)] = why
+                self._found[printable(path)] = reason
 
     def below(self, folder: str) -> tuple[Omitted, ...]:
         """The omitted entries in a folder ("" is the root), sorted; at most MOST_OMITTED in total."""
         with self._lock:
             found = sorted(self._found.items())
-        return tuple(Omitted(shown, why) for shown, why in found if not folder or is_below(shown, folder))
+        return tuple(Omitted(shown, reason) for shown, reason in found if not folder or is_below(shown, folder))
 
 
 def printable(path: str) -> str:

@@ -40,7 +40,7 @@ class Driver:
     options     the options that a root may have
     upload      parameters that prevent it from holding a large file in memory during an upload
     failures    its exceptions other than Python's, as "module:class"
-    told        returns its parameters, other than the options, from the URL
+    parameters  returns its parameters, other than the options, from the URL
     place       returns the driver's path of the root
     """
 
@@ -50,7 +50,7 @@ class Driver:
     options: tuple[str, ...]
     upload: Mapping[str, int]
     failures: tuple[str, ...]
-    told: Callable[[SplitResult], dict[str, Any]]
+    parameters: Callable[[SplitResult], dict[str, Any]]
     place: Callable[[SplitResult], str]
 
 
@@ -72,12 +72,12 @@ _WEB_PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
 
 
 def _azure(parts: SplitResult) -> dict[str, Any]:
-    told: dict[str, Any] = {**_NOTHING_KEPT, "connection_timeout": 5, "read_timeout": _REQUEST_SECONDS}
+    found: dict[str, Any] = {**_NOTHING_KEPT, "connection_timeout": 5, "read_timeout": _REQUEST_SECONDS}
     if match := _ACCOUNT.fullmatch(parts.netloc):
-        told["account_name"] = match["account"]
+        found["account_name"] = match["account"]
         # The URL has the host of a container's files; blobs have another host.
-        told["account_host"] = f"{match['account']}.{match['rest'].replace('dfs.', 'blob.', 1)}"
-    return told
+        found["account_host"] = f"{match['account']}.{match['rest'].replace('dfs.', 'blob.', 1)}"
+    return found
 
 
 def _hdfs(parts: SplitResult) -> dict[str, Any]:
@@ -115,7 +115,7 @@ _AZURE = Driver(
     # It creates with If-None-Match, also when it commits the blocks of a large blob.
     upload={"max_concurrency": 1},
     failures=("azure.core.exceptions:AzureError",),
-    told=_azure,
+    parameters=_azure,
     place=_in_container,
 )
 _HDFS = Driver(
@@ -126,7 +126,7 @@ _HDFS = Driver(
     # It creates by a rename that the namenode rejects if the target exists.
     upload={},
     failures=(),
-    told=_hdfs,
+    parameters=_hdfs,
     place=_from_the_top,
 )
 _DRIVERS = {
@@ -140,7 +140,7 @@ _DRIVERS = {
         # It creates with ifGenerationMatch=0, also at the start of a resumable upload.
         upload={"chunksize": PIECE_BYTES},
         failures=("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
-        told=lambda _: {**_NOTHING_KEPT, "requests_timeout": _REQUEST_SECONDS},
+        parameters=lambda _: {**_NOTHING_KEPT, "requests_timeout": _REQUEST_SECONDS},
         place=_in_container,
     ),
     "webhdfs": _HDFS,
@@ -169,16 +169,16 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     _require_installed(driver, url)
     # Otherwise each failed request would be logged with a traceback on stderr. Permanent failures are raised.
     logging.getLogger(driver.package).addHandler(logging.NullHandler())
-    told = {**driver.told(parts), **options}
+    parameters = {**driver.parameters(parts), **options}
     for switch in ("anon", "kerberos"):
-        if switch in told:
-            told[switch] = told[switch].lower() == "true"
+        if switch in parameters:
+            parameters[switch] = parameters[switch].lower() == "true"
     environment = sorted(item for item in os.environ.items() if item[0].startswith(_TELLING))
-    key = (os.getpid(), driver.kind, *sorted(told.items()), *environment)
+    key = (os.getpid(), driver.kind, *sorted(parameters.items()), *environment)
     failures: tuple[type[Exception], ...] = (ImportError,)
     try:
         failures = (ImportError, *_failures(driver))
-        files = _OPENED.get(key) or _OPENED.setdefault(key, _named(driver.kind)(**told))
+        files = _OPENED.get(key) or _OPENED.setdefault(key, _named(driver.kind)(**parameters))
     except failures as error:
         what = f"{driver.package} cannot be used: {str(error).partition(chr(10))[0]}"
         raise StorageError(what, path=url, hint="check the credentials and the root's storage options") from error

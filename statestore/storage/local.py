@@ -64,7 +64,7 @@ class LocalStorage(OpenedStore):
             if (size_bytes := _size(file)) > MOST_READ_BYTES:
                 raise too_large(size_bytes, self._shown(path))
             data = file.read(MOST_READ_BYTES)
-        self.requests.received(len(data))
+        self.requests.count_bytes_read(len(data))
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
@@ -73,7 +73,7 @@ class LocalStorage(OpenedStore):
         with self._opened(path) as file:
             file.seek(start)
             data = file.read(length)
-        self.requests.received(len(data))
+        self.requests.count_bytes_read(len(data))
         return data
 
     def download(self, path: str, target: Path) -> int:
@@ -82,7 +82,7 @@ class LocalStorage(OpenedStore):
             while piece := source.read(DOWNLOAD_PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)
-                self.requests.received(len(piece))
+                self.requests.count_bytes_read(len(piece))
         return size_bytes
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
@@ -278,7 +278,7 @@ class LocalStorage(OpenedStore):
         def read_range(start: int, length: int) -> bytes:
             file.seek(start)
             piece = file.read(length)
-            self.requests.received(len(piece))
+            self.requests.count_bytes_read(len(piece))
             return piece
 
         with self._opened(path) as file:
@@ -299,8 +299,8 @@ class LocalStorage(OpenedStore):
                 path = f"{inside}/{item.name}" if inside else item.name
                 if not is_listed(path, prefix, hidden=hidden):
                     continue
-                if (why := _omitted(item)) is not None:
-                    self.omissions.note(path, why)
+                if (reason := _omitted(item)) is not None:
+                    self.omissions.note(path, reason)
                 elif item.is_dir(follow_symlinks=False):
                     pending.append((place / item.name, path))
                 else:

@@ -179,7 +179,7 @@ class RemoteStorage(OpenedStore):
         self.requests.count(Kind.READ)
         with self._translated(path):
             data = bytes(self._files.cat_file(place, **how))
-        self.requests.received(len(data))
+        self.requests.count_bytes_read(len(data))
         return data
 
     def _size(self, path: str) -> int:

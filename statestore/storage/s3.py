@@ -91,7 +91,7 @@ class S3Storage(OpenedStore):
                     while piece := await body.read(DOWNLOAD_PIECE_BYTES):
                         write(piece)
                         size_bytes += len(piece)
-                        self.requests.received(len(piece))
+                        self.requests.count_bytes_read(len(piece))
             return size_bytes
 
         return self._request(Kind.READ, path, call)
@@ -226,7 +226,7 @@ class S3Storage(OpenedStore):
                 if "Range" not in how and answer["ContentLength"] > MOST_READ_BYTES:
                     raise too_large(answer["ContentLength"], self._shown(path))
                 data: bytes = await body.read()
-            self.requests.received(len(data))
+            self.requests.count_bytes_read(len(data))
             return data, answer["ETag"]
 
         return self._request(Kind.READ, path, call)

@@ -286,8 +286,8 @@ def _failure(answer: requests.Response) -> Exception:
     if answer.status_code in _BUSY:
         return NotAnswered(f"{answer.status_code} {answer.reason}")
     try:
-        said = answer.json()["RemoteException"]
-        name, what = str(said["exception"]), str(said["message"]).partition("\n")[0]
+        body = answer.json()["RemoteException"]
+        name, what = str(body["exception"]), str(body["message"]).partition("\n")[0]
     except (ValueError, KeyError, TypeError):
         if answer.status_code == _UNAUTHORIZED:
             return PermissionError(f"{answer.status_code} {answer.reason}")

@@ -79,7 +79,7 @@ def test_an_incomplete_switchover_is_red_until_a_launch_completes_or_aborts_it(
         result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert not result.success
     assert not checks(result)["nothing_left_half_switched"].passed
-    assert switchover.standing(storage) is not None
+    assert switchover.open_journal(storage) is not None
     result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success
     assert checks(result)["nothing_left_half_switched"].passed

@@ -27,7 +27,7 @@ def test_it_is_due_again_after_the_number_of_versions_that_makes_a_long_tail() -
     ask = decided(30, asked)
     assert isinstance(ask, Ask)
     assert ask.asked == Asked(30, 1, NOW)
-    assert "10 new versions" in ask.why
+    assert "10 new versions" in ask.reason
 
 
 def test_while_a_run_is_active_no_run_is_requested() -> None:
@@ -67,7 +67,7 @@ def test_a_clock_that_was_set_back_does_not_block_runs() -> None:
 def test_a_query_that_was_rolled_back_is_due() -> None:
     ask = decided(5, Asked(20, 0, NOW))
     assert isinstance(ask, Ask)
-    assert "rolled back" in ask.why
+    assert "rolled back" in ask.reason
 
 
 @given(st.dictionaries(st.text(min_size=1), st.builds(Asked, st.integers(0), st.integers(0), st.floats(0, 1e12))))

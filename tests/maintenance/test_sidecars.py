@@ -67,7 +67,7 @@ def collect(storage: Storage) -> list[retention.Deleted]:
 def repaired(storage: Storage, *, deep: DeepRead | None = None) -> tuple[str, list[tuple[str, RepairReason]]]:
     plan, run = repair.plan(repair.gather(storage, deep=deep), None), RandomIds().fresh()
     done = runs.repair(storage, plan, run=run, holder="a test", clock=CLOCK)
-    return run, [(action.path, action.why) for action in done if isinstance(action, Quarantine)]
+    return run, [(action.path, action.reason) for action in done if isinstance(action, Quarantine)]
 
 
 def contents(storage: Storage) -> dict[str, bytes]:

@@ -193,7 +193,7 @@ def test_a_checkpoint_with_findings_is_not_switched(switchable: Checkpoint, sour
     with pytest.raises(RefusedAsUnsafe):
         runs.switch(storage, plan, lambda _: None, run=RandomIds().fresh(), holder="a test", machine=machine)
     assert contents(storage) == before
-    assert switchover.standing(storage) is None
+    assert switchover.open_journal(storage) is None
 
 
 def _changelogs(storage: Storage, checkpoint: Checkpoint, number: int) -> list[VersionId]:

@@ -68,7 +68,7 @@ def test_a_query_that_commits_during_its_switchover_keeps_its_structure(
 def test_an_incomplete_switchover_blocks_other_verbs(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
-    assert switchover.standing(storage) is not None
+    assert switchover.open_journal(storage) is not None
     later = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
     policy = RetentionPolicy(versions=1, grace_seconds=0)
     gathered = retention.gather(storage, policy, clock=later)
@@ -95,7 +95,7 @@ def test_a_switchover_before_its_commit_is_aborted_after_the_query_purged_the_st
     gone_on(storage)
     assert "--abort" in planned(storage, source.other, tmp_path).refusals[0]
     abort(storage, clock=after_the_dead())
-    assert switchover.standing(storage) is None
+    assert switchover.open_journal(storage) is None
     assert catalog.newest_batch(storage) == 6
 
 
@@ -105,13 +105,13 @@ def test_a_switchover_after_its_commit_is_completed_after_the_query_purged_that_
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
     die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
     gone_on(local)
-    standing = switchover.standing(local)
-    assert standing is not None
+    journal = switchover.open_journal(local)
+    assert journal is not None
     with pytest.raises(RefusedAsUnsafe, match="the query continued in structure v2"):
         abort(local, clock=after_the_dead())
     later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
     switch(local, Structure.V2, tmp_path, clock=later)
-    assert switchover.standing(local) is None
+    assert switchover.open_journal(local) is None
 
 
 def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
@@ -124,7 +124,7 @@ def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
         RefusedAsUnsafe, match="the query continued after the switchover, but the audit reports: commits/4"
     ):
         switch(local, Structure.V2, tmp_path, clock=after_the_dead())
-    assert switchover.standing(local) is None
+    assert switchover.open_journal(local) is None
 
 
 def test_a_query_that_committed_during_its_switchover_keeps_its_structure_after_a_crash(
@@ -136,7 +136,7 @@ def test_a_query_that_committed_during_its_switchover_keeps_its_structure_after_
     storage.create(names.commits(6), before)
     abort(storage, clock=after_the_dead())
     assert storage.read(names.commits(5)) == before
-    assert switchover.standing(storage) is None
+    assert switchover.open_journal(storage) is None
 
 
 def test_a_query_that_starts_a_batch_during_its_switchover_keeps_its_structure(
@@ -227,7 +227,7 @@ def test_a_plan_from_before_another_switchover_is_not_executed(
     machine = Machine(tmp_path, SystemClock(), RandomIds())
     with pytest.raises(RefusedAsUnsafe, match="changed after the plan was made"):
         runs.switch(storage, stale, silent, run=RandomIds().fresh(), holder="a test", machine=machine)
-    assert switchover.standing(storage) is None
+    assert switchover.open_journal(storage) is None
     assert contents(storage) == before
 
 
@@ -236,11 +236,11 @@ def test_a_switchover_that_another_run_completed_is_not_aborted(
 ) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
-    clock, standing = after_the_dead(), switchover.standing(storage)
-    assert standing is not None
+    clock, journal = after_the_dead(), switchover.open_journal(storage)
+    assert journal is not None
     switch(storage, source.other, tmp_path, clock=clock)
     with pytest.raises(RefusedAsUnsafe, match="has ended in the meantime"):
-        runs.abort_switch(storage, standing, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
+        runs.abort_switch(storage, journal, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
     assert structure_of(storage) is source.other
     assert is_right(switchable, storage, tmp_path)
 
@@ -284,15 +284,15 @@ def test_a_run_that_lost_its_lease_aborts_no_switchover(
 ) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
-    standing = switchover.standing(storage)
-    assert standing is not None
+    journal = switchover.open_journal(storage)
+    assert journal is not None
     before = contents(storage)
 
     def lost() -> None:
         raise LeaseLost("the lease is lost")
 
     with pytest.raises(LeaseLost):
-        switchover.roll_back(storage, standing, silent, still_held=lost)
+        switchover.roll_back(storage, journal, silent, still_held=lost)
     assert contents(storage) == before
 
 
@@ -346,12 +346,12 @@ class CrashMatrix:
         assert is_right(self._checkpoint, storage, self._folder), case
         if now is Structure.V2:
             self._require_whole_v2(storage)
-        has_ended = switchover.standing(storage) is None and now is self._source.other
+        has_ended = switchover.open_journal(storage) is None and now is self._source.other
         if not has_ended and finish:
             switch(storage, self._source.other, self._folder, clock=after_the_dead())
         elif not has_ended:
             abort(storage, clock=after_the_dead())
-        assert switchover.standing(storage) is None, case
+        assert switchover.open_journal(storage) is None, case
         if has_ended or finish:
             assert structure_of(storage) is self._source.other, case
             assert is_right(self._checkpoint, storage, self._folder), case

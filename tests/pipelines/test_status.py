@@ -49,7 +49,7 @@ def test_in_a_terminal_the_live_table_shows_dagster_beside_the_phase_of_the_job(
             os.kill(children.process_ids()["daemon"], signal.SIGKILL)
             wait_for(lambda: "http://127.0.0.1:3000 (daemon" in said.getvalue())
             before = said.getvalue().count("\nDagster ")
-            status.tell_beside()
+            status.print_figures_beside()
             assert said.getvalue().count("\nDagster ") == before, "the table tells it already"
 
 
@@ -59,13 +59,13 @@ def test_without_a_terminal_a_dead_process_is_reported_once_in_one_line(tmp_path
         platform = Platform("http://127.0.0.1:3000", children)
         wait_for(lambda: bool(children.process_ids()))
         with Status(out, SystemClock(), beside=platform.figures) as status:
-            status.tell_beside()
-            status.tell_beside()
+            status.print_figures_beside()
+            status.print_figures_beside()
             assert said.getvalue() == "Dagster http://127.0.0.1:3000\n"
             os.kill(children.process_ids()["daemon"], signal.SIGKILL)
 
             def told() -> list[str]:
-                status.tell_beside()
+                status.print_figures_beside()
                 return said.getvalue().splitlines()[1:]
 
             wait_for(lambda: "Dagster http://127.0.0.1:3000 (daemon up, restarts: 1)" in told())
@@ -75,5 +75,5 @@ def test_without_a_terminal_a_dead_process_is_reported_once_in_one_line(tmp_path
 def test_without_other_processes_no_process_is_shown(tmp_path: Path) -> None:
     out, said = console(terminal=False)
     with Status(out, SystemClock()) as status:
-        status.tell_beside()
+        status.print_figures_beside()
     assert said.getvalue() == ""

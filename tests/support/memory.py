@@ -42,13 +42,13 @@ class MemoryStorage(OpenedStore):
     def read(self, path: str) -> bytes:
         self.requests.count(Kind.READ)
         data = self._found(path).data
-        self.requests.received(len(data))
+        self.requests.count_bytes_read(len(data))
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         self.requests.count(Kind.READ)
         data = self._found(path).data[start : start + length]
-        self.requests.received(len(data))
+        self.requests.count_bytes_read(len(data))
         return data
 
     def download(self, path: str, target: Path) -> int:

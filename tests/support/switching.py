@@ -43,10 +43,10 @@ def switch(
 
 
 def abort(storage: Storage, *, clock: Clock | None = None) -> None:
-    standing = switchover.standing(storage)
-    if standing is not None:
+    journal = switchover.open_journal(storage)
+    if journal is not None:
         run = RandomIds().fresh()
-        runs.abort_switch(storage, standing, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
+        runs.abort_switch(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
 
 
 def structure_of(storage: Storage) -> Structure:

@@ -92,15 +92,15 @@ def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[FilePr
     """Yield files that do not match their hidden Hadoop checksum, on a local disk. Two requests for each file."""
     for path in paths:
         beside = names.hidden_checksum(path)
-        said = read_or_none(storage, beside)
-        content = None if said is None else read_or_none(storage, path)
-        if content is not None and said is not None and first_misfit(said, [content]) is not None:
+        expected = read_or_none(storage, beside)
+        content = None if expected is None else read_or_none(storage, path)
+        if content is not None and expected is not None and first_misfit(expected, [content]) is not None:
             yield FileProblem(path, Flaw.MISMATCH, f"does not match its hidden checksum {beside.rpartition('/')[2]}")
 
 
 def _compared(storage: Storage, path: str, content: Readable) -> FileProblem | None:
-    why = misfit(storage, path, content)
-    return None if why is None else FileProblem(names.sidecar(path), Flaw.MISMATCH, why)
+    text = misfit(storage, path, content)
+    return None if text is None else FileProblem(names.sidecar(path), Flaw.MISMATCH, text)
 
 
 def _sidecars(chain: Chain) -> Mapping[str, Entry]:

@@ -102,18 +102,18 @@ def contradicted_among_gone(
     """Compare lineages that name purged versions with the commits of these versions, which are read again. Returns the
     changed stores."""
     places = {operator: {info.name: place for place, info in enumerate(infos)} for operator, infos in described.items()}
-    told: dict[int, list[tuple[StoreAuditFacts, VersionId]]] = {}
+    in_lineages: dict[int, list[tuple[StoreAuditFacts, VersionId]]] = {}
     for one in found.values():
         if isinstance(one, StoreAuditFacts):
             for version in one.lineage or ():
                 if version.version in one.gone:
-                    told.setdefault(version.version - 1, []).append((one, version))
+                    in_lineages.setdefault(version.version - 1, []).append((one, version))
     contradicted: dict[StorePath, dict[int, VersionId]] = {}
-    for batch in sorted(told.keys() & log.readable.keys()):
+    for batch in sorted(in_lineages.keys() & log.readable.keys()):
         commit = _read(storage, batch)
         if isinstance(commit, FileProblem) or commit.marks is None:
             continue
-        for one, version in told[batch]:
+        for one, version in in_lineages[batch]:
             store = one.store
             with suppress(KeyError, IndexError):
                 place = places[store.operator][store.store]

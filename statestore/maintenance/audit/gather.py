@@ -272,7 +272,7 @@ def _root(
 def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | FileProblem | None]:
     """Return the version with which the newest switchover begins, and the journal of an incomplete one."""
     paths = [entry.path for entry in control]
-    half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.standing(storage, paths))
+    half_done = attempt(names.SWITCHOVERS, lambda: switch_journal.open_journal(storage, paths))
     if isinstance(half_done, FileProblem):
         return None, half_done
     return switch_journal.newest_switched(storage, paths), half_done

@@ -68,7 +68,7 @@ def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
         yield root_finding(
             FindingKind.NOT_A_FILE,
             omitted.shown,
-            f"is ignored: {omitted.why}",
+            f"is ignored: {omitted.reason}",
             "its target counts as missing; gc keeps all SST files of this store",
             "replace it with the file itself, or move it away",
             Severity.WARNING,

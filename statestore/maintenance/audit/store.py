@@ -29,7 +29,7 @@ from statestore.maintenance.audit.rows import RowCheck
 from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
 
-_TOLD_BY_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
+_ERRORS_OF_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
 """RocksDB errors for an SST file that does not match the MANIFEST: SPARK-43404, SPARK-46796, SPARK-51717."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
@@ -143,8 +143,8 @@ def _believed(committed: Mapping[int, VersionId], lineage: Lineage, files: Store
     load. If that version has files, `_conflict` reports the changelog."""
     believed = {version.version: version for version in lineage}
     for number, version in committed.items():
-        told = believed.get(number, version)
-        if told == version or version in files.changelogs or version in files.snapshots:
+        expected = believed.get(number, version)
+        if expected == version or version in files.changelogs or version in files.snapshots:
             believed[number] = version
     return believed
 
@@ -208,7 +208,7 @@ def _snapshots(chain: Chain) -> dict[VersionId, FileProblem]:
         else:
             if facts.fault is not None:
                 bad[version] = FileProblem(
-                    facts.faulty_file or path, Flaw.CORRUPT, f"is corrupt (read in full): {facts.fault.why}"
+                    facts.faulty_file or path, Flaw.CORRUPT, f"is corrupt (read in full): {facts.fault.text}"
                 )
             elif facts.damage is not None:
                 bad[version] = FileProblem(path, Flaw.CORRUPT, facts.damage.text)
@@ -337,7 +337,7 @@ class _Decoding:
         what = error.what if isinstance(error, StatekeeperError) else str(error)
         tables = facts.metadata.tables if facts.metadata else ()
         path = blamed_file(what, store, version, tables)
-        flaw = next((flaw for text, flaw in _TOLD_BY_ROCKSDB.items() if text in what), Flaw.CORRUPT)
+        flaw = next((flaw for text, flaw in _ERRORS_OF_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
             flaw = Flaw.MISMATCH if flaw is Flaw.MISMATCH else Flaw.CORRUPT
         return FileProblem(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")

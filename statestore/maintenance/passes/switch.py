@@ -93,13 +93,13 @@ def abort(
 ) -> Begun:
     """Roll back a half-done switchover, and return it. Raises as `execute` and `runs.abort_switch`; `RefusedAsUnsafe` if no
     switchover is half done."""
-    standing = switchover.standing(storage)
-    if standing is None:
+    journal = switchover.open_journal(storage)
+    if journal is None:
         raise RefusedAsUnsafe(
             "no switchover is interrupted", path=storage.url, hint="to reverse a completed switch, use --to"
         )
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     is_own = storage.stat(names.BINDING) is not None
     require_stopped(storage, confirmed=stopped or is_own, clock=by.clock, seconds=by.quiet_seconds)
-    runs.abort_switch(storage, standing, progress, run=run, holder=by.holder, clock=by.clock)
-    return standing.begun
+    runs.abort_switch(storage, journal, progress, run=run, holder=by.holder, clock=by.clock)
+    return journal.begun

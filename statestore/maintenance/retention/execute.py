@@ -285,7 +285,7 @@ def _read_step(done: ReadBack) -> Deleted:
     if bad is not None and bad.fault is not None:
         outcome = DeletionOutcome.DAMAGED
         detail = (
-            f"{bad.path} {bad.fault.why}; {read.store.snapshot(read.version)} cannot be a base; older files are kept. "
+            f"{bad.path} {bad.fault.text}; {read.store.snapshot(read.version)} cannot be a base; older files are kept. "
             f"Run: statekeeper repair ROOT --apply --confirm-stopped"
         )
     return Deleted(

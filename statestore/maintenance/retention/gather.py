@@ -192,8 +192,8 @@ class _Look:
                     is_first=lambda version: log.is_first(committed, version),
                     needs_base=store.operator in self.with_families,
                 )
-                why = self.failed.get(store)
-                chains[store] = chain if why is None else _doubted(chain, why)
+                error = self.failed.get(store)
+                chains[store] = chain if error is None else _doubted(chain, error)
 
             at_once(follow, stores)
             down_to = _deeper(list(chains.values()), depth)
@@ -235,7 +235,7 @@ def _failed(storage: Storage, logs: LogFiles) -> Mapping[StorePath, str]:
     return {record.store: record.error for record in failed if record.code in damaged}
 
 
-def _doubted(chain: Chain, why: str) -> Chain:
+def _doubted(chain: Chain, error: str) -> Chain:
     """Mark the versions after the newest intact snapshot as not loadable: no snapshot could be made of them.
 
     Changelogs are assumed valid (only name and size are checked). A failed snapshot shows that one of them is damaged. It
@@ -243,7 +243,7 @@ def _doubted(chain: Chain, why: str) -> Chain:
     """
     whole = (version.version for version, facts in chain.snapshots.items() if facts.is_whole)
     newest = max(whole, default=0)
-    text = f"the last snapshot of the store failed: {why}"
+    text = f"the last snapshot of the store failed: {error}"
     doubted = {
         version: FileProblem(chain.store.changelog(version), Flaw.CORRUPT, text)
         for version in chain.versions

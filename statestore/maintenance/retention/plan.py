@@ -114,7 +114,7 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
         for version, facts in chain.snapshots.items():
             if facts.fault is not None:
                 yield (
-                    f"{facts.faulty_file}: is damaged (read in full): {facts.fault.why}; {chain.store.snapshot(version)} "
+                    f"{facts.faulty_file}: is damaged (read in full): {facts.fault.text}; {chain.store.snapshot(version)} "
                     f"cannot be a base. Run: statekeeper repair ROOT --apply --confirm-stopped"
                 )
             elif facts.sidecar is not None:

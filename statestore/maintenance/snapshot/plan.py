@@ -22,10 +22,10 @@ def plan(
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
-        why = _why(gathered, fact, policy, take_all=take_all)
-        if isinstance(why, SnapshotReason) and spark is None and _depends_on_spark(gathered, fact):
-            why = SkipReason.WHICH_SPARK
-        if isinstance(why, SnapshotReason):
+        reason = _reason(gathered, fact, policy, take_all=take_all)
+        if isinstance(reason, SnapshotReason) and spark is None and _depends_on_spark(gathered, fact):
+            reason = SkipReason.WHICH_SPARK
+        if isinstance(reason, SnapshotReason):
             assert fact.load is not None
             version = fact.load.replay[-1]
             header = spark.header if spark is not None and version.id is not None else None
@@ -35,13 +35,13 @@ def plan(
                     version=version,
                     load=fact.load,
                     tail_bytes=fact.tail_bytes,
-                    reason=why,
+                    reason=reason,
                     conf=gathered.conf,
                     header=header,
                 )
             )
         else:
-            leave.append(LeaveAlone(fact.store, fact.head, why, _detail(fact, why)))
+            leave.append(LeaveAlone(fact.store, fact.head, reason, _detail(fact, reason)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
     return SnapshotPlan(gathered.batch, tuple(take), tuple(leave), gathered.stateless)
 
@@ -51,7 +51,7 @@ def _depends_on_spark(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> bool
     return gathered.may_be_of_4_0 and fact.load is not None and fact.load.base_kind is BaseKind.NOTHING
 
 
-def _why(
+def _reason(
     gathered: SnapshotFacts, fact: StoreSnapshotFacts, policy: SnapshotPolicy, *, take_all: bool
 ) -> SnapshotReason | SkipReason:
     if fact.load is None:
@@ -70,11 +70,11 @@ def _why(
     return SnapshotReason.RESTORE if is_long else SkipReason.SHORT_TAIL
 
 
-def _detail(fact: StoreSnapshotFacts, why: SkipReason) -> str:
-    if why is SkipReason.SIDECAR:
+def _detail(fact: StoreSnapshotFacts, reason: SkipReason) -> str:
+    if reason is SkipReason.SIDECAR:
         return fact.stray_sidecar or ""
-    if why.is_finding:
+    if reason.is_finding:
         return fact.problem or ""
-    if why is SkipReason.SHORT_TAIL and fact.load is not None:
+    if reason is SkipReason.SHORT_TAIL and fact.load is not None:
         return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {fact.load.since}"
     return ""

@@ -1,7 +1,7 @@
 """The switchover between the structures V1 and V2: offline, planned, journaled and reversible. Spark cannot do it.
 
     gather(storage)  ->  SwitchoverFacts  ->  plan(gathered, to, spark)  ->  SwitchPlan  ->  execute(storage, plan)
-    standing(storage)  ->  OpenJournal  ->  roll_back(storage, standing)
+    open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
 
 Every store gets a full snapshot at its head under the name of the other structure. Each snapshot is read back and compared.
 Then the newest commit is rewritten. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
@@ -13,7 +13,7 @@ from statestore.maintenance.switchover.plan import plan
 from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchoverFacts, SwitchPlan
 from statestore.maintenance.switchover.roll_back import roll_back
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.switch_journal import Begun, Ending, OpenJournal, standing
+from statestore.switch_journal import Begun, Ending, OpenJournal, open_journal
 
 __all__ = [
     "Begun",
@@ -29,7 +29,7 @@ __all__ = [
     "SwitchoverFacts",
     "execute",
     "gather",
+    "open_journal",
     "plan",
     "roll_back",
-    "standing",
 ]

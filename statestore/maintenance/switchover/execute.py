@@ -99,7 +99,7 @@ def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
     is rolled back: the rollback deletes snapshots of structure V1 that the query needs now.
     """
     assert planned.batch is not None
-    now, then = journal.standing(storage), planned.half_done
+    now, then = journal.open_journal(storage), planned.half_done
     is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))
     if is_same and then is None:
         commit = read_or_none(storage, names.commits(planned.batch))

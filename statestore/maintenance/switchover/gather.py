@@ -25,7 +25,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     Requests: the requests of an audit and of `snapshot.gather`, one for each base, and a few for the logs. Raises
     `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
-    half_done = journal.standing(storage)
+    half_done = journal.open_journal(storage)
     of_snapshots = snapshot.gather(storage, at_head=True)
     if of_snapshots.batch is None:
         return SwitchoverFacts(of_snapshots.is_own, half_done=half_done)

@@ -17,7 +17,7 @@ from statestore.switch_journal import Ending, OpenJournal
 
 
 def roll_back(
-    storage: Storage, standing: OpenJournal, progress: ProgressCallback, *, still_held: Callable[[], None]
+    storage: Storage, opened: OpenJournal, progress: ProgressCallback, *, still_held: Callable[[], None]
 ) -> None:
     """Restore the state before the switchover. The query is stopped; for `progress` and `still_held`, see `execute`.
 
@@ -25,7 +25,7 @@ def roll_back(
     structure, its new batches are kept and only the files of the switchover are removed. Raises `RefusedAsUnsafe` if the
     query continued in the new structure; `StorageError`.
     """
-    begun = standing.begun
+    begun = opened.begun
     path = names.commits(begun.batch)
     # A query that continued may have purged the commit.
     now = read_or_none(storage, path)
@@ -47,12 +47,12 @@ def roll_back(
         storage.replace(path, begun.commit.encode())
     # Delete zips before tables, so that no zip names a missing table. Before the journal is cleared, a file with one of
     # these names may belong to the query.
-    if standing.is_cleared:
+    if opened.is_cleared:
         still_held()
         storage.delete(sorted(mine))
     put_back(storage, begun.run, of_mine, still_held)
     still_held()
-    storage.delete(store.table_file(table) for store, made in standing.made.items() for table in made.tables)
+    storage.delete(store.table_file(table) for store, made in opened.made.items() for table in made.tables)
     journal.end(storage, begun, Ending.ABORTED)
     # A run that lost its lease without noticing may have published a snapshot since: see `_require_open`.
     if begun.to is Structure.V2:

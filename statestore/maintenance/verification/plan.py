@@ -28,7 +28,7 @@ class SnapshotRead:
     version: VersionId
     files: tuple[Entry, ...]
     known: tuple[Entry, ...]
-    why: ReadReason
+    reason: ReadReason
     conf: StateConf = OURS
 
     @property
@@ -39,7 +39,7 @@ class SnapshotRead:
     @property
     def explained(self) -> str:
         """The reason with its figures."""
-        return f"{self.why.value}: {len(self.files):,} files, {self.size_bytes:,} bytes"
+        return f"{self.reason.value}: {len(self.files):,} files, {self.size_bytes:,} bytes"
 
 
 def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = OURS) -> SnapshotRead | None:

@@ -188,6 +188,6 @@ class _Reader:
     def _intact(self, entry: Entry, digest: str) -> FileRead:
         return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, digest)
 
-    def _faulty(self, entry: Entry, why: str, *, is_noticed: bool) -> FileRead:
-        fault = ReadFault(why, is_noticed)
+    def _faulty(self, entry: Entry, text: str, *, is_noticed: bool) -> FileRead:
+        fault = ReadFault(text, is_noticed)
         return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, "", fault)

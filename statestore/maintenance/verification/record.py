@@ -83,7 +83,7 @@ def faults(reads: Reads, entries: Mapping[str, Entry]) -> Mapping[str, ReadFault
 
 
 def _fields(one: FileRead) -> list[object]:
-    fault = None if one.fault is None else [one.fault.why, one.fault.is_noticed]
+    fault = None if one.fault is None else [one.fault.text, one.fault.is_noticed]
     return [one.size_bytes, one.stamp, round(one.read_at_seconds, 3), one.digest, fault]
 
 
@@ -91,6 +91,6 @@ def _parsed(path: str, fields: list[object]) -> FileRead:
     size_bytes, stamp_then, read_at, digest, fault = fields
     found = None
     if isinstance(fault, list):
-        why, is_noticed = fault
-        found = ReadFault(str(why), bool(is_noticed))
+        text, is_noticed = fault
+        found = ReadFault(str(text), bool(is_noticed))
     return FileRead(path, int(str(size_bytes)), str(stamp_then), float(str(read_at)), str(digest), found)

@@ -75,7 +75,7 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
             storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
         told = [finding for finding in audited(storage).findings if finding.kind is FindingKind.ROLLED_BACK_FILES]
         plan = repair.plan(repair.gather(storage), None)
-        assert {action.why for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
+        assert {action.reason for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
         assert all("of versions up to 6" in finding.problem for finding in told)
