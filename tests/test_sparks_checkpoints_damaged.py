@@ -177,7 +177,10 @@ def test_a_snapshot_of_a_later_spark_is_not_reported_as_damage(written: Written)
         for name, body in files.items():
             archive.writestr(name, body.replace(b"v1\n", b"v9\n") if name == "metadata" else body)
     [found] = audited(root).findings
-    assert (found.kind, found.action) == (FindingKind.STORE_UNKNOWN_FORMAT, "upgrade Statekeeper")
+    assert (found.kind, found.action) == (
+        FindingKind.STORE_UNKNOWN_FORMAT,
+        "upgrade Statekeeper; do not change the file",
+    )
     assert found.file == str(path.relative_to(root))
 
 
