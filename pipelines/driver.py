@@ -19,14 +19,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, changelogs_of, part_of
+from pipelines.data_files import TableFiles
 from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.host import Host
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
 from pipelines.materialised import Materialised
 from pipelines.operator import StatefulOperator
+from pipelines.operator_job import run_to_files
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.reports import AttemptReporter, ReportChannel
-from pipelines.sinks import Attempt, Sink, TracedSink
+from pipelines.sinks import Attempt, FileSink, Sink, TracedSink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
 from pipelines.task import PartitionFailure, PartitionReport, Reported, TaskPlan
@@ -38,7 +40,6 @@ from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.root import Done, Pending, Ready, SinkPosition, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import BatchLogPart
 
 _LOG = logging.getLogger("statekeeper")
 _ATTEMPTS = 3
@@ -201,30 +202,18 @@ class BatchDriver:
     def _compute_and_write(
         self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
     ) -> tuple[Sequence[PartitionReport], Pending, int]:
-        rewrites = root.rewrites(batch)
+        files = self._sink.plan_files(self._operator.output) if isinstance(self._sink, FileSink) else None
+        if files is not None:
+            return self._compute_and_commit(root, rows, query_id, batch, ready, sources, files)
         channel = self._channel_of(rows.sparkSession)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
             reporter = channel.open(self._ids.fresh())
             attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-            part = part_of(self._log, attempt.attempt, root.binding.partitions * len(ready.bases))
-            with Materialised(self._plan(root, ready, rewrites, reporter, part), root.binding, rows) as output:
+            plan = self._plan(root, ready, attempt, reporter)
+            with Materialised(plan, root.binding, rows) as output:
                 reports = self._checked(channel.take(reporter), ready, root.binding.partitions)
-                self._enter(batch, Phase.COMPUTED)
-                pending = Pending(
-                    batch,
-                    attempt.attempt,
-                    attempt.root_id,
-                    query_id,
-                    sources,
-                    root.schema(),
-                    _ids_by_operator(reports, ready),
-                    root.structure,
-                    self._sink_position,
-                )
-                root.write_pending(pending, changelogs_of(reports) if part is not None else None)
-                self._enter(batch, Phase.PENDING_WRITTEN)
-                self._enter(batch, Phase.SINK_WRITING)
+                pending = self._record(root, ready, attempt, reports, sources)
                 try:
                     self._sink.write(output.rows_of([report.tag for report in reports]), attempt)
                 except Exception as error:
@@ -248,6 +237,59 @@ class BatchDriver:
                 return reports, pending, number
         raise AssertionError("unreachable")
 
+    def _compute_and_commit(
+        self,
+        root: StateRoot,
+        rows: DataFrame,
+        query_id: str,
+        batch: int,
+        ready: Ready,
+        sources: tuple[str, ...],
+        files: TableFiles,
+    ) -> tuple[Sequence[PartitionReport], Pending, int]:
+        """Run the batch in one Spark job, whose tasks write the sink's data files, and commit these files."""
+        assert isinstance(self._sink, FileSink)
+        self._enter(batch, Phase.COMPUTING)
+        attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
+        found = run_to_files(self._plan(root, ready, attempt, files), root.binding, rows)
+        reports = self._checked(found, ready, root.binding.partitions)
+        pending = self._record(root, ready, attempt, reports, sources)
+        try:
+            self._sink.commit_files(files, [file for report in reports for file in report.files], attempt)
+        except Exception:
+            # Race: two drivers commit at once and Delta stops this one, or the reply to its commit is lost. The content of
+            # the sink decides, not the reply.
+            if self._sink.held(query_id, batch) is None:
+                raise
+        self._enter(batch, Phase.SINK_WRITTEN)
+        return reports, pending, 1
+
+    def _record(
+        self,
+        root: StateRoot,
+        ready: Ready,
+        attempt: Attempt,
+        reports: Sequence[PartitionReport],
+        sources: tuple[str, ...],
+    ) -> Pending:
+        """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
+        self._enter(attempt.batch, Phase.COMPUTED)
+        pending = Pending(
+            attempt.batch,
+            attempt.attempt,
+            attempt.root_id,
+            attempt.query_id,
+            sources,
+            root.schema(),
+            _ids_by_operator(reports, ready),
+            root.structure,
+            self._sink_position,
+        )
+        root.write_pending(pending, None if self._log is LogLayout.STORES else changelogs_of(reports))
+        self._enter(attempt.batch, Phase.PENDING_WRITTEN)
+        self._enter(attempt.batch, Phase.SINK_WRITING)
+        return pending
+
     def _keep_lineage_short(self, batch: int) -> None:
         """Make snapshots if maintenance has stopped, before the lineage reaches the ceiling."""
         if self._structure is Structure.V1:
@@ -262,14 +304,7 @@ class BatchDriver:
             self._channel = ReportChannel(session.sparkContext)
         return self._channel
 
-    def _plan(
-        self,
-        root: StateRoot,
-        ready: Ready,
-        rewrites: Mapping[int, str],
-        reporter: AttemptReporter,
-        part: BatchLogPart | None,
-    ) -> TaskPlan:
+    def _plan(self, root: StateRoot, ready: Ready, attempt: Attempt, output: TableFiles | AttemptReporter) -> TaskPlan:
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
@@ -277,12 +312,12 @@ class BatchDriver:
             operator=self._operator,
             row_columns=self._row_columns,
             assignments=Assignments.of(ready.bases, self._snapshots.versions),
-            rewrites=rewrites,
+            rewrites=root.rewrites(attempt.batch),
             structure=root.structure,
-            batch_log=part,
+            batch_log=part_of(self._log, attempt.attempt, root.binding.partitions * len(ready.bases)),
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
-            reports=reporter,
+            output=output,
         )
 
     def _checked(self, reports: Sequence[Reported], ready: Ready, partitions: int) -> list[PartitionReport]:

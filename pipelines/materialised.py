@@ -1,4 +1,4 @@
-"""Spark jobs of one attempt: route rows to their partitions, run the operator once, keep and check its output."""
+"""The output of one attempt as a DataFrame, for a sink that takes rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pipelines.operator_job import operator_job
 from pipelines.spark_errors import FOREIGN_BLOCK
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN, TaskPlan
+from pipelines.task import MARKER_COLUMN, TAG_COLUMN, TaskPlan
 from statestore.binding import Binding
 
 
@@ -20,27 +20,7 @@ class Materialised:
     """
 
     def __init__(self, plan: TaskPlan, binding: Binding, rows: DataFrame) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        session = rows.sparkSession
-        # Adaptive execution can turn an empty shuffle into no tasks, and each partition must commit its version.
-        session.conf.set("spark.sql.adaptive.enabled", "false")
-        # Columns are addressed by position, because PySpark resolves names here without quotes; tasks use positions too.
-        # SQL text, because each call of `pyspark.sql.functions` costs several round trips to the JVM.
-        place = {name: f"_{number}" for number, name in enumerate((*rows.columns, GROUP_COLUMN))}
-        keys = [place[name] for name in plan.operator.keys]
-        order = [place[name] for name in plan.operator.order_by]
-        group = f"pmod(hash({', '.join(keys)}), {binding.key_groups})"
-        partition = f"CAST(floor({place[GROUP_COLUMN]} * {binding.partitions} / {binding.key_groups}) AS INT)"
-        routed = (
-            rows.toDF(*(place[name] for name in rows.columns))
-            .selectExpr("*", f"{group} AS {place[GROUP_COLUMN]}")
-            .repartitionById(binding.partitions, F.expr(partition))
-            .sortWithinPartitions(place[GROUP_COLUMN], *keys, *order)
-        )
-        output = routed.mapInArrow(plan, from_arrow_schema(plan.output_schema()))
-        self._frame = output.localCheckpoint(eager=True)
-        self._nullable = plan.operator.output
+        self._frame = operator_job(plan, binding, rows).localCheckpoint(eager=True)
 
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
         """Return the output without markers. Reading a row of an attempt that is not in `tags` fails."""

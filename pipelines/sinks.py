@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from pipelines.data_files import DataFile, TableFiles
+from pipelines.delta_files import DeltaFiles
 from pipelines.delta_log import DeltaLog, KnownTable
-from statestore.errors import SchemaMismatch, SinkChanged, SinkConflict, UnsafeSink, UnsupportedEnvironment
+from statestore.errors import (
+    BadConfiguration,
+    SchemaMismatch,
+    SinkChanged,
+    SinkConflict,
+    UnsafeSink,
+    UnsupportedEnvironment,
+)
 from statestore.redaction import redacted
 from statestore.root import SinkPosition
 
@@ -76,10 +86,38 @@ class TracedSink(Sink, Protocol):
         """
 
 
+@runtime_checkable
+class FileSink(Sink, Protocol):
+    """A sink whose files the tasks can write first and the driver commits later: one Spark job per batch."""
+
+    def plan_files(self, output: pa.Schema) -> TableFiles | None:
+        """Return where and how tasks write the output; None if the rows go through `write`. Called before each batch.
+
+        Raises `UnsupportedTable`, `SchemaMismatch`.
+        """
+
+    def commit_files(self, plan: TableFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        """Add all files and the attempt in one atomic commit. Add nothing if the sink already holds the batch."""
+
+
+class Writer(StrEnum):
+    """The program that writes the rows of a batch into a table."""
+
+    SPARK = "spark"
+    """Spark's own writer, in a second job of the batch. It supports every table."""
+    TASKS = "tasks"
+    """The operator's tasks, so that a batch is one Spark job. The driver commits the files."""
+
+
 @dataclass(frozen=True)
 class DeltaSink:
     """Appends to a Delta table exactly once: query and batch are the commit's txn (Delta's idempotent writes), the attempt
-    is its `userMetadata`. `storage_options` give access to the table's log if it is not on local disk.
+    is its `userMetadata`. `storage_options` give access to the table if it is not on local disk.
+
+    writer              see `Writer`. "tasks" raises `UnsupportedTable` for a table with a feature that only Spark's writer
+                        supports: constraints, generated or identity columns, default values, column mapping, change feed,
+                        row tracking, deletion vectors, other features of a higher protocol
+    partition_by        partition columns of a new table; an existing table must have the same
 
     Checks the table's history before each batch: the table must hold the previous batch, and since then no other writer may
     have deleted, replaced, overwritten or restored it. Otherwise the query stops with `SinkChanged`.
@@ -92,11 +130,21 @@ class DeltaSink:
     path: str
     storage_options: Mapping[str, str] = field(default_factory=dict)
     continue_at_batch: int | None = None
+    writer: Writer | str = Writer.SPARK
+    partition_by: Sequence[str] | None = None
     supports_exactly_once: ClassVar[bool] = True
     _log: DeltaLog = field(init=False, repr=False, compare=False)
+    _files: DeltaFiles = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_log", DeltaLog(self.path, self.storage_options))
+        if self.writer not in list(Writer):
+            raise BadConfiguration(
+                f"DeltaSink with writer={self.writer!r}", hint='use writer="spark" or writer="tasks"'
+            )
+        log = DeltaLog(self.path, self.storage_options)
+        files = DeltaFiles(self.path, self.storage_options, log=log, partition_by=self.partition_by)
+        object.__setattr__(self, "_log", log)
+        object.__setattr__(self, "_files", files)
 
     def __repr__(self) -> str:
         # Leaves out the options, which hold credentials.
@@ -105,7 +153,9 @@ class DeltaSink:
     def require_ready(self, session: SparkSession, output: pa.Schema) -> None:
         """Check the table before the query starts. Raises `UnsupportedEnvironment` for a session without Delta,
         `UnsafeSink`, `SchemaMismatch` for a table without a column of the output."""
-        for conf, wanted in _DELTA_CONF.items():
+        if self.writer == Writer.TASKS:
+            self._files.plan(output)
+        for conf, wanted in _DELTA_CONF.items() if self.writer == Writer.SPARK else ():
             # Other catalogs may extend Delta's catalog; the extension is one item of a list.
             held = str(session.conf.get(conf, ""))
             if not held or (conf == _EXTENSIONS and wanted not in held):
@@ -116,7 +166,7 @@ class DeltaSink:
         default = f"spark.databricks.delta.properties.defaults.{_RETENTION.removeprefix('delta.')}"
         table = self._table()
         if table is None:
-            if session.conf.get(default, None):
+            if self.writer == Writer.SPARK and session.conf.get(default, None):
                 raise UnsafeSink(
                     f"{default} is set: a new table would forget which batches it holds",
                     path=self.path,
@@ -126,7 +176,7 @@ class DeltaSink:
         self._require_lasting_transactions(table)
         there = {field.name.lower() for field in table.opened().schema().fields}
         missing = [name for name in output.names if name.lower() not in there]
-        if missing and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
+        if missing and self.writer == Writer.SPARK and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
             raise SchemaMismatch(
                 f"the sink's table has no columns {missing}",
                 path=self.path,
@@ -229,13 +279,23 @@ class DeltaSink:
         )
 
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
-        (
+        writer = (
             rows.write.format("delta")
             .mode("append")
             .option("txnAppId", _app_id(attempt.query_id))
             .option("txnVersion", attempt.batch)
-            .option("userMetadata", json.dumps({"statekeeper": vars(attempt)}))
-            .save(self.path)
+            .option("userMetadata", _note_of(attempt))
+        )
+        if self.partition_by is not None:
+            writer = writer.partitionBy(*self.partition_by)
+        writer.save(self.path)
+
+    def plan_files(self, output: pa.Schema) -> TableFiles | None:
+        return self._files.plan(output) if self.writer == Writer.TASKS else None
+
+    def commit_files(self, plan: TableFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        self._files.commit(
+            plan, files, application=_app_id(attempt.query_id), batch=attempt.batch, note=_note_of(attempt)
         )
 
 
@@ -259,6 +319,10 @@ class AtLeastOnceSink:
 
 def _app_id(query_id: str) -> str:
     return f"statekeeper-{query_id}"
+
+
+def _note_of(attempt: Attempt) -> str:
+    return json.dumps({"statekeeper": vars(attempt)})
 
 
 def _replaces_rows(commit: Mapping[str, Any]) -> bool:

@@ -1,7 +1,11 @@
 """Work of Spark's Python workers: one partition of one batch.
 
-Load the partition's stores, pass the rows of whole keys and their state to the update function, commit, report. The last
-row of each partition is a marker, which names the attempt also for a partition without output.
+Load the partition's stores, pass the rows of whole keys and their state to the update function, commit, report. The output
+goes to one of two places:
+
+* back to Spark, as rows. The last row of each partition is a marker, which names the attempt also for a partition without
+  output. The report goes through an accumulator, see `reports`.
+* to data files of the sink. The report is then the only row that the task returns: Spark keeps one result per partition.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.assignments import Assignments
+from pipelines.data_files import DataFile, TableFiles
 from pipelines.frames import to_pandas
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.results import as_table
@@ -47,6 +53,7 @@ GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
 MARKER_COLUMN = "__statekeeper_marker"
 
+_REPORT = pa.schema([pa.field("report", pa.binary())])
 _OUTPUT_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0
 
@@ -75,6 +82,7 @@ class PartitionReport:
     host                the place of the partition's local copies: the machine's name and the operator's folder on it
     peak_memory_bytes   peak memory of the worker's process
     tag                 tag of the attempt's rows, see `tag_of`
+    files               data files of the output, if the task writes them
     """
 
     partition: int
@@ -85,6 +93,7 @@ class PartitionReport:
     update_milliseconds: float
     peak_memory_bytes: int
     tag: int
+    files: tuple[DataFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,10 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Input of a task, the same for all partitions of a batch; sent to the workers."""
+    """Input of a task, the same for all partitions of a batch; sent to the workers.
+
+    output    where the task writes data files, or the reporter of a task that returns its output as rows
+    """
 
     root: StorageSpec
     root_id: str
@@ -120,7 +132,7 @@ class TaskPlan:
     batch_log: BatchLogPart | None
     limits: StoreLimits
     sweep: SweepLimits
-    reports: Reporter
+    output: TableFiles | Reporter
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one partition; the function for `mapInArrow`."""
@@ -134,11 +146,13 @@ class TaskPlan:
         except (HotKey, LineageCeiling, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
-            self.reports.add(PartitionFailure(context.partitionId(), error))
-            yield from partition.marker()
+            yield from partition.fail(PartitionFailure(context.partitionId(), error))
 
-    def output_schema(self) -> pa.Schema:
-        """Return the output's columns, nullable because of the marker, and the columns of tag and marker."""
+    def result_schema(self) -> pa.Schema:
+        """Return the columns that a task returns: its pickled report, or the output's columns, nullable because of the
+        marker, and the columns of tag and marker."""
+        if isinstance(self.output, TableFiles):
+            return _REPORT
         nullable = [column.with_nullable(True) for column in self.operator.output]
         return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
 
@@ -158,27 +172,53 @@ class _Partition:
         self._rows_in = 0
         self._rows_out = 0
         self._tag = tag_of(self._ids.fresh())
+        self._stores: Mapping[str, StateStore] = {}
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        output = self._plan.output
+        if isinstance(output, TableFiles):
+            yield _report_row(self._report_of_files(batches, output))
+            return
+        for table in self._process_all(batches):
+            yield from self._tagged(table, marker=False)
+        output.add(self._report())
+        yield from self._marker()
+
+    def fail(self, failure: PartitionFailure) -> Iterator[pa.RecordBatch]:
+        """Return the last row of a partition that cannot succeed."""
+        output = self._plan.output
+        if isinstance(output, TableFiles):
+            yield _report_row(failure)
+            return
+        output.add(failure)
+        yield from self._marker()
+
+    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: TableFiles) -> PartitionReport:
+        with table.open(self._partition, self._ids) as files:
+            with contextlib.closing(self._process_all(batches)) as outputs:
+                for output in outputs:
+                    files.write(output)
+            return replace(self._report(), files=files.complete())
+
+    def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
+        """Process the partition and return its output piece by piece; commit the stores after the last piece."""
         with contextlib.ExitStack() as stack:
-            stores = {
+            self._stores = {
                 name: stack.enter_context(self._load(operator)) for operator, name in enumerate(self._operator.stores)
             }
-            for operator, (name, store) in enumerate(stores.items()):
+            for operator, (name, store) in enumerate(self._stores.items()):
                 if operator in self._plan.rewrites:
                     self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
             tables = (self._named(batch) for batch in batches)
             for piece in whole_keys(
                 tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
             ):
-                output = self._process(piece, stores)
+                output = self._process(piece, self._stores)
                 self._rows_out += output.num_rows
-                yield from self._tagged(output, marker=False)
-            for store in stores.values():
+                yield output
+            for store in self._stores.values():
                 store.commit()
-            self._plan.reports.add(self._report(stores))
-            yield from self.marker()
-        self._keep_house_in_background(stores)
+        self._keep_house_in_background(self._stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
         # Spark passes timestamps in the session's time zone; the state holds UTC.
@@ -298,16 +338,15 @@ class _Partition:
         rows = output.num_rows
         tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, self._tag, dtype=np.int64)))
         tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
-        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.output_schema())
+        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.result_schema())
         yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
 
-    def marker(self) -> Iterator[pa.RecordBatch]:
-        """Return the last row of a partition: no output, only the attempt's tag."""
+    def _marker(self) -> Iterator[pa.RecordBatch]:
         nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
         row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
         yield from self._tagged(row, marker=True)
 
-    def _report(self, stores: Mapping[str, StateStore]) -> PartitionReport:
+    def _report(self) -> PartitionReport:
         return PartitionReport(
             self._partition,
             f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
@@ -315,7 +354,7 @@ class _Partition:
             self._rows_out,
             tuple(
                 StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics, store.member)
-                for operator, store in enumerate(stores.values())
+                for operator, store in enumerate(self._stores.values())
             ),
             self._update_seconds * 1000,
             _peak_memory_bytes(),
@@ -349,6 +388,10 @@ def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
     # Workers are forked and reused: one client per process, never one from before the fork.
     del process_id
     return open_storage(spec)
+
+
+def _report_row(report: Reported) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], schema=_REPORT)
 
 
 def _batched(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]]:

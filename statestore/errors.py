@@ -279,6 +279,12 @@ class UnsafeSink(RefusedBatch):
     code = "unsafe_sink"
 
 
+class UnsupportedTable(RefusedBatch):
+    """The sink's table has a feature that the chosen writer does not support."""
+
+    code = "unsupported_table"
+
+
 class FailedBatch(StatekeeperError):
     """The batch failed before its commit. It can run again."""
 

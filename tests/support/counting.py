@@ -32,13 +32,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver
 from pipelines.host import Host
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery
 from pipelines.session import spark_session
-from pipelines.sinks import Attempt, DeltaSink, Sink
+from pipelines.sinks import Attempt, DeltaSink, Sink, Writer
 from pipelines.snapshot_watch import SnapshotWatch
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
@@ -110,6 +111,8 @@ class Job:
     driver: type[BatchDriver] = BatchDriver
     warnings: list[str] = field(default_factory=list)
     structure: Structure = Structure.V2
+    log: LogLayout = LogLayout.STORES
+    writer: Writer = Writer.SPARK
 
     def __post_init__(self) -> None:
         if not DeltaTable.is_deltatable(str(self.input)):
@@ -149,11 +152,12 @@ class Job:
             columns,
             root=StorageSpec(str(self.root)),
             checkpoint=open_storage(str(self.checkpoint)),
-            sink=self.sink or DeltaSink(str(self.folder / "output")),
+            sink=self.sink or DeltaSink(str(self.folder / "output"), writer=self.writer),
             host=Host(self.local_folder or str(self.folder / "local")),
             partitions=self.partitions,
             key_groups=KEY_GROUPS,
             structure=self.structure,
+            log=self.log,
             clock=SystemClock(),
             ids=RandomIds(),
             observer=observer,
@@ -273,6 +277,7 @@ def in_a_process(
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
+    options += ("--writer", job.writer.value, "--log", job.log.value)
     command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
@@ -294,6 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--local-folder", default="")
     parser.add_argument("--structure", type=Structure, default=Structure.V2)
+    parser.add_argument("--writer", type=Writer, default=Writer.SPARK)
+    parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES)
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
@@ -301,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
-    job.structure = options.structure
+    job.structure, job.writer, job.log = options.structure, options.writer, options.log
     if options.read_twice:
         job.sink = ReadsTwice(str(job.folder / "output"))
     observer = Watching()

@@ -80,7 +80,7 @@ class Task:
             batch_log=None,
             limits=StoreLimits(),
             sweep=SweepLimits(),
-            reports=self.reports,
+            output=self.reports,
         )
         batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
         found = pa.Table.from_batches(list(_Partition(plan, 0).run(iter(batch.to_batches()))))

@@ -16,7 +16,7 @@ from pipelines.host import Host
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery, start
-from pipelines.sinks import DeltaSink, Sink
+from pipelines.sinks import DeltaSink, Sink, Writer
 from statestore.format.structure import Structure
 from statestore.maintenance import unpack
 from statestore.storage import open_storage
@@ -51,6 +51,7 @@ class Stream:
         self.schema = schema
         self.structure = Structure.V2
         self.log = LogLayout.STORES
+        self.writer = Writer.SPARK
         # Version 0: the stream starts behind it.
         write_deltalake(self.table, schema.empty_table())
 
@@ -79,7 +80,7 @@ class Stream:
             self.rows() if rows is None else rows,
             root=str(self.root),
             checkpoint=str(self.checkpoint),
-            sink=sink or DeltaSink(self.facts),
+            sink=sink or DeltaSink(self.facts, writer=self.writer),
             partitions=partitions,
             key_groups=8,
             structure=self.structure,

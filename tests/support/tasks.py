@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -70,6 +71,7 @@ def executors_folder(root: str) -> str:
 @dataclass(frozen=True)
 class _Twins(TaskPlan):
     folder: str = ""
+    attempt: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -82,8 +84,8 @@ class _Twins(TaskPlan):
         # Only the first attempt at a batch has twins; which one is the first, the first of its tasks says.
         meeting.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            Path(meeting, "attempt").symlink_to(self.reports.attempt)
-        if context.partitionId() or os.readlink(Path(meeting, "attempt")) != self.reports.attempt:
+            Path(meeting, "attempt").symlink_to(self.attempt)
+        if context.partitionId() or os.readlink(Path(meeting, "attempt")) != self.attempt:
             return
         Path(meeting, f"committed-{os.getpid()}").touch()
         until = time.monotonic() + TWIN_SECONDS
@@ -98,7 +100,8 @@ class HasTwins(BatchDriver):
     """Partition 0 of each batch waits after its commit until a speculative twin has committed too."""
 
     def _plan(self, *rest: Any) -> TaskPlan:
-        return rearmed(super()._plan(*rest), _Twins, folder=f"{self._root_spec.url}.twins")
+        more = {"folder": f"{self._root_spec.url}.twins", "attempt": str(uuid.uuid4())}
+        return rearmed(super()._plan(*rest), _Twins, **more)
 
 
 def choosing_others(times: int) -> type[BatchDriver]:
