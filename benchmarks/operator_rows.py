@@ -1,29 +1,21 @@
 """Rows per second of the stateful operator and of Spark's own operators: count and sum per key, in steady state.
 
-Each contender runs its own streaming query in one session and reads the same files. The contenders take turns: one runs
-while the others wait. The duration of a batch is Spark's `triggerExecution`.
+Each contender runs its own streaming query in one session and reads the same files; see `turns`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic, sleep
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from benchmarks.turns import QUICK_MILLISECONDS, Contender, Course, Start, compared
 from pipelines.session import spark_session
 from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
 
@@ -46,64 +38,6 @@ _COMMON = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 _OURS_ONLY = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.streaming.stateStore.checkpointFormatVersion")
-_TIMEOUT_SECONDS = 1800.0
-_POLL_SECONDS = 0.05
-_QUICK_MILLISECONDS = 20_000.0
-
-Start = Callable[[SparkSession, DataFrame, Path], StreamingQuery]
-
-
-@dataclass(frozen=True)
-class Course:
-    """Settings of one comparison."""
-
-    keys: int
-    rounds: int
-    warm_up: int = 3
-    unmeasured: int = 1
-    measured: int = 2
-
-
-@dataclass
-class Contender:
-    """One query, and the milliseconds of its batches by round."""
-
-    name: str
-    query: StreamingQuery
-    inbox: Path
-    fed: int = 0
-    newest_milliseconds: float = 0.0
-    rounds: list[list[float]] = field(default_factory=list)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether the newest batch was short, so that the wait before a turn distorts its first batch."""
-        return self.newest_milliseconds < _QUICK_MILLISECONDS
-
-    def feed(self, file: Path) -> None:
-        """Add a file to the input."""
-        hidden = self.inbox / f".{self.fed}"
-        os.link(file, hidden)
-        hidden.rename(self.inbox / f"{self.fed:05}.parquet")
-        self.fed += 1
-
-    def milliseconds(self, batch: int) -> float:
-        """Wait for a batch, and return its duration in milliseconds."""
-        until = monotonic() + _TIMEOUT_SECONDS
-        while monotonic() < until:
-            for progress in reversed(self.query.recentProgress):
-                if progress["batchId"] == batch and "addBatch" in progress["durationMs"]:
-                    return float(progress["durationMs"]["triggerExecution"])
-            if not self.query.isActive:
-                raise RuntimeError(f"{self.name} stopped") from self.query.exception()
-            sleep(_POLL_SECONDS)
-        raise TimeoutError(f"{self.name}: batch {batch}")
-
-    def run(self, file: Path) -> float:
-        """Run one batch, and return its duration in milliseconds."""
-        self.feed(file)
-        self.newest_milliseconds = self.milliseconds(self.fed - 1)
-        return self.newest_milliseconds
 
 
 def run(options: argparse.Namespace) -> list[Table]:
@@ -111,19 +45,24 @@ def run(options: argparse.Namespace) -> list[Table]:
     python_peers = {name: _of_spark(peer) for name, peer in PYTHON_PEERS.items()}
     session = spark_session("benchmark", master="local[2]", conf=_COMMON)
     try:
-        native = _compared(
-            session, {NATIVE: _of_spark(spark_peers.native_aggregation)}, Course(100_000, options.rounds)
-        )
+        of_jvm = {NATIVE: _of_spark(spark_peers.native_aggregation)}
+        native = compared(session, _with_floor(of_jvm), Course(100_000, options.rounds))
         tables = [_table(native, Course(100_000, options.rounds), {NATIVE: 2.0})]
         course = Course(10_000, options.rounds)
-        tables.append(_table(_compared(session, python_peers, course), course, dict.fromkeys(python_peers, 10.0)))
+        tables.append(
+            _table(compared(session, _with_floor(python_peers), course), course, dict.fromkeys(python_peers, 10.0))
+        )
         if options.large:
             course = Course(100_000, 3, measured=1)
             best = {name: python_peers[name] for name in (BEST,)}
-            tables.append(_table(_compared(session, best, course), course, {BEST: 25.0}))
+            tables.append(_table(compared(session, _with_floor(best), course), course, {BEST: 25.0}))
     finally:
         session.stop()
     return tables
+
+
+def _with_floor(peers: Mapping[str, Start]) -> dict[str, Start]:
+    return {OURS: _ours, FLOOR: _floor, **peers}
 
 
 def _ours(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
@@ -143,52 +82,6 @@ def _of_spark(peer: spark_peers.Peer) -> Start:
         return spark_peers.start_peer(peer, rows, folder)
 
     return start
-
-
-def _compared(session: SparkSession, peers: Mapping[str, Start], course: Course) -> list[Contender]:
-    """Run Statekeeper, the jobs without state and the peers in turns, in this order."""
-    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
-        folder = Path(name)
-        file = _files(folder / "input", course.keys)
-        with contextlib.ExitStack() as running:
-            contenders = [
-                running.enter_context(_started(session, who, start, folder / str(number)))
-                for number, (who, start) in enumerate({OURS: _ours, FLOOR: _floor, **peers}.items())
-            ]
-            for contender in contenders:
-                for _ in range(course.warm_up):
-                    contender.run(next(file))
-            for _ in range(course.rounds):
-                for contender in contenders:
-                    for _ in range(course.unmeasured if contender.is_quick else 0):
-                        contender.run(next(file))
-                    contender.rounds.append([contender.run(next(file)) for _ in range(course.measured)])
-    return contenders
-
-
-@contextlib.contextmanager
-def _started(session: SparkSession, name: str, start: Start, folder: Path) -> Iterator[Contender]:
-    inbox = folder / "inbox"
-    inbox.mkdir(parents=True)
-    own = session.newSession()
-    query = start(own, spark_peers.stream(own, inbox), folder)
-    try:
-        yield Contender(name, query, inbox)
-    finally:
-        query.stop()
-
-
-def _files(folder: Path, keys: int) -> Iterator[Path]:
-    """Yield files with one row per key, in random order; four files repeat."""
-    folder.mkdir()
-    random = np.random.default_rng(keys)
-    files = []
-    for number in range(4):
-        files.append(folder / f"{number}.parquet")
-        columns = {"key": random.permutation(keys), "value": random.integers(0, 1000, keys)}
-        pq.write_table(pa.table(columns), files[-1])
-    while True:
-        yield from files
 
 
 def _table(contenders: list[Contender], course: Course, targets: Mapping[str, float]) -> Table:
@@ -220,7 +113,7 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
             f"One session, local[2], {PARTITIONS} partitions each. A batch is a Parquet file that contains each key once. "
             "The output goes to Spark's `noop` sink in update mode; Statekeeper writes to it in `foreachBatch`.",
             f"{course.warm_up} warm-up batches, then {course.rounds} alternating rounds with {course.measured} measured "
-            f"batches each. If a batch takes less than {_QUICK_MILLISECONDS / 1000:.0f} s, each round starts with "
+            f"batches each. If a batch takes less than {QUICK_MILLISECONDS / 1000:.0f} s, each round starts with "
             f"{course.unmeasured} unmeasured batch, because the wait before it slows it down.",
             "The same jobs without state: `foreachBatch` with `repartitionById`, `mapInArrow` of a function that returns "
             "its input, an eager `localCheckpoint` and a write to `noop`.",

@@ -15,11 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from pipelines.batch_log import LogLayout
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
 from pipelines.progress import Observer
 from pipelines.query import start
-from pipelines.sinks import AtLeastOnceSink
+from pipelines.sinks import AtLeastOnceSink, Sink
 
 INPUT = "key bigint, value bigint"
 OUTPUT = "key bigint, count bigint, sum bigint"
@@ -47,14 +48,27 @@ OPERATOR = StatefulOperator(
 )
 
 
-def start_ours(rows: DataFrame, folder: Path, partitions: int, observer: Observer | None = None) -> StreamingQuery:
-    """Start a query with the operator of `pipelines`. Its output is materialized and discarded."""
+DISCARD = AtLeastOnceSink(lambda output, _: output.write.format("noop").mode("overwrite").save())
+"""Materializes the output and discards it."""
+
+
+def start_ours(
+    rows: DataFrame,
+    folder: Path,
+    partitions: int,
+    observer: Observer | None = None,
+    *,
+    sink: Sink = DISCARD,
+    log: LogLayout = LogLayout.STORES,
+) -> StreamingQuery:
+    """Start a query with the operator of `pipelines`."""
     query = start(
         OPERATOR,
         rows,
         root=str(folder / "state"),
         checkpoint=str(folder / "checkpoint"),
-        sink=AtLeastOnceSink(lambda output, _: output.write.format("noop").mode("overwrite").save()),
+        sink=sink,
+        log=log,
         partitions=partitions,
         host=Host(str(folder / "local")),
         observer=observer,
@@ -90,6 +104,19 @@ def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
         .trigger(processingTime="0 seconds")
         .start()
     )
+
+
+def start_into_delta(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
+    """Start a query with one of Spark's operators and an idempotent append to a Delta table, per Delta's documentation."""
+    table = str(folder / "output")
+
+    def append(output: DataFrame, batch: int) -> None:
+        writer = output.write.format("delta").mode("append").option("txnAppId", "peer").option("txnVersion", batch)
+        writer.save(table)
+
+    writer = peer(rows).writeStream.foreachBatch(append).outputMode("update")
+    checkpoint = str(folder / "checkpoint")
+    return writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
 
 
 def native_aggregation(rows: DataFrame) -> DataFrame:
