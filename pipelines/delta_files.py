@@ -13,6 +13,7 @@ from pipelines.delta_log import DeltaLog
 from statestore.errors import SchemaMismatch, StorageError, UnsupportedTable
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz"}
+_ATTEMPTS = 3
 _PLAIN_WRITER_VERSION = 2
 _TABLE_FEATURES_VERSION = 7
 _PARTITION_TYPES = {"string", "byte", "short", "integer", "long", "date", "boolean"}
@@ -73,7 +74,7 @@ class DeltaFiles:
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
-        from deltalake.transaction import AddAction, create_table_with_add_actions
+        from deltalake.transaction import AddAction
 
         properties = CommitProperties(
             custom_metadata={"userMetadata": note}, app_transactions=[Transaction(application, batch)]
@@ -89,36 +90,47 @@ class DeltaFiles:
             )
             for file in files
         ]
-        table = self._table()
-        try:
-            if table is None:
-                create_table_with_add_actions(
-                    self._path,
-                    _delta_schema(plan.columns),
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                table = self._table() or self._created(plan)
+                held = table.transaction_version(application)
+                if held is not None and held >= batch:
+                    return
+                self._require_as_planned(table, plan)
+                table.create_write_transaction(
                     actions,
-                    mode="error",
+                    "append",
+                    table.schema(),
                     partition_by=list(plan.partition_by),
-                    storage_options=self._options or None,
                     commit_properties=properties,
                 )
                 return
-            held = table.transaction_version(application)
-            if held is not None and held >= batch:
-                return
-            self._require_as_planned(table, plan)
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                partition_by=list(plan.partition_by),
-                commit_properties=properties,
-            )
-        except DeltaError as error:
-            raise StorageError(
-                f"the commit of batch {batch} failed: {str(error).splitlines()[0]}",
-                path=self._path,
-                hint="the batch runs again when the query is restarted",
-            ) from error
+            except DeltaError as error:
+                # The table then tells whether the other commit was of this batch.
+                if attempt < _ATTEMPTS:
+                    continue
+                raise StorageError(
+                    f"the commit of batch {batch} failed: {str(error).splitlines()[0]}",
+                    path=self._path,
+                    hint="the batch runs again when the query is restarted",
+                ) from error
+
+    def _created(self, plan: TableFiles) -> Any:
+        """Make the table without rows.
+
+        Race: when two drivers make a table at once, `deltalake` lets both commits succeed. If the first commit had rows,
+        they would be in the table twice. An append has the transaction, and the second one fails.
+        """
+        from deltalake import DeltaTable
+
+        DeltaTable.create(
+            self._path,
+            _delta_schema(plan.columns),
+            mode="ignore",
+            partition_by=list(plan.partition_by),
+            storage_options=self._options or None,
+        )
+        return self._table()
 
     def _table(self) -> Any:
         """Return the table in its newest version; None if there is none."""

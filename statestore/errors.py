@@ -31,7 +31,8 @@
     │   ├── OtherStructure                13  other_structure         switch the root, or start the job with its structure
     │   ├── SinkConflict                  13  sink_conflict
     │   ├── SinkChanged                   13  sink_changed            restore the sink, or accept its current state
-    │   └── UnsafeSink                    13  unsafe_sink             change the sink's configuration
+    │   ├── UnsafeSink                    13  unsafe_sink             change the sink's configuration
+    │   └── UnsupportedTable              13  unsupported_table       let Spark write the table
     ├── FailedBatch                        1  failed_batch            Spark retries it
     │   ├── BaseIdMismatch                 1  base_id_mismatch
     │   ├── PartitionMissing               1  partition_missing

@@ -6,6 +6,8 @@ import contextlib
 import datetime as dt
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from pipelines import DeltaSink
 from pipelines.data_files import TableFiles
@@ -171,7 +174,7 @@ def test_a_batch_is_in_the_table_once_and_names_its_attempt(sink):
 
 
 @pytest.mark.parametrize("batch", [0, 1], ids=["both make the table", "both append"])
-def test_of_two_drivers_that_commit_at_once_one_fails_and_its_rows_are_not_in_the_table(tmp_path, batch):
+def test_of_two_drivers_that_commit_at_once_one_adds_nothing(tmp_path, batch):
     path = str(tmp_path / "table")
     winner, loser = (DeltaSink(path, writer=Writer.TASKS) for _ in range(2))
     for earlier in range(batch):
@@ -182,13 +185,39 @@ def test_of_two_drivers_that_commit_at_once_one_fails_and_its_rows_are_not_in_th
         complete = files.complete()
     # The loser looks at the table before the winner commits.
     deltas = loser._files
-    seen = deltas._table()
-    deltas._table = lambda: seen
+    current = deltas._table
+    looks = [lambda seen=deltas._table(): seen]
+    deltas._table = lambda: looks.pop()() if looks else current()
     written(winner, simple("kept"), batch, "winner")
-    with pytest.raises(StorageError, match=f"the commit of batch {batch} failed: .* -> the batch runs again"):
-        loser.commit_files(plan, complete, attempt(batch, "loser"))
+    loser.commit_files(plan, complete, attempt(batch, "loser"))
     assert loser.held("query", batch) == "winner"
     assert "lost" not in DeltaTable(path).to_pyarrow_table().column("region").to_pylist()
+
+
+def test_two_drivers_that_make_the_table_at_once_add_the_batch_once(tmp_path):
+    path = str(tmp_path / "table")
+    sinks = [DeltaSink(path, writer=Writer.TASKS) for _ in range(2)]
+    meeting = threading.Barrier(2)
+
+    def make(sink):
+        created = sink._files._created
+        sink._files._created = lambda plan: (meeting.wait(60), created(plan))[1]
+        written(sink, simple("a", "b"), 0)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(make, sinks))
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 2
+
+
+def test_a_commit_that_fails_again_and_again_says_that_the_batch_runs_again(sink, monkeypatch):
+    written(sink, simple("a"), 0)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", failing)
+    with pytest.raises(StorageError, match=r"the commit of batch 1 failed: .* -> the batch runs again"):
+        written(sink, simple("b"), 1)
+
+
+def failing(*_, **__):
+    raise DeltaError("lost the connection")
 
 
 def test_a_table_that_replaced_another_is_not_mistaken_for_it(sink, tmp_path):

@@ -91,10 +91,9 @@ def assert_attempts(job: Job, version: int, changelogs_in_v2: int) -> None:
 
 
 def left_by(job: Job, batch: int) -> list[str]:
-    """Return the records of the attempts of a batch and their changelogs."""
-    logs, pending = (job.root / "_statekeeper" / folder for folder in ("log", "pending"))
-    found = [*changelogs(job, batch + 1), *logs.glob(f"{batch + 1}-*"), *pending.glob(f"{batch}-*")]
-    return sorted(path.name for path in found)
+    """Return the changelogs and batch logs of the attempts of a batch."""
+    logs = (job.root / "_statekeeper" / "log").glob(f"{batch + 1}-*")
+    return sorted(path.name for path in (*changelogs(job, batch + 1), *logs))
 
 
 def lose_blocks(session: SparkSession) -> None:
@@ -214,9 +213,9 @@ def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, two_hosts
     again = sum(report.attempts - 1 for report in reports)
     print(f"twins that committed, by batch: {twins}; batches computed anew for a foreign block: {again}")
     assert sum(count == 2 for count in twins) >= 2, twins
-    for batch, count in enumerate(twins):
-        written = list((job.root / "state" / "0" / "0").glob(f"{batch + 1}_*.changelog"))
-        assert len(written) >= count
+    if job.log is LogLayout.STORES and job.structure is Structure.V2:
+        for batch, count in enumerate(twins):
+            assert len(list((job.root / "state" / "0" / "0").glob(f"{batch + 1}_*.changelog"))) >= count
     assert len(warnings) == again
     job.assert_right(4)
 
@@ -330,6 +329,7 @@ def test_two_drivers_that_create_the_root_at_once_use_the_same_one(job: Job, ses
     job.assert_right(1)
 
 
+@ONLY_V2
 def test_one_of_two_drivers_with_an_at_least_once_sink_is_rejected(job: Job, session: SparkSession) -> None:
     written: list[pd.DataFrame] = []
     job.sink = AtLeastOnceSink(lambda rows, _: written.append(rows.toPandas()))

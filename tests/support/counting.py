@@ -46,6 +46,7 @@ from statestore.format import logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import decode_keys, decode_values
 from statestore.format.structure import Structure
+from statestore.maintenance import unpack
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress
 from tests.interop.sparks_reader import state_rows
@@ -229,7 +230,9 @@ class Job:
         return pd.concat(found).sort_values("key", ignore_index=True)
 
     def state_by_spark(self, session: SparkSession) -> pd.DataFrame:
-        """The newest committed state, as Spark's own reader finds it."""
+        """The newest committed state, as Spark's own reader finds it. Batch logs are unpacked first."""
+        storage = open_storage(str(self.root))
+        list(unpack.execute(storage, unpack.plan(unpack.gather(storage))))
         rows = state_rows(session, str(self.root), structure=self.structure).selectExpr("key.key", "value.*")
         return rows.toPandas().sort_values("key", ignore_index=True)
 
