@@ -186,8 +186,8 @@ def test_of_two_drivers_that_commit_at_once_one_adds_nothing(tmp_path, batch):
     # The loser looks at the table before the winner commits.
     deltas = loser._files
     current = deltas._table
-    looks = [lambda seen=deltas._table(): seen]
-    deltas._table = lambda: looks.pop()() if looks else current()
+    looks = [current()]
+    deltas._table = lambda: looks.pop() if looks else current()
     written(winner, simple("kept"), batch, "winner")
     loser.commit_files(plan, complete, attempt(batch, "loser"))
     assert loser.held("query", batch) == "winner"
