@@ -5,6 +5,7 @@ Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ from statestore.errors import (
     RootLost,
     SinkConflict,
 )
+from statestore.format import batch_log
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from tests.support import tasks
@@ -94,6 +96,18 @@ def left_by(job: Job, batch: int) -> list[str]:
     """Return the changelogs and batch logs of the attempts of a batch."""
     logs = (job.root / "_statekeeper" / "log").glob(f"{batch + 1}-*")
     return sorted(path.name for path in (*changelogs(job, batch + 1), *logs))
+
+
+def change_recorded_offsets(job: Job, batch: int) -> None:
+    """Change the source offsets in the records of a batch's attempts."""
+    for path in (job.root / "_statekeeper" / "pending").glob(f"{batch}-*.json"):
+        path.write_text(path.read_text().replace("reservoirVersion", "reservoirVersjon"))
+    for path in (job.root / "_statekeeper" / "log").glob(f"{batch + 1}-*"):
+        data = path.read_bytes()
+        log = batch_log.parse_head(data, str(path))
+        members = {place: data[member.start :][: member.length] for place, member in log.members.items()}
+        record = json.loads(json.dumps(log.record).replace("reservoirVersion", "reservoirVersjon"))
+        path.write_bytes(batch_log.encode(batch + 1, path.name.partition("-")[2], record, members))
 
 
 def lose_blocks(session: SparkSession) -> None:
@@ -451,8 +465,7 @@ def test_a_sink_with_an_attempt_of_other_offsets_is_rejected(job: Job, session: 
     job.feed(2)
     with pytest.raises(ZeroDivisionError):
         job.run(session, once(1, Phase.SINK_WRITTEN, lambda: 1 // 0))
-    for path in (job.root / "_statekeeper" / "pending").glob("1-*.json"):
-        path.write_text(path.read_text().replace("reservoirVersion", "reservoirVersjon"))
+    change_recorded_offsets(job, 1)
     with pytest.raises(SinkConflict, match="which this root knows with other source offsets"):
         job.run(session)
     assert job.committed() == 1
