@@ -56,15 +56,15 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
     "--orphans",
     "everything",
     is_flag=True,
-    help="Examine every store, including stores without known changes. With --confirm-stopped, also find tables of a "
+    help="Also examine stores without changes since the last gc. With --confirm-stopped, also find SST files of a "
     "native query that no snapshot references.",
 )
 @stopped_option
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. First lists the versions that are already lost and those that "
-    "the deletion also loses.",
+    help="Delete although the audit reports errors. gc first lists the versions that are already lost and those "
+    "that the deletion also loses.",
 )
 @scratch_option
 @workers_option
@@ -87,8 +87,9 @@ def gc(
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
     A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, all
-    stores keep an older floor. If the audit reports errors, nothing is deleted. Before gc deletes files that a snapshot
-    replaces, it reads that snapshot in full, once; if the snapshot is corrupt, nothing is deleted.
+    stores keep an older floor. If the audit reports errors, nothing is deleted. Before gc deletes files because a
+    newer snapshot makes them unneeded, it reads this snapshot in full, once. If the snapshot is corrupt, nothing is
+    deleted.
     """
     policy = root.policies.retention
     policy = replace(

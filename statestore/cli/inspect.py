@@ -28,7 +28,8 @@ from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 @click.option(
     "--lineage",
     metavar="STORE",
-    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches.",
+    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches (files of failed "
+    "attempts).",
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
@@ -115,7 +116,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         if fact.load is None:
             tables.add(table, fact.store, "-", "-", "-", "-", "-", *sizes)
         else:
-            base = "none" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
+            base = "-" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
             seconds = f"{gathered.restore_seconds(fact):,.1f}"
             tail = (f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds)
             tables.add(table, fact.store, base, keys, *tail, *sizes)

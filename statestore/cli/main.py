@@ -30,7 +30,7 @@ def main(config: Path | None) -> None:
     only reads.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
-    another run, 12 unknown format, 13 rejected as unsafe, 130 interrupted.
+    another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
     """
     del config  # the verbs read it, each for its root
 

@@ -29,7 +29,7 @@ from statestore.maintenance.bad_snapshots import DeepRead
 from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Rewrite
 
 
-@click.command(short_help="Repair what prevents a start of Spark.")
+@click.command(short_help="Repair files that prevent Spark from starting.")
 @root_argument
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that it changes or removes is quarantined first."

@@ -67,8 +67,8 @@ def switch(
 ) -> None:
     """Show the plan for moving a checkpoint from structure V1 to V2, or back; with --apply, execute it.
 
-    Stop the query first. Every store gets a full snapshot at its head under its name in the other structure, which is read
-    back and compared. Then the newest commit is rewritten, and the query continues from there. If a run is interrupted,
+    Stop the query first. For each store, switch writes a full snapshot of the head in the target structure, reads it
+    back and compares it. Then it rewrites the newest commit, and the query continues from there. If a run is interrupted,
     --apply finishes it and --abort rolls it back. To reverse a completed switch, use --to.
     """
     storage, policies, by = root.storage, root.policies, this_process()

@@ -24,7 +24,7 @@ from statestore.maintenance.unpack import Unpack, UnpackPlan
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @output_option
 def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, output: Output) -> None:
-    """Write the changelogs that Spark's statestore source needs to read a batch as files of their own.
+    """Write changelogs of batch logs as separate files, so that Spark's statestore source can read a batch.
 
     A job with log="batch" writes the changelogs of a batch as one object, which Spark cannot read. This verb only adds
     files, so it runs at once. Retention deletes them like other changelogs. To make only the newest batch readable, you can
