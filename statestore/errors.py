@@ -57,6 +57,8 @@ from typing import ClassVar
 
 from statestore.redaction import printable, redacted
 
+_FIND_DAMAGE = "to find the damage, run: statekeeper audit ROOT"
+
 
 class StatekeeperError(Exception):
     """The base class. `path`: the file with the problem, if there is one; `hint`: the next action."""
@@ -119,6 +121,9 @@ class StorageError(StatekeeperError):
 
 class ObjectMissing(StorageError):
     """The object does not exist."""
+
+    def __init__(self, what: str, *, path: str | None = None, hint: str | None = _FIND_DAMAGE) -> None:
+        super().__init__(what, path=path, hint=hint)
 
     code = "object_missing"
 

@@ -117,7 +117,7 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", kind.value), soft_wrap=True)
         for finding in group:
             # As plain text: names and errors come from files and may look like markup.
-            console.print(Text(f"  {finding.file} {finding.problem}"), soft_wrap=True)
+            console.print(Text(f"  {finding.file}: {finding.problem}"), soft_wrap=True)
             console.print(Text(f"    {finding.meaning}"), soft_wrap=True)
             console.print(Text(f"    -> {finding.action}"), soft_wrap=True)
         console.print()

@@ -147,7 +147,7 @@ def _show(output: Output, prepared: PreparedRetention, done: Sequence[Deleted], 
 def _loss_lines(found: Losses) -> Iterator[str]:
     """List the errors of the audit, the versions that are lost already and those that the deletion adds."""
     for finding in found.findings:
-        yield f"error: {finding.file} {finding.problem}"
+        yield f"error: {finding.file}: {finding.problem}"
     for store in found.stores:
         if store.already:
             yield f"{store.store}: versions already lost: {ranges(store.already)}"

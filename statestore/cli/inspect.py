@@ -28,8 +28,8 @@ from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 @click.option(
     "--lineage",
     metavar="STORE",
-    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches (files of failed "
-    "attempts).",
+    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches (files of "
+    "failed attempts).",
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:

@@ -113,7 +113,7 @@ def open_base(
         what = error.what.replace(f"{path}/", "").replace(str(path), "the snapshot")
         raise SnapshotUnusable(f"{blamed_file(error.what, store, version, tables)}: {what}") from error
     except (ObjectMissing, NotAFile, CorruptFile) as error:
-        raise SnapshotUnusable(str(error)) from error
+        raise SnapshotUnusable(f"{error.path}: {error.what}" if error.path else error.what) from error
 
 
 def _require_readable(database: Database) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
+from statestore.errors import ObjectMissing
 from statestore.format import names
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
@@ -63,15 +65,15 @@ def test_findings_are_shown_worst_first_with_consequence_and_action(root: Path, 
     lines = result.stdout.splitlines()
     assert lines[:5] == [
         "ERROR: a changelog is missing",
-        f"  {gone} is missing",
+        f"  {gone}: is missing",
         f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[0]} cannot be restored; "
         "the newest batch that every store can restore is 1 (version 2)",
         "    -> restore the file from a backup, or roll back to batch 1",
         "",
     ]
     assert lines[5] == "WARNING: an unrecognized file"
-    assert lines[6].startswith("  state/0/1/[bold] is an unrecognized file")
-    assert lines[9].startswith("  state/0/1/foo.zip is an unrecognized file")
+    assert lines[6].startswith("  state/0/1/[bold]: is an unrecognized file")
+    assert lines[9].startswith("  state/0/1/foo.zip: is an unrecognized file")
     assert "1 errors, 2 warnings" in result.stdout
 
 
@@ -127,7 +129,7 @@ def test_many_findings_are_counted_and_the_worst_are_shown(root: Path, checkpoin
         (root / f"state/0/0/{number}.bak").write_text("")
     (root / names.commits(1)).write_text("")
     result = audit(root)
-    assert result.stdout.startswith("ERROR: a commit cannot be read\n  commits/1 is empty")
+    assert result.stdout.startswith("ERROR: a commit cannot be read\n  commits/1: is empty")
     assert "the worst 50 of 61 findings; --output json prints all" in result.stdout
     assert len(json.loads(audit(root, "--output", "json").stdout)["findings"]) == 61
 
@@ -137,3 +139,17 @@ def test_a_checkpoint_without_a_batch_is_clean(root: Path, tmp_path: Path) -> No
     result = audit(root)
     assert result.exit_code == 0
     assert result.stdout.startswith("no batch is committed yet: clean")
+
+
+def test_all_without_configured_roots_prints_a_line(tmp_path: Path) -> None:
+    config = tmp_path / "empty.toml"
+    config.write_text("")
+    result = CliRunner().invoke(main, ["--config", str(config), "audit", "--all"])
+    assert (result.exit_code, result.output) == (0, "no checkpoints: statekeeper.toml configures none\n")
+
+
+def test_a_missing_object_names_the_next_command(root: Path, checkpoint: Checkpoint) -> None:
+    with pytest.raises(
+        ObjectMissing, match=r"99\.zip: does not exist -> to find the damage, run: statekeeper audit ROOT"
+    ):
+        open_storage(str(root)).read("state/0/0/99.zip")

@@ -304,3 +304,9 @@ def test_all_differences_are_counted_even_if_a_limit_hides_some(root: Path, chec
 def test_one_store_can_be_compared_alone(root: Path, checkpoint: Checkpoint) -> None:
     assert said("diff", root, "--from", 1, "--store", "0/1")["totals"] == {"added": 1, "removed": 0, "changed": 0}
     assert run("diff", root, "--to", 9).exit_code == 1
+
+
+def test_diff_to_version_0_is_a_usage_error(root: Path, checkpoint: Checkpoint) -> None:
+    result = run("diff", root, "--to", 0)
+    assert result.exit_code == 2
+    assert "version 0 is empty and has no version before it: use --to 1 or later" in " ".join(result.stderr.split())

@@ -88,6 +88,11 @@ def test_while_the_audit_reports_errors_gc_deletes_nothing(root: Path, checkpoin
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 3
     assert "blocked: " in shown.output
+    assert "nothing is deleted while the audit reports errors" in " ".join(shown.output.split())
+    audited = run("audit", root)
+    assert "gc deletes nothing until the errors are fixed (" in audited.output
+    young = run("gc", root, "--retain", "100", "--grace", "7d")
+    assert young.output.splitlines()[-1] == "the audit reports errors; to list them, run: statekeeper audit ROOT"
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RefusedAsUnsafe.exit_code
     assert f"{checkpoint.stores[0].changelog(checkpoint.versions[11][0])}: is missing" in refused.output
@@ -168,6 +173,13 @@ def test_a_plan_shows_the_bytes_to_delete_now_and_the_time_for_the_rest(root: Pa
     plan = json.loads(run("gc", root, "--retain", "3", "--grace", "1h", "--output", "json").stdout)
     [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "young"]
     assert young["when"].startswith("from 20")
+    for path in root.rglob("*"):
+        seconds = 1 if "_statekeeper" in path.parts or path.parent.name == names.COMMITS else 2_000_000_000.2
+        os.utime(path, (seconds, seconds))
+    os.utime(young_files, (2_000_000_000.7, 2_000_000_000.7))
+    plan = json.loads(run("gc", root, "--retain", "3", "--grace", "1h", "--output", "json").stdout)
+    [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "young"]
+    assert young["when"] == "from 2033-05-18T04:33:20Z", "two times in one second are shown once"
     assert young["from_seconds"] <= young_files.stat().st_mtime + 3600
 
 

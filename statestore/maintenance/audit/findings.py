@@ -78,7 +78,7 @@ class FindingKind(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem of a checkpoint. Displayed as `<file> <problem>; <meaning>. <action>`.
+    """One problem of a checkpoint. Displayed as `<file>: <problem>`, `<meaning>`, `<action>`.
 
     file       path relative to the root; the subject of `problem`
     problem    a predicate: `is missing`

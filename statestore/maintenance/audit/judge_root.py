@@ -174,7 +174,7 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
         FindingKind.HALF_SWITCHED,
         names.switchover(begun.number, "begun"),
         f"is the journal of an incomplete switchover to {begun.to.value} at batch {begun.batch}",
-        "a query that starts now fails or uses one of the two structures",
+        "if the query starts now, it fails or reads state of the wrong structure",
         f"before you start the query, run: statekeeper switch ROOT --to {begun.to.value} --apply --confirm-stopped; "
         f"to reverse the switchover, run: statekeeper switch ROOT --abort --confirm-stopped",
     )

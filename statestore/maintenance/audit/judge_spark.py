@@ -55,8 +55,8 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 "is an unrecognized file",
                 "every version loads, but Spark's maintenance may fail on this file"
                 if number is None or number <= facts.logs.newest_version
-                else f"every version loads, but Spark's maintenance counts from version {number:,} and deletes snapshots "
-                "and changelogs that are still needed",
+                else f"every version loads, but Spark's maintenance takes version {number:,} as the newest and deletes "
+                "snapshots and changelogs that are still needed",
                 "move the file to a folder outside the checkpoint",
                 Severity.WARNING,
             )
@@ -69,7 +69,7 @@ def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
             FindingKind.NOT_A_FILE,
             omitted.shown,
             f"is ignored: {omitted.reason}",
-            "its target counts as missing; gc keeps all SST files of this store",
+            "Statekeeper treats the file as missing; gc keeps all SST files of this store",
             "replace it with the file itself, or move it away",
             Severity.WARNING,
         )
@@ -207,8 +207,8 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
             (v.version for v in files.snapshots if v.version <= zips[-1].version - RETAINED_VERSIONS + 1), default=0
         )
         meaning = (
-            "the query was rolled back, and these files remain; no load uses them, but Spark's maintenance counts from "
-            "their newest version and deletes snapshots and changelogs that are still needed"
+            "the query was rolled back, and these files remain; no load uses them, but Spark's maintenance takes "
+            "their newest version as the newest of the store and deletes snapshots and changelogs that are still needed"
         )
         if kept > newest:
             meaning += f" (all below version {kept:,})"

@@ -30,6 +30,10 @@ from statestore.maintenance.verification import Reads
 from statestore.storage import Storage
 
 _ERRORS_OF_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
+_MEANINGS_OF_ROCKSDB = {
+    Flaw.REPLACED: "is not the SST file that the snapshot was made from",
+    Flaw.MISMATCH: "does not have the size that the snapshot expects",
+}
 """RocksDB errors for an SST file that does not match the MANIFEST: SPARK-43404, SPARK-46796, SPARK-51717."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
@@ -340,4 +344,8 @@ class _Decoding:
         flaw = next((flaw for text, flaw in _ERRORS_OF_ROCKSDB.items() if text in what), Flaw.CORRUPT)
         if path == store.snapshot(version):
             flaw = Flaw.MISMATCH if flaw is Flaw.MISMATCH else Flaw.CORRUPT
-        return FileProblem(path, flaw, f"cannot be restored: {what.replace(f'{self.scratch}/', '')}")
+        what = what.replace(f"{self.scratch}/", "")
+        if isinstance(error, LocalStateDamaged):
+            meaning = _MEANINGS_OF_ROCKSDB.get(flaw, "is corrupt and cannot be read by RocksDB")
+            return FileProblem(path, flaw, f"{meaning} ({what})")
+        return FileProblem(path, flaw, f"cannot be restored: {what}")

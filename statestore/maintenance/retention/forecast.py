@@ -103,7 +103,8 @@ def _when(
         if not known:
             return "unknown: the storage reports no modification time", None
         first, last = min(known), max(known)
-        return f"from {_time(first)}" + (f"; all of them from {_time(last)}" if last > first else ""), first
+        begin, end = _time(first), _time(last)
+        return f"from {begin}" + (f"; all of them from {end}" if end != begin else ""), first
     if rule in _BY_BATCHES or rule is Rule.WAY_BACK:
         return _after_batch(
             gathered, planned, policy, newer_than=gathered.switched if rule is Rule.WAY_BACK else 0

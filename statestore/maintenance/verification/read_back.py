@@ -183,7 +183,9 @@ class _Reader:
         what = what.replace(f"{self._folder}/", "")
         by_path = {entry.path: entry for entry in (*self._read.files, *self._read.known)}
         path = blamed_file(what, self._read.store, self._read.version, metadata.tables)
-        return self._faulty(by_path.get(path, zipped), f"cannot be read by RocksDB: {what}", is_noticed=is_noticed)
+        is_raw = isinstance(error, LocalStateDamaged)
+        problem = f"is corrupt and cannot be read by RocksDB ({what})" if is_raw else f"cannot be restored: {what}"
+        return self._faulty(by_path.get(path, zipped), problem, is_noticed=is_noticed)
 
     def _intact(self, entry: Entry, digest: str) -> FileRead:
         return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, digest)

@@ -104,7 +104,7 @@ def test_offsets_of_an_unknown_version_are_no_clean_audit(written: Written, form
     path = max((root / "offsets").glob("[0-9]*"), key=lambda one: int(one.name))
     path.write_text(path.read_text().replace("v1", "v7", 1).replace("v2", "v7", 1))
     told = said(root, "audit", exit_code=3)
-    assert f"offsets/{path.name} has log version v7" in told
+    assert f"offsets/{path.name}: has log version v7" in told
     assert "upgrade Statekeeper" in told
 
 
