@@ -220,7 +220,11 @@ class DeltaFiles:
                     hint=f"partition by strings, integers, dates or booleans, or {_HINT}",
                 )
         if len(partition_by) == len(columns):
-            raise SchemaMismatch("each column is a partition column", path=self._path, hint="leave one out")
+            raise SchemaMismatch(
+                "all columns are partition columns, so the files have no columns",
+                path=self._path,
+                hint="remove one column from partition_by",
+            )
 
 
 def _delta_columns(output: pa.Schema) -> pa.Schema:

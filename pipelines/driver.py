@@ -228,10 +228,13 @@ class BatchDriver:
                         raise
                     if number == _ATTEMPTS:
                         raise ForeignBlock(
-                            f"batch {batch}: the operator's output could not be read as chosen, {number} times",
+                            f"batch {batch}: the operator's output could not be read from the "
+                            f"chosen attempt, {number} times",
                             hint="executors are being lost; the batch runs again when the query is restarted",
                         ) from error
-                    self._warn(f"batch {batch}: the operator's output is lost or of another attempt; computing it anew")
+                    self._warn(
+                        f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"
+                    )
                     continue
                 self._enter(batch, Phase.SINK_WRITTEN)
                 return reports, pending, number
@@ -358,7 +361,7 @@ class BatchDriver:
                 f"batch {batch} was written, but the sink does not hold it",
                 hint="check the sink's history for deletions",
             )
-        note = f"batch {batch}: another driver's attempt {held} is in the sink, this one's {mine.attempt} lost"
+        note = f"batch {batch}: the sink has another driver's attempt {held} instead of {mine.attempt}"
         self._warn(f"{note}; two drivers run this query, stop one")
         return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
 

@@ -120,12 +120,12 @@ def _require_kept(given: pa.ChunkedArray, cast: pa.ChunkedArray) -> None:
         if is_a.is_floating(given.type) and is_a.is_integer(cast.type):
             most = 2.0 ** _WHOLE_BITS[given.type.bit_width]
             if pc.any(pc.greater_equal(pc.abs(given.cast(pa.float64())), most)).as_py():
-                raise Lossy(f"from {most:.0f} on {given.type} does not tell whole numbers apart")
+                raise Lossy(f"{given.type} is not exact for whole numbers from {most:.0f} on")
         kept = pc.equal(cast.cast(given.type, safe=False), given)
         if is_a.is_floating(given.type):
             kept = pc.or_(kept, pc.is_nan(given))
         if not pc.all(kept, min_count=0).as_py():
-            raise Lossy(f"{cast.type} would change it")
+            raise Lossy(f"the cast to {cast.type} changes the value")
 
 
 def _entries(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -86,12 +86,12 @@ class StatefulOperator:
 
     def __post_init__(self) -> None:
         if not self.keys:
-            raise SchemaMismatch("an operator without key columns", hint="name at least one")
+            raise SchemaMismatch("the operator has no key columns", hint="name at least one key column")
         for name, values in self.stores.items():
             check_supported(values)
             clash = set(self.keys) & set(values.names)
             if clash:
-                raise SchemaMismatch(f"store {name!r}: {sorted(clash)} are keys and value columns at once")
+                raise SchemaMismatch(f"store {name!r}: {sorted(clash)} are both key and value columns")
         check_supported(self.output)
 
     @property

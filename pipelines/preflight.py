@@ -55,7 +55,8 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
         return min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
     if not 0 < asked <= key_groups:
         raise UnsupportedEnvironment(
-            f"{asked} partitions and {key_groups} key groups", hint="ask for 1 to as many partitions as key groups"
+            f"partitions={asked} is not between 1 and the number of key groups ({key_groups})",
+            hint=f"use 1 to {key_groups} partitions",
         )
     return asked
 
@@ -75,7 +76,7 @@ def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
 def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
     """Return the columns of the stream for tasks. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
     if not stream.isStreaming:
-        raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read them with spark.readStream")
+        raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read the input with spark.readStream")
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
     if missing:
         raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
@@ -106,7 +107,9 @@ def require_usable(operator: StatefulOperator) -> None:
     counts = Counter(name.lower() for name in operator.output.names)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        raise SchemaMismatch(f"the output has columns twice: {twice}", hint="names that differ by case count as one")
+        raise SchemaMismatch(
+            f"the output has duplicate column names: {twice}", hint="names that differ only in case are duplicates"
+        )
     _require_free_names("the output", operator.output.names)
     for name, values in operator.stores.items():
         if len(set(values.names)) < len(values.names):
@@ -115,7 +118,9 @@ def require_usable(operator: StatefulOperator) -> None:
         try:
             import pandas  # noqa: F401
         except ImportError as error:
-            raise UnsupportedEnvironment("Frames.PANDAS without pandas", hint="install pandas, or use Arrow") from error
+            raise UnsupportedEnvironment(
+                "Frames.PANDAS needs pandas, which is not installed", hint="install pandas, or use Frames.ARROW"
+            ) from error
     try:
         inspect.signature(operator.update).bind(None, None)
     except TypeError as error:
@@ -148,8 +153,9 @@ def require_places_apart(places: Mapping[str, str]) -> None:
         for other, theirs in parts.items():
             if name != other and mine[: len(theirs)] == theirs:
                 raise UnsupportedEnvironment(
-                    f"the {name} {places[name]} is the {other} {places[other]}, or inside of it",
-                    hint="give each a folder of its own",
+                    f"the folder of the {name} ({places[name]}) is equal to or inside the folder of the {other} "
+                    f"({places[other]})",
+                    hint="choose a separate folder for each",
                 )
 
 
@@ -198,7 +204,8 @@ def _require_order(column: StructField) -> None:
     for kind in _leaves(column.dataType):
         if isinstance(kind, MapType | VariantType):
             raise UnsupportedType(
-                f"order column {column.name} holds {kind.simpleString()}, which has no order", hint="order by another"
+                f"order column {column.name} holds {kind.simpleString()}, which has no order",
+                hint="choose another order column",
             )
 
 

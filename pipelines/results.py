@@ -32,17 +32,20 @@ def as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
     for field in schema:
         if names.count(field.name) > 1:
             raise _wrong(
-                schema, f"{what} is not of its schema: column {field.name!r} exists {names.count(field.name)} times"
+                schema,
+                f"{what} does not match its schema: column {field.name!r} exists {names.count(field.name)} times",
             )
         columns.append(_column(given, field, schema, what))
     for column, field in zip(columns, schema, strict=True):
         place = _null_in(column, field, field.name)
         if place is not None:
-            raise WrongResult(f"{what}: nulls in {place!r}, which is declared without", hint="declare it nullable")
+            raise WrongResult(
+                f"{what}: column {place!r} contains nulls, but is declared without nulls", hint="declare it nullable"
+            )
     try:
         return pa.Table.from_arrays(columns, schema=schema)
     except pa.ArrowException as error:
-        raise _wrong(schema, f"{what} is not of its schema: {error}") from error
+        raise _wrong(schema, f"{what} does not match its schema: {error}") from error
 
 
 def _column_names(given: Any, schema: pa.Schema, what: str) -> list[str]:
@@ -50,7 +53,9 @@ def _column_names(given: Any, schema: pa.Schema, what: str) -> list[str]:
         return list(given.column_names)
     if _is_frame(given):
         return list(given.columns)
-    raise _wrong(schema, f"{what} is not of its schema: it is a {type(given).__name__}, not a table or a DataFrame")
+    raise _wrong(
+        schema, f"{what} does not match its schema: it is a {type(given).__name__}, not a table or a DataFrame"
+    )
 
 
 def _is_frame(given: Any) -> bool:
@@ -77,7 +82,7 @@ def _column(given: Any, field: pa.Field, schema: pa.Schema, what: str) -> pa.Chu
         text = f"{what}: column {field.name!r} holds {error.example} in row {error.row}, which is no {field.type}"
         raise _wrong(schema, f"{text}: {error}") from error
     except _REFUSALS as error:
-        raise _wrong(schema, f"{what} is not of its schema: column {field.name!r}: {error}") from error
+        raise _wrong(schema, f"{what} does not match its schema: column {field.name!r}: {error}") from error
     try:
         return lossless(column, field.type)
     except _REFUSALS as error:

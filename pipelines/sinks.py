@@ -160,7 +160,7 @@ class DeltaSink:
             held = str(session.conf.get(conf, ""))
             if not held or (conf == _EXTENSIONS and wanted not in held):
                 raise UnsupportedEnvironment(
-                    f"DeltaSink in a session whose {conf} is {held or 'not set'}",
+                    f"the session cannot write Delta tables: {conf} is {held or 'not set'}",
                     hint=f"set it to {wanted}, or make the session with pipelines.spark_session",
                 )
         default = f"spark.databricks.delta.properties.defaults.{_RETENTION.removeprefix('delta.')}"
@@ -168,9 +168,10 @@ class DeltaSink:
         if table is None:
             if self.writer == Writer.SPARK and session.conf.get(default, None):
                 raise UnsafeSink(
-                    f"{default} is set: a new table would forget which batches it holds",
+                    f"{default} is set: a new table would lose the record of its batches, and a crash could "
+                    "write a batch twice",
                     path=self.path,
-                    hint="unset it",
+                    hint="unset this setting of the session",
                 )
             return
         self._require_lasting_transactions(table)
@@ -211,8 +212,8 @@ class DeltaSink:
         duration = table.metadata().configuration.get(_RETENTION)
         if duration is not None:
             raise UnsafeSink(
-                f"the table has {_RETENTION} = {duration}: it forgets which batches it holds, and a restart after a "
-                "crash could write a batch twice",
+                f"the table has {_RETENTION} = {duration}: it loses the record of its batches, and a restart after "
+                "a crash could write a batch twice",
                 path=self.path,
                 hint=f"run: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_RETENTION}')",
             )
@@ -273,7 +274,8 @@ class DeltaSink:
                 break
             limit *= 4
         raise SinkConflict(
-            f"the table holds batch {newest} of query {query_id}, and no commit says which attempt made batch {batch}",
+            f"the table holds batch {newest} of query {query_id}, but its log does not name the attempt "
+            f"that made batch {batch}",
             path=self.path,
             hint="another program wrote or cleaned the table's log; compare table and state before you continue",
         )

@@ -292,7 +292,10 @@ class _Partition:
         if gone is not None and gone.num_rows:
             gone_keys = self._known(keys, gone, name)
             if pc.any(pc.is_in(gone_keys, value_set=new_keys)).as_py():
-                raise WrongResult(f"store {name!r}: new state and deletion of the same key", hint="return one of them")
+                raise WrongResult(
+                    f"store {name!r}: the function returned new state of a key and deleted the same key",
+                    hint="return one of them",
+                )
             store.delete(gone_keys)
 
     def _part_of(self, part: Any, name: str, schema: pa.Schema, what: str) -> pa.Table | None:
@@ -317,11 +320,13 @@ class _Partition:
         if places.null_count:
             stranger = named.filter(places.is_null()).slice(0, 1).select(list(self._operator.keys)).to_pylist()[0]
             raise WrongResult(
-                f"store {name!r}: state for a key that the rows do not have: {stranger}",
+                f"store {name!r}: the function returned state of a key that is not in the rows: {stranger}",
                 hint="return state of the keys that were given, with their key columns unchanged",
             )
         if len(places.unique()) != len(places):
-            raise WrongResult(f"store {name!r}: state for the same key twice", hint="return each key at most once")
+            raise WrongResult(
+                f"store {name!r}: the function returned state of one key twice", hint="return each key at most once"
+            )
         return keys.take(places)
 
     def _rewrite(self, store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:

@@ -92,7 +92,7 @@ def _allowed(piece: Piece, limits: Pieces, key_columns: Sequence[str]) -> Piece:
     limit = f"{limits.hot_key_bytes:,} bytes" if is_too_large else f"{limits.hot_key_rows:,} rows"
     key = piece.rows.slice(int(starts[longest]), 1).select(list(key_columns)).to_pylist()[0]
     raise HotKey(
-        f"more than {limit} of one key in a batch: {key}",
+        f"a key has more than {limit} in a batch: {key}",
         hint="if the update function supports several calls per key, set Pieces(split_hot_keys=True); otherwise raise "
         "Pieces.hot_key_rows and hot_key_bytes",
     )

@@ -52,9 +52,9 @@ class Feeder:
         table = self._made()
         if table.schema() != Schema.from_arrow(SCHEMA):
             raise SchemaMismatch(
-                "the table does not hold flights as they depart",
+                "the table exists, but its columns are not those of the flights",
                 path=self._path,
-                hint="move it away, or feed another path",
+                hint="move the table away, or choose another path",
             )
 
     @property

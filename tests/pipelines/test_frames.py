@@ -119,7 +119,7 @@ LOSSY: dict[str, tuple[Any, pa.DataType, str]] = {
     "digits of a double": (pa.array([0.5, 0.1]), pa.float32(), "row 1 holds 0.1"),
     "a fraction": (pa.array([1.0, 0.5]), pa.int64(), "row 1 holds 0.5"),
     "a NaN for a whole number": (pa.array([1.0, NAN]), pa.int64(), "row 1 holds nan"),
-    "a double that may be another whole number": (pa.array([2.0**53]), pa.int64(), "does not tell whole numbers apart"),
+    "a double that may be another whole number": (pa.array([2.0**53]), pa.int64(), "is not exact for whole numbers"),
     "a whole number beyond a double": (pa.array([1, 2**53 + 1]), pa.float64(), "row 1 holds 9007199254740993"),
     "a number too large": (pa.array([1, 2**31]), pa.int32(), "is int64, not int32: row 1 holds 2147483648"),
     "the scale of a decimal": (pa.array([Decimal("1.239")]), pa.decimal128(10, 2), r"row 0 holds Decimal\('1.239'\)"),

@@ -120,7 +120,7 @@ def test_a_key_with_a_million_rows_is_rejected_or_split_if_configured(fresh_work
         },
         schema=ROWS,
     )
-    with pytest.raises(HotKey, match=r"more than 500,000 rows of one key in a batch: \{'key': 7\}") as refused:
+    with pytest.raises(HotKey, match=r"a key has more than 500,000 rows in a batch: \{'key': 7\}") as refused:
         run_in_one_partition(stream, [rows])
     assert "Pieces(split_hot_keys=True)" in str(refused.value)
     assert stream.committed() == []

@@ -289,7 +289,7 @@ def test_a_user_error_is_shown_with_its_name_and_commits_nothing(stream):
 @pytest.mark.spark
 def test_a_hot_key_is_rejected_with_a_typed_error_in_the_running_query(stream):
     stream.append(rows_of(*[(7, 1)] * 30, (8, 1)))
-    with pytest.raises(HotKey, match=r"more than 20 rows of one key in a batch: \{'key': 7\}"):
+    with pytest.raises(HotKey, match=r"a key has more than 20 rows in a batch: \{'key': 7\}"):
         stream.run(adding(pieces=Pieces(rows=10, hot_key_rows=20)))
     assert stream.committed() == []
     stream.run(adding(pieces=Pieces(rows=10, hot_key_rows=20, split_hot_keys=True)))

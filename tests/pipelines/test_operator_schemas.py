@@ -206,9 +206,9 @@ def test_a_declaration_with_an_unsupported_type_is_rejected_with_its_column(part
 
 
 def test_a_contradictory_declaration_is_rejected():
-    with pytest.raises(SchemaMismatch, match="without key columns"):
+    with pytest.raises(SchemaMismatch, match="has no key columns"):
         adding(keys=[])
-    with pytest.raises(SchemaMismatch, match=r"\['key'\] are keys and value columns at once"):
+    with pytest.raises(SchemaMismatch, match=r"\['key'\] are both key and value columns"):
         adding(state=OUTPUT)
 
 

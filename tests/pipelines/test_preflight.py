@@ -80,7 +80,12 @@ REFUSED: dict[str, tuple[StatefulOperator, dict[str, Any], type[StatekeeperError
         "cannot be sent to Spark's workers: .*lock",
     ),
     "one argument": (replace(OPERATOR, update=len), {}, UnusableFunction, "does not take two arguments"),
-    "an output twice": (replace(OPERATOR, output=output("n", "N")), {}, SchemaMismatch, r"columns twice: \['n'\]"),
+    "an output twice": (
+        replace(OPERATOR, output=output("n", "N")),
+        {},
+        SchemaMismatch,
+        r"duplicate column names: \['n'\]",
+    ),
     "a name of the operator's own": (
         replace(OPERATOR, output=output("__statekeeper_tag")),
         {},
@@ -93,8 +98,13 @@ REFUSED: dict[str, tuple[StatefulOperator, dict[str, Any], type[StatekeeperError
         SchemaMismatch,
         "two columns of one name",
     ),
-    "too many partitions": (OPERATOR, {"partitions": 129}, UnsupportedEnvironment, "129 partitions and 128 key groups"),
-    "no partitions": (OPERATOR, {"partitions": 0}, UnsupportedEnvironment, "0 partitions"),
+    "too many partitions": (
+        OPERATOR,
+        {"partitions": 129},
+        UnsupportedEnvironment,
+        r"partitions=129 is not between 1 and .*\(128\)",
+    ),
+    "no partitions": (OPERATOR, {"partitions": 0}, UnsupportedEnvironment, "partitions=0 is not"),
     "a continuous trigger": (OPERATOR, {"trigger": {"continuous": "1 second"}}, UnsupportedEnvironment, "no batches"),
 }
 
@@ -110,7 +120,7 @@ def test_start_rejects_a_wrong_declaration(delta_session, tmp_path, what):
 def test_start_rejects_rows_that_cannot_be_batches_of_a_stream(delta_session, tmp_path):
     table = delta_session.range(3).selectExpr("id AS key", "id AS at")
     for stream, error, said in [
-        (table, UnsupportedEnvironment, "is not a stream -> read them with spark.readStream"),
+        (table, UnsupportedEnvironment, "is not a stream -> read the input with spark.readStream"),
         (rate(delta_session, "1 AS __statekeeper_marker"), SchemaMismatch, "adds itself"),
     ]:
         with pytest.raises(error, match=said):
@@ -127,9 +137,12 @@ def test_start_rejects_rows_that_cannot_be_batches_of_a_stream(delta_session, tm
 def test_start_rejects_nested_and_unwritable_locations(delta_session, tmp_path):
     root = str(tmp_path / "root")
     for changes, said in [
-        ({"checkpoint": root}, "the root .* is the checkpoint"),
-        ({"checkpoint": f"file://{root}/checkpoint"}, "the checkpoint .* is the root .*, or inside of it"),
-        ({"sink": DeltaSink(f"{root}/sink")}, "the sink .* is the root"),
+        ({"checkpoint": root}, "the folder of the root .* is equal to or inside the folder of the checkpoint"),
+        (
+            {"checkpoint": f"file://{root}/checkpoint"},
+            "the folder of the checkpoint .* is equal to or inside the folder of the root",
+        ),
+        ({"sink": DeltaSink(f"{root}/sink")}, "the folder of the sink .* is equal to or inside the folder of the root"),
     ]:
         with pytest.raises(UnsupportedEnvironment, match=said):
             begin(delta_session, tmp_path, **changes)
@@ -143,7 +156,7 @@ def test_start_rejects_a_sink_that_cannot_store_the_output(delta_session, tmp_pa
     DeltaTable.create(str(tmp_path / "forgets"), OUTPUT, configuration={retention: "interval 1 days"})
     DeltaTable.create(str(tmp_path / "narrow"), OUTPUT.remove(1))
     for folder, error, said in [
-        ("forgets", UnsafeSink, "interval 1 days: it forgets"),
+        ("forgets", UnsafeSink, "interval 1 days: it loses the record"),
         ("narrow", SchemaMismatch, r"the sink's table has no columns \['count'\]"),
     ]:
         with pytest.raises(error, match=said):
@@ -151,7 +164,9 @@ def test_start_rejects_a_sink_that_cannot_store_the_output(delta_session, tmp_pa
     default = f"spark.databricks.delta.properties.defaults.{retention.removeprefix('delta.')}"
     with (
         conf(delta_session, {default: "interval 1 days"}),
-        pytest.raises(UnsafeSink, match="a new table would forget which batches it holds"),
+        pytest.raises(
+            UnsafeSink, match="a new table would lose the record of its batches, and a crash could write a batch twice"
+        ),
     ):
         begin(delta_session, tmp_path)
 

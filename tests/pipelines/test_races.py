@@ -243,7 +243,7 @@ def test_a_block_lost_before_the_sink_causes_a_new_attempt_in_the_same_call(job:
     reports = job.feed(3).run(session, observer)
     assert [report.attempts for report in reports] == [1, 2, 1]
     assert_attempts(job, 2, 2 * job.partitions)
-    assert "computing it anew" in job.warnings[0]
+    assert "the batch is computed again" in job.warnings[0]
     job.assert_right(3, session)
 
 
@@ -258,7 +258,9 @@ def test_rows_of_an_unselected_attempt_cause_a_new_attempt(job: Job, session: Sp
 @ONLY_ROWS
 def test_three_attempts_with_foreign_rows_fail_the_batch_and_a_restart_runs_it(job: Job, session: SparkSession) -> None:
     job.driver = tasks.choosing_others(3)
-    with pytest.raises(ForeignBlock, match=r"could not be read as chosen, 3 times -> .*runs again when the query"):
+    with pytest.raises(
+        ForeignBlock, match=r"could not be read from the chosen attempt, 3 times -> .*runs again when the query"
+    ):
         job.feed(2).run(session)
     assert_attempts(job, 1, 3 * job.partitions)
     assert not DeltaTable.is_deltatable(str(job.folder / "output"))
@@ -456,7 +458,9 @@ def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, sessi
 def test_a_sink_with_the_batch_but_no_attempt_is_rejected(job: Job, session: SparkSession) -> None:
     job.feed(1).run(session)
     in_sink(job, 1, {})
-    with pytest.raises(SinkConflict, match=r"no commit says which attempt made batch 1 -> .*compare table and state"):
+    with pytest.raises(
+        SinkConflict, match=r"its log does not name the attempt that made batch 1 -> .*compare table and state"
+    ):
         job.feed(1).run(session)
     assert job.committed() == 1
 

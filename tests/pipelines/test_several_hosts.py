@@ -66,4 +66,4 @@ def test_an_executor_lost_with_its_rows_causes_a_new_attempt_in_the_same_call(
 ) -> None:
     _, reports, warnings = ran
     assert {report.batch: report.attempts for report in reports if report.attempts > 1} == {LOST_IN_BATCH: 2}
-    assert "computing it anew" in warnings[0]
+    assert "the batch is computed again" in warnings[0]

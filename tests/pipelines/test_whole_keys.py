@@ -79,7 +79,7 @@ def test_a_key_with_too_many_rows_is_rejected_for_any_batch_boundaries(counts, c
     if hot:
         with pytest.raises(HotKey) as refused:
             list(pieces)
-        assert f"more than {hot_key_rows} rows of one key" in refused.value.what
+        assert f"a key has more than {hot_key_rows} rows" in refused.value.what
         assert any(f"{{'key': '{number:04}'}}" in refused.value.what for number in hot)
     else:
         assert sum(len(piece) for piece in pieces) == sum(counts)
@@ -105,7 +105,7 @@ def test_pieces_of_wide_rows_have_fewer_rows():
 def test_a_key_with_few_rows_and_many_bytes_is_hot_too():
     limits = Pieces(size_bytes=10_000, hot_key_bytes=50_000)
     rows = cut(table(["a"] * 10 + ["wide"] * 100, payload_bytes=1_000), [15, 50])
-    with pytest.raises(HotKey, match=r"more than 50,000 bytes of one key in a batch: \{'key': 'wide'\}"):
+    with pytest.raises(HotKey, match=r"a key has more than 50,000 bytes in a batch: \{'key': 'wide'\}"):
         list(whole_keys(rows, encode, limits, key_columns=["key"]))
 
 

@@ -36,10 +36,10 @@ RIGHT_KEYS = NEW.select(["key", "name"])
 GARBAGE = {
     "nothing": (None, "the update function returned NoneType .*return an Update"),
     "a table": (OUT, "the update function returned Table .*return an Update"),
-    "no output": (Update(None, NEW), "the output is not of its schema"),
-    "a number for a table": (Update(OUT, 7), "state of store 'default' is not of its schema"),
+    "no output": (Update(None, NEW), "the output does not match its schema"),
+    "a number for a table": (Update(OUT, 7), "state of store 'default' does not match its schema"),
     "output without a column": (Update(OUT.drop_columns(["label"]), NEW), r"the output lacks the columns \['label'\]"),
-    "a column twice": (Update(TWICE_NAMED, NEW), "the output is not of its schema: .*exists 2 times"),
+    "a column twice": (Update(TWICE_NAMED, NEW), "the output does not match its schema: .*exists 2 times"),
     "numbers for texts": (
         Update(changed(OUT, label=pa.array([1, 2])), NEW),
         "the output: column 'label' is int64, not string.*the columns are key: int64, label: string",
@@ -55,28 +55,40 @@ GARBAGE = {
         "column 'total' is int64, not int32: row 0 holds 1099511627776, which does not fit",
     ),
     "a fraction for a whole": (Update(OUT, changed(NEW, total=[0.5, 1.0, 1.0])), "0.500000 was truncated"),
-    "nulls in the output": (Update(changed(OUT, label=["one", None]), NEW), "the output: nulls in 'label'"),
+    "nulls in the output": (
+        Update(changed(OUT, label=["one", None]), NEW),
+        "the output: column 'label' contains nulls",
+    ),
     "nulls in the state": (
         Update(OUT, changed(NEW, total=pa.array([1, None, 3], pa.int32()))),
-        "state of store 'default': nulls in 'total', which is declared without",
+        "state of store 'default': column 'total' contains nulls, but is declared without nulls",
     ),
     "nulls in a list of the state": (
         Update(OUT, changed(NEW, tags=pa.array([["x"], [None], None], pa.list_(pa.string())))),
-        "state of store 'default': nulls in 'tags.element', which is declared without",
+        "state of store 'default': column 'tags.element' contains nulls, but is declared without nulls",
     ),
     "a key that no row has": (
         Update(OUT, STRANGER),
-        r"store 'default': state for a key that the rows do not have: \{'key': 3, 'name': None\}",
+        r"store 'default': the function returned state of a key that is not in the rows: \{'key': 3, 'name': None\}",
     ),
     "a key put together from two": (
         Update(OUT, changed(NEW, name=["b", "a", None])),
-        "a key that the rows do not have",
+        "a key that is not in the rows",
     ),
-    "a key twice": (Update(OUT, pa.concat_tables([NEW, NEW.slice(1, 1)])), "state for the same key twice"),
-    "a null key twice": (Update(OUT, pa.concat_tables([NEW, NEW.slice(2, 1)])), "state for the same key twice"),
-    "a deleted key twice": (Update(OUT, None, pa.concat_tables([RIGHT_KEYS, RIGHT_KEYS])), "the same key twice"),
-    "a deleted stranger": (Update(OUT, None, STRANGER), "a key that the rows do not have"),
-    "a key kept and deleted": (Update(OUT, NEW, RIGHT_KEYS.slice(2, 1)), "new state and deletion of the same key"),
+    "a key twice": (
+        Update(OUT, pa.concat_tables([NEW, NEW.slice(1, 1)])),
+        "the function returned state of one key twice",
+    ),
+    "a null key twice": (
+        Update(OUT, pa.concat_tables([NEW, NEW.slice(2, 1)])),
+        "the function returned state of one key twice",
+    ),
+    "a deleted key twice": (Update(OUT, None, pa.concat_tables([RIGHT_KEYS, RIGHT_KEYS])), "state of one key twice"),
+    "a deleted stranger": (Update(OUT, None, STRANGER), "a key that is not in the rows"),
+    "a key kept and deleted": (
+        Update(OUT, NEW, RIGHT_KEYS.slice(2, 1)),
+        "the function returned new state of a key and deleted the same key",
+    ),
     "state without keys": (Update(OUT, NEW.drop_columns(["name"])), r"state of store 'default' lacks .*\['name'\]"),
 }
 
@@ -118,7 +130,9 @@ def test_nulls_are_found_at_any_depth_of_the_output(tmp_path, kind, right, wrong
     task.returned = Update(pa.table({"deep": pa.array(right, kind)}))
     assert [row["deep"] for row in task.run()] == right
     task.returned = Update(pa.table({"deep": pa.array(wrong, kind)}))
-    with pytest.raises(WrongResult, match=f"the output: nulls in '{place}', which is declared without"):
+    with pytest.raises(
+        WrongResult, match=f"the output: column '{place}' contains nulls, but is declared without nulls"
+    ):
         task.run()
 
 
@@ -159,7 +173,10 @@ def test_pandas_frames_with_missing_values_keep_them_missing(tmp_path):
     [
         ({"first": NEW, "third": NEW}, r"state of stores that are not declared: \['third'\]"),
         (NEW, "state is a Table .*with several stores it is a mapping"),
-        ({"first": NEW, "second": STRANGER}, "store 'second': state for a key that the rows do not have"),
+        (
+            {"first": NEW, "second": STRANGER},
+            "store 'second': the function returned state of a key that is not in the rows",
+        ),
     ],
 )
 def test_with_several_stores_none_is_committed_when_one_result_is_wrong(tmp_path, state, said):
