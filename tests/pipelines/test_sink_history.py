@@ -117,7 +117,7 @@ def test_a_root_of_an_earlier_release_has_no_recorded_table_version(table):
 
 def test_a_table_with_transaction_retention_is_rejected(table):
     DeltaTable(str(table)).alter.set_table_properties({RETENTION: "interval 1 hours"})
-    with pytest.raises(UnsafeSink, match=r"interval 1 hours: it forgets .*UNSET TBLPROPERTIES"):
+    with pytest.raises(UnsafeSink, match=r"interval 1 hours: it loses the record .*UNSET TBLPROPERTIES"):
         DeltaSink(str(table)).look(QUERY, 2, position(table))
 
 
