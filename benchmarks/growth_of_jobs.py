@@ -24,8 +24,8 @@ from pipelines.assignments import Assignments
 from pipelines.delta_log import DeltaLog
 from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.known_snapshots import KnownSnapshots
-from pipelines.reports import ReportChannel
-from pipelines.task import PartitionReport
+from pipelines.report_channel import ReportChannel
+from pipelines.reports import TaskReport
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -77,7 +77,7 @@ class _Context:
 def _reports_kept(partitions: int, batches: int) -> int:
     context: Any = _Context()
     channel = ReportChannel(context)
-    report = PartitionReport(0, "a host", 0, 0, (), 0.0, 0, 0)
+    report = TaskReport(0, 0, ())
     reporter = None
     for number in range(batches):
         reporter = channel.open(str(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from pipelines.task import PartitionReport
+from pipelines.reports import PartitionReport
 from statestore.format import batch_log
 from statestore.format.batch_log import Place
 from statestore.format.names import StorePath

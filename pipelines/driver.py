@@ -26,12 +26,14 @@ from pipelines.known_snapshots import KnownSnapshots, Snapshots
 from pipelines.materialised import Materialised
 from pipelines.operator import StatefulOperator
 from pipelines.operator_job import run_to_files
+from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
-from pipelines.reports import AttemptReporter, ReportChannel
+from pipelines.report_channel import AttemptReporter, ReportChannel
+from pipelines.reports import PartitionReport, Reported, TaskFailure, TaskReport
 from pipelines.sinks import Attempt, FileSink, Sink, TracedSink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
-from pipelines.task import PartitionFailure, PartitionReport, Reported, TaskPlan
+from pipelines.task import TaskPlan
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
 from statestore.engine.sweep import SweepLimits
@@ -64,6 +66,7 @@ class BatchDriver:
         host: Host,
         partitions: int,
         key_groups: int,
+        tasks: int | None = None,
         structure: Structure = Structure.V2,
         log: LogLayout = LogLayout.STORES,
         clock: Clock,
@@ -84,6 +87,7 @@ class BatchDriver:
         self._host = host
         self._partitions = partitions
         self._key_groups = key_groups
+        self._tasks = tasks
         self._structure = structure
         self._log = log
         self._clock = clock
@@ -210,12 +214,13 @@ class BatchDriver:
             self._enter(batch, Phase.COMPUTING)
             reporter = channel.open(self._ids.fresh())
             attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-            plan = self._plan(root, ready, attempt, reporter)
-            with Materialised(plan, root.binding, rows) as output:
-                reports = self._checked(channel.take(reporter), ready, root.binding.partitions)
+            plan = self._plan(root, ready, attempt, reporter, rows.sparkSession)
+            with Materialised(plan, rows) as output:
+                tasks = self._checked(channel.take(reporter), ready, plan.partitioning)
+                reports = [report for task in tasks for report in task.partitions]
                 pending = self._record(root, ready, attempt, reports, sources)
                 try:
-                    self._sink.write(output.rows_of([report.tag for report in reports]), attempt)
+                    self._sink.write(output.rows_of([task.tag for task in tasks]), attempt)
                 except Exception as error:
                     # Race: two drivers write at once and the sink's check stops this one, or the reply to its commit
                     # is lost. The content of the sink decides, not the reply.
@@ -254,11 +259,12 @@ class BatchDriver:
         assert isinstance(self._sink, FileSink)
         self._enter(batch, Phase.COMPUTING)
         attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-        found = run_to_files(self._plan(root, ready, attempt, files), root.binding, rows)
-        reports = self._checked(found, ready, root.binding.partitions)
+        plan = self._plan(root, ready, attempt, files, rows.sparkSession)
+        tasks = self._checked(run_to_files(plan, rows), ready, plan.partitioning)
+        reports = [report for task in tasks for report in task.partitions]
         pending = self._record(root, ready, attempt, reports, sources)
         try:
-            self._sink.commit_files(files, [file for report in reports for file in report.files], attempt)
+            self._sink.commit_files(files, [file for task in tasks for file in task.files], attempt)
         except Exception:
             # Race: two drivers commit at once and Delta stops this one, or the reply to its commit is lost. The content of
             # the sink decides, not the reply.
@@ -307,45 +313,56 @@ class BatchDriver:
             self._channel = ReportChannel(session.sparkContext)
         return self._channel
 
-    def _plan(self, root: StateRoot, ready: Ready, attempt: Attempt, output: TableFiles | AttemptReporter) -> TaskPlan:
+    def _plan(
+        self,
+        root: StateRoot,
+        ready: Ready,
+        attempt: Attempt,
+        output: TableFiles | AttemptReporter,
+        session: SparkSession,
+    ) -> TaskPlan:
+        partitions = root.binding.partitions
+        slots = self._tasks or session.sparkContext.defaultParallelism
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
             local_folder=self._host.local_folder,
             operator=self._operator,
             row_columns=self._row_columns,
+            partitioning=Partitioning(partitions, root.binding.key_groups, min(slots, partitions)),
             assignments=Assignments.of(ready.bases, self._snapshots.versions),
             rewrites=root.rewrites(attempt.batch),
             structure=root.structure,
-            batch_log=part_of(self._log, attempt.attempt, root.binding.partitions * len(ready.bases)),
+            batch_log=part_of(self._log, attempt.attempt, partitions * len(ready.bases)),
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             output=output,
         )
 
-    def _checked(self, reports: Sequence[Reported], ready: Ready, partitions: int) -> list[PartitionReport]:
-        """Return one report per partition, built on the base that the driver sent. Raises `PartitionMissing`,
-        `BaseIdMismatch`, and the error of a partition."""
-        chosen: dict[int, PartitionReport] = {}
+    def _checked(self, reports: Sequence[Reported], ready: Ready, partitioning: Partitioning) -> list[TaskReport]:
+        """Return one report per task, of partitions built on the bases that the driver sent. Raises `PartitionMissing`,
+        `BaseIdMismatch`, and the error of a task."""
+        chosen: dict[int, TaskReport] = {}
         for report in reports:
-            if isinstance(report, PartitionFailure):
+            if isinstance(report, TaskFailure):
                 raise report.error
-            chosen.setdefault(report.partition, report)
-        missing = sorted(set(range(partitions)) - set(chosen))
+            chosen.setdefault(report.task, report)
+        of_partitions = [report for task in chosen.values() for report in task.partitions]
+        missing = sorted(set(range(partitioning.partitions)) - {report.partition for report in of_partitions})
         if missing:
             raise PartitionMissing(
-                f"{len(missing)} of {partitions} partitions reported no commit, the first is {missing[0]}",
+                f"{len(missing)} of {partitioning.partitions} partitions reported no commit, the first is {missing[0]}",
                 hint="the batch runs again when the query is restarted",
             )
-        for report in chosen.values():
-            for store in report.stores:
-                sent = ready.bases[store.operator][report.partition]
+        for of_partition in of_partitions:
+            for store in of_partition.stores:
+                sent = ready.bases[store.operator][of_partition.partition]
                 if not store.base.is_same(sent):
                     raise BaseIdMismatch(
-                        f"operator {store.operator}, partition {report.partition}: built on version "
+                        f"operator {store.operator}, partition {of_partition.partition}: built on version "
                         f"{store.base.version} ({store.base.mark}), not on {sent.version} ({sent.mark})"
                     )
-        return [chosen[partition] for partition in range(partitions)]
+        return [chosen[task] for task in range(partitioning.tasks)]
 
     def _settled_with_sink(
         self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]

@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pipelines.operator_job import operator_job
 from pipelines.spark_errors import FOREIGN_BLOCK
 from pipelines.task import MARKER_COLUMN, TAG_COLUMN, TaskPlan
-from statestore.binding import Binding
 
 
 class Materialised:
@@ -19,11 +18,11 @@ class Materialised:
     Because the lineage is cut, reading a lost block raises an error; Spark never runs the operator a second time.
     """
 
-    def __init__(self, plan: TaskPlan, binding: Binding, rows: DataFrame) -> None:
-        self._frame = operator_job(plan, binding, rows).localCheckpoint(eager=True)
+    def __init__(self, plan: TaskPlan, rows: DataFrame) -> None:
+        self._frame = operator_job(plan, rows).localCheckpoint(eager=True)
 
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
-        """Return the output without markers. Reading a row of an attempt that is not in `tags` fails."""
+        """Return the output without markers. `tags`: of each task. Reading a row of another attempt fails."""
         # The tags are in an array, because Spark compiles single numbers into code, again for each batch (0.15 s).
         chosen = f"element_at(array({', '.join(f'{tag}L' for tag in tags)}), spark_partition_id() + 1) = {TAG_COLUMN}"
         foreign = f"CAST(raise_error('{FOREIGN_BLOCK}') AS BOOLEAN)"

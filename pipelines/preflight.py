@@ -61,6 +61,13 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
     return asked
 
 
+def chosen_tasks(asked: int | None) -> int | None:
+    """Return the number of tasks of a batch; None for the number of slots. Raises `UnsupportedEnvironment`."""
+    if asked is not None and asked < 1:
+        raise UnsupportedEnvironment(f"{asked} tasks", hint="ask for at least 1 task, or leave `tasks` out")
+    return asked
+
+
 def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
     """Return the layout of the changelogs. Raises `UnsupportedEnvironment`."""
     if asked not in list(LogLayout):

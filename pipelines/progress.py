@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from pipelines.task import PartitionReport
+from pipelines.reports import PartitionReport
 
 
 class Phase(Enum):

@@ -100,6 +100,7 @@ def start(
     sink: Sink,
     partitions: int | None = None,
     key_groups: int = 128,
+    tasks: int | None = None,
     structure: Structure = Structure.V2,
     log: LogLayout | str = LogLayout.STORES,
     trigger: Mapping[str, Any] | None = None,
@@ -114,6 +115,8 @@ def start(
     partitions   number of stores, fixed when the root is created; the default is `spark.sql.shuffle.partitions`, at most
                  `key_groups`
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
+    tasks        number of Spark tasks of a batch, which process the partitions one after another; the default is
+                 `SparkContext.defaultParallelism`, the number of the cluster's slots. At most one task per partition starts
     structure    checkpoint structure of a new root. Use V1 only for readers that do not support V2: in V1 an update
                  function that is not deterministic can make versions unrecoverable. If the root has the other structure,
                  the query fails with `OtherStructure`; `statekeeper switch` changes the structure
@@ -156,6 +159,7 @@ def start(
         host=host or Host(tempfile.gettempdir()),
         partitions=partitions,
         key_groups=key_groups,
+        tasks=preflight.chosen_tasks(tasks),
         structure=structure,
         log=layout,
         clock=clock,

@@ -1,59 +1,70 @@
-"""Reports from tasks to the driver: one accumulator for all batches, emptied after each attempt.
-
-PySpark keeps every accumulator in a dictionary until the driver ends, and has no call that releases one. An accumulator
-per attempt would keep the reports of all batches: 14 GB a day at 200 partitions and a batch every two seconds. Do not
-delete entries of that dictionary: a late update of an abandoned task would end PySpark's only connection for updates.
-"""
+"""Reports of tasks to the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pyspark import SparkContext
-from pyspark.accumulators import Accumulator, AccumulatorParam
-
-from pipelines.task import Reported
-
-_Tagged = list[tuple[str, Reported]]
+from pipelines.data_files import DataFile
+from statestore.errors import StatekeeperError
+from statestore.format.names import VersionId
+from statestore.loading.loaded import LoadReport
+from statestore.store import CommitMetrics
 
 
-class _Concatenated(AccumulatorParam[_Tagged]):
-    def zero(self, value: _Tagged) -> _Tagged:
-        del value
-        return []
-
-    def addInPlace(self, value1: _Tagged, value2: _Tagged) -> _Tagged:  # noqa: N802 - Spark's name
-        value1.extend(value2)
-        return value1
+def tag_of(fresh_id: str) -> int:
+    """Return 63 bits of an attempt's id, the tag of each of its rows; a long is cheap."""
+    return int(fresh_id.replace("-", "")[:16], 16) >> 1
 
 
 @dataclass(frozen=True)
-class AttemptReporter:
-    """The task's side of the channel: sends the reports of one attempt of a batch."""
+class StoreReport:
+    """Load and commit of one store of a partition. `member`: its changelog, if the driver writes it into a batch log."""
 
-    accumulator: Accumulator[_Tagged]
-    attempt: str
+    operator: int
+    base: VersionId
+    new: VersionId
+    load: LoadReport
+    commit: CommitMetrics
+    member: bytes | None = None
 
-    def add(self, report: Reported) -> None:
-        """Send a report. The driver receives it when the task has succeeded."""
-        self.accumulator.add([(self.attempt, report)])
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionReport:
+    """Report of one partition after its commits.
+
+    host                the place of the partition's local copies: the machine's name and the operator's folder on it
+    peak_memory_bytes   peak memory of the worker's process
+    """
+
+    partition: int
+    host: str
+    rows_in: int
+    rows_out: int
+    stores: tuple[StoreReport, ...]
+    update_milliseconds: float
+    peak_memory_bytes: int
 
 
-class ReportChannel:
-    """The driver's side of the channel. Holds the reports of at most one attempt."""
+@dataclass(frozen=True)
+class TaskReport:
+    """Report of a task to the driver after the commits of all its partitions.
 
-    def __init__(self, context: SparkContext) -> None:
-        self._accumulator: Accumulator[Any] = context.accumulator([], _Concatenated())
+    tag     tag of the attempt's rows, see `tag_of`
+    files   data files of the output, if the task writes them
+    """
 
-    def open(self, attempt: str) -> AttemptReporter:
-        """Return a reporter for the tasks of an attempt."""
-        self._accumulator.value = []
-        return AttemptReporter(self._accumulator, attempt)
+    task: int
+    tag: int
+    partitions: tuple[PartitionReport, ...]
+    files: tuple[DataFile, ...] = ()
 
-    def take(self, reporter: AttemptReporter) -> Sequence[Reported]:
-        """Return the reports of an attempt whose tasks have ended. Late reports of earlier attempts are dropped."""
-        reports = self._accumulator.value
-        self._accumulator.value = []
-        return [report for attempt, report in reports if attempt == reporter.attempt]
+
+@dataclass(frozen=True)
+class TaskFailure:
+    """Report of a task if the batch cannot succeed."""
+
+    task: int
+    error: StatekeeperError
+
+
+Reported = TaskReport | TaskFailure

@@ -1,11 +1,11 @@
-"""Work of Spark's Python workers: one partition of one batch.
+"""Work of Spark's Python workers: the partitions of one task of a batch, one after another.
 
-Load the partition's stores, pass the rows of whole keys and their state to the update function, commit, report. The output
-goes to one of two places:
+For each partition: load its stores, pass the rows of whole keys and their state to the update function, commit. Then
+report. The output goes to one of two places:
 
-* back to Spark, as rows. The last row of each partition is a marker, which names the attempt also for a partition without
-  output. The report goes through an accumulator, see `reports`.
-* to data files of the sink. The report is then the only row that the task returns: Spark keeps one result per partition.
+* back to Spark, as rows. The last row of each task is a marker, which names the attempt also for a task without output.
+  The report goes through an accumulator, see `report_channel`.
+* to data files of the sink. The report is then the only row that the task returns: Spark keeps one result per task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,9 +29,11 @@ from pipelines.assignments import Assignments
 from pipelines.data_files import DataFile, TableFiles
 from pipelines.frames import to_pandas
 from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.partitioning import Partitioning
+from pipelines.reports import PartitionReport, Reported, StoreReport, TaskFailure, TaskReport, tag_of
 from pipelines.results import as_table
 from pipelines.whole_keys import Piece, whole_keys
-from statestore.clock import RandomIds, SystemClock
+from statestore.clock import Ids, RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
 from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongResult
@@ -45,9 +47,8 @@ from statestore.format.state_rows import (
 )
 from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
-from statestore.loading.loaded import LoadReport
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import BatchLogPart, CommitMetrics, StateStore, StoreAddress, StoreLimits, advance_local_copy
+from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
@@ -58,65 +59,16 @@ _OUTPUT_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0
 
 
-def tag_of(fresh_id: str) -> int:
-    """Return 63 bits of an attempt's id, the tag of each of its rows; a long is cheap."""
-    return int(fresh_id.replace("-", "")[:16], 16) >> 1
-
-
-@dataclass(frozen=True)
-class StoreReport:
-    """Load and commit of one store of a partition. `member`: its changelog, if the driver writes it into a batch log."""
-
-    operator: int
-    base: VersionId
-    new: VersionId
-    load: LoadReport
-    commit: CommitMetrics
-    member: bytes | None = None
-
-
-@dataclass(frozen=True)
-class PartitionReport:
-    """Report of a task to the driver after its commits.
-
-    host                the place of the partition's local copies: the machine's name and the operator's folder on it
-    peak_memory_bytes   peak memory of the worker's process
-    tag                 tag of the attempt's rows, see `tag_of`
-    files               data files of the output, if the task writes them
-    """
-
-    partition: int
-    host: str
-    rows_in: int
-    rows_out: int
-    stores: tuple[StoreReport, ...]
-    update_milliseconds: float
-    peak_memory_bytes: int
-    tag: int
-    files: tuple[DataFile, ...] = ()
-
-
-@dataclass(frozen=True)
-class PartitionFailure:
-    """Report of a task if the batch cannot succeed. Nothing was committed."""
-
-    partition: int
-    error: StatekeeperError
-
-
-Reported = PartitionReport | PartitionFailure
-
-
 class Reporter(Protocol):
     """Receives the reports of tasks."""
 
     def add(self, report: Reported) -> None:
-        """Send the report of a partition that is committed, or cannot be."""
+        """Send the report of a task whose partitions are committed, or cannot be."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """Input of a task, the same for all partitions of a batch; sent to the workers.
+    """Input of a task, the same for all tasks of a batch; sent to the workers.
 
     output    where the task writes data files, or the reporter of a task that returns its output as rows
     """
@@ -126,6 +78,7 @@ class TaskPlan:
     local_folder: str
     operator: StatefulOperator
     row_columns: pa.Schema
+    partitioning: Partitioning
     assignments: Assignments
     rewrites: Mapping[int, str]
     structure: Structure
@@ -135,18 +88,18 @@ class TaskPlan:
     output: TableFiles | Reporter
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run one partition; the function for `mapInArrow`."""
+        """Run one task; the function for `mapInArrow`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        partition = _Partition(self, context.partitionId())
+        task = _Task(self, context.partitionId())
         try:
-            yield from partition.run(batches)
+            yield from task.run(batches)
         except (HotKey, LineageCeiling, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
-            yield from partition.fail(PartitionFailure(context.partitionId(), error))
+            yield from task.fail(error)
 
     def result_schema(self) -> pa.Schema:
         """Return the columns that a task returns: its pickled report, or the output's columns, nullable because of the
@@ -157,22 +110,15 @@ class TaskPlan:
         return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
 
 
-class _Partition:
-    def __init__(self, plan: TaskPlan, partition: int) -> None:
+class _Task:
+    def __init__(self, plan: TaskPlan, task: int) -> None:
         self._plan = plan
-        self._operator = plan.operator
-        self._partition = partition
-        self._assigned = plan.assignments.of_partition(partition)
-        self._clock = SystemClock()
+        self._task = task
         self._ids = RandomIds()
-        self._storage = _worker_storage(plan.root, os.getpid())
-        self._row_columns = pa.schema([*plan.row_columns, pa.field(GROUP_COLUMN, pa.int32())])
-        self._key_columns = plan.operator.key_columns(plan.row_columns)
-        self._update_seconds = 0.0
-        self._rows_in = 0
-        self._rows_out = 0
         self._tag = tag_of(self._ids.fresh())
-        self._stores: Mapping[str, StateStore] = {}
+        self._storage = _worker_storage(plan.root, os.getpid())
+        self._reports: list[PartitionReport] = []
+        self._wanting: list[tuple[StoreAddress, VersionId]] = []
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         output = self._plan.output
@@ -184,23 +130,67 @@ class _Partition:
         output.add(self._report())
         yield from self._marker()
 
-    def fail(self, failure: PartitionFailure) -> Iterator[pa.RecordBatch]:
-        """Return the last row of a partition that cannot succeed."""
+    def fail(self, error: StatekeeperError) -> Iterator[pa.RecordBatch]:
+        """Return the last row of a task that cannot succeed."""
         output = self._plan.output
+        failure = TaskFailure(self._task, error)
         if isinstance(output, TableFiles):
             yield _report_row(failure)
             return
         output.add(failure)
         yield from self._marker()
 
-    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: TableFiles) -> PartitionReport:
-        with table.open(self._partition, self._ids) as files:
+    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: TableFiles) -> TaskReport:
+        with table.open(self._task, self._ids) as files:
             with contextlib.closing(self._process_all(batches)) as outputs:
                 for output in outputs:
                     files.write(output)
-            return replace(self._report(), files=files.complete())
+            return self._report(files.complete())
+
+    def _report(self, files: tuple[DataFile, ...] = ()) -> TaskReport:
+        return TaskReport(self._task, self._tag, tuple(self._reports), files)
 
     def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
+        """Process the partitions and return their output piece by piece."""
+        for number, rows in self._plan.partitioning.split(batches, self._task, len(self._plan.row_columns)):
+            partition = _Partition(self._plan, number, self._storage, self._ids)
+            with contextlib.closing(partition.process_all(rows)) as outputs:
+                yield from outputs
+            self._reports.append(partition.report())
+            self._wanting += partition.wanting()
+        # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
+        threading.Thread(target=_keep_house, args=(self._wanting, self._plan), daemon=True).start()
+
+    def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
+        rows = output.num_rows
+        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, self._tag, dtype=np.int64)))
+        tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
+        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.result_schema())
+        yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
+
+    def _marker(self) -> Iterator[pa.RecordBatch]:
+        nullable = pa.schema([column.with_nullable(True) for column in self._plan.operator.output])
+        row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
+        yield from self._tagged(row, marker=True)
+
+
+class _Partition:
+    def __init__(self, plan: TaskPlan, partition: int, storage: Storage, ids: Ids) -> None:
+        self._plan = plan
+        self._operator = plan.operator
+        self._partition = partition
+        self._assigned = plan.assignments.of_partition(partition)
+        self._clock = SystemClock()
+        self._ids = ids
+        self._storage = storage
+        self._row_columns = pa.schema([*plan.row_columns, pa.field(GROUP_COLUMN, pa.int32())])
+        self._key_columns = plan.operator.key_columns(plan.row_columns)
+        self._update_seconds = 0.0
+        self._rows_in = 0
+        self._rows_out = 0
+        self._stores: Mapping[str, StateStore] = {}
+
+    def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the partition and return its output piece by piece; commit the stores after the last piece."""
         with contextlib.ExitStack() as stack:
             self._stores = {
@@ -218,7 +208,6 @@ class _Partition:
                 yield output
             for store in self._stores.values():
                 store.commit()
-        self._keep_house_in_background(self._stores)
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
         # Spark passes timestamps in the session's time zone; the state holds UTC.
@@ -339,41 +328,28 @@ class _Partition:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
             store.put(keys, encode_values(rows))
 
-    def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
-        rows = output.num_rows
-        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, self._tag, dtype=np.int64)))
-        tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
-        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.result_schema())
-        yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
-
-    def _marker(self) -> Iterator[pa.RecordBatch]:
-        nullable = pa.schema([column.with_nullable(True) for column in self._operator.output])
-        row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
-        yield from self._tagged(row, marker=True)
-
-    def _report(self) -> PartitionReport:
+    def report(self) -> PartitionReport:
+        """Return the partition's report, after its commits."""
         return PartitionReport(
-            self._partition,
-            f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
-            self._rows_in,
-            self._rows_out,
-            tuple(
+            partition=self._partition,
+            host=f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
+            rows_in=self._rows_in,
+            rows_out=self._rows_out,
+            stores=tuple(
                 StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics, store.member)
                 for operator, store in enumerate(self._stores.values())
             ),
-            self._update_seconds * 1000,
-            _peak_memory_bytes(),
-            self._tag,
+            update_milliseconds=self._update_seconds * 1000,
+            peak_memory_bytes=_peak_memory_bytes(),
         )
 
-    def _keep_house_in_background(self, stores: Mapping[str, StateStore]) -> None:
-        """Maintain the host after the batch's work is done. A worker that is killed meanwhile loses nothing."""
-        wanting = [
+    def wanting(self) -> list[tuple[StoreAddress, VersionId]]:
+        """Return the stores whose local copies need compaction, with the versions to which they may advance."""
+        return [
             (self._address(operator), self._assigned[operator].base)
-            for operator, store in enumerate(stores.values())
+            for operator, store in enumerate(self._stores.values())
             if store.needs_compaction
         ]
-        threading.Thread(target=_keep_house, args=(wanting, self._plan), daemon=True).start()
 
 
 def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:

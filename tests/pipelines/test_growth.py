@@ -12,7 +12,7 @@ from pyspark.cloudpickle import dumps
 
 from pipelines.assignments import Assignments
 from pipelines.progress import BatchReport
-from pipelines.task import PartitionReport
+from pipelines.reports import PartitionReport
 from statestore.format.names import StorePath, VersionId
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream

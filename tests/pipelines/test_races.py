@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver
 from pipelines.progress import Outcome, Phase
+from pipelines.reports import PartitionReport
 from pipelines.sinks import AtLeastOnceSink, Writer
-from pipelines.task import PartitionReport
 from statestore.engine.user_folder import user_folder
 from statestore.errors import (
     BaseIdMismatch,

@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from pipelines.assignments import Assignments
 from pipelines.operator import Frames, StatefulOperator, Update
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, PartitionReport, TaskPlan, _Partition
+from pipelines.partitioning import Partitioning
+from pipelines.reports import PartitionReport, TaskReport
+from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TaskPlan, _Task
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
@@ -53,8 +55,8 @@ class Reports:
     def __init__(self) -> None:
         self.all: list[PartitionReport] = []
 
-    def add(self, report: PartitionReport) -> None:
-        self.all.append(report)
+    def add(self, report: TaskReport) -> None:
+        self.all += report.partitions
 
 
 class Task:
@@ -74,6 +76,7 @@ class Task:
             local_folder=str(self.folder / "local"),
             operator=self._operator(),
             row_columns=ROWS,
+            partitioning=Partitioning(1, 1, 1),
             assignments=Assignments.of(self.bases, {}),
             rewrites={},
             structure=Structure.V2,
@@ -83,7 +86,7 @@ class Task:
             output=self.reports,
         )
         batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
-        found = pa.Table.from_batches(list(_Partition(plan, 0).run(iter(batch.to_batches()))))
+        found = pa.Table.from_batches(list(_Task(plan, 0).run(iter(batch.to_batches()))))
         self.bases = {store.operator: (store.new,) for store in self.reports.all[-1].stores}
         return [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.driver import BatchDriver
-from pipelines.task import PartitionReport, TaskPlan, tag_of
+from pipelines.reports import TaskReport, tag_of
+from pipelines.task import TaskPlan
 
 STRANGER = "ffffffff-0000-4000-8000-000000000000"
 
@@ -109,13 +110,14 @@ def choosing_others(times: int) -> type[BatchDriver]:
     left = [None] * times
 
     class ChoosesOthers(BatchDriver):
-        def _checked(self, reports: Sequence[PartitionReport], *rest: Any) -> list[PartitionReport]:
-            chosen = super()._checked(reports, *rest)
+        def _checked(self, *rest: Any) -> list[TaskReport]:
+            chosen = super()._checked(*rest)
             if not left:
                 return chosen
             left.pop()
-            store = chosen[0].stores[0]
-            other = replace(store, new=replace(store.new, id=STRANGER))
-            return [replace(chosen[0], stores=(other,), tag=tag_of(STRANGER)), *chosen[1:]]
+            [partition, *others] = chosen[0].partitions
+            store = partition.stores[0]
+            other = replace(partition, stores=(replace(store, new=replace(store.new, id=STRANGER)),))
+            return [replace(chosen[0], partitions=(other, *others), tag=tag_of(STRANGER)), *chosen[1:]]
 
     return ChoosesOthers
