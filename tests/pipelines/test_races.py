@@ -5,10 +5,8 @@ Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -21,48 +19,34 @@ import pandas as pd
 import pyarrow as pa
 import pyspark
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver
 from pipelines.progress import Outcome, Phase
-from pipelines.reports import PartitionReport
-from pipelines.sinks import AtLeastOnceSink, Writer
+from pipelines.reports import TaskReport
+from pipelines.sinks import AtLeastOnceSink
 from statestore.engine.user_folder import user_folder
 from statestore.errors import (
     BaseIdMismatch,
     BatchConflict,
     ForeignBlock,
-    ForeignRoot,
     PartitionMissing,
-    RootLost,
-    SinkConflict,
 )
-from statestore.format import batch_log
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from tests.support import tasks
-from tests.support.counting import INPUT, Job, Watching, conf, in_a_process, once, rows_of
+from tests.support.counting import INPUT, ONE_JOB, V1, V2, Job, Watching, conf, in_a_process, once, rows_of, variant
 
 pytestmark = pytest.mark.spark
 
 STRANGER = "00000000-0000-4000-8000-000000000000"
 
 
-V2, V1, ONE_JOB = "v2", "v1", "one job"
-
-
-def made(folder: Path, variant: str) -> Job:
-    """Return a job that writes rows through Spark, in either structure, or files and batch logs from its tasks."""
-    if variant == ONE_JOB:
-        return Job(folder, writer=Writer.TASKS, log=LogLayout.BATCH)
-    return Job(folder, structure=Structure(variant))
-
-
 @pytest.fixture(params=[V2, pytest.param(V1, marks=pytest.mark.slow), pytest.param(ONE_JOB, marks=pytest.mark.slow)])
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
-    return made(tmp_path, request.param)
+    return variant(tmp_path, request.param)
 
 
 @pytest.fixture
@@ -98,18 +82,6 @@ def left_by(job: Job, batch: int) -> list[str]:
     return sorted(path.name for path in (*changelogs(job, batch + 1), *logs))
 
 
-def change_recorded_offsets(job: Job, batch: int) -> None:
-    """Change the source offsets in the records of a batch's attempts."""
-    for path in (job.root / "_statekeeper" / "pending").glob(f"{batch}-*.json"):
-        path.write_text(path.read_text().replace("reservoirVersion", "reservoirVersjon"))
-    for path in (job.root / "_statekeeper" / "log").glob(f"{batch + 1}-*"):
-        data = path.read_bytes()
-        log = batch_log.parse_head(data, str(path))
-        members = {place: data[member.start :][: member.length] for place, member in log.members.items()}
-        record = json.loads(json.dumps(log.record).replace("reservoirVersion", "reservoirVersjon"))
-        path.write_bytes(batch_log.encode(batch + 1, path.name.partition("-")[2], record, members))
-
-
 def lose_blocks(session: SparkSession) -> None:
     """Lose the materialized blocks, as after the death of all executors."""
     for rdd in session.sparkContext._jsc.getPersistentRDDs().values():
@@ -130,9 +102,11 @@ def test_an_attempt_that_fails_after_its_commit_is_repeated_and_one_version_is_s
 
 def test_a_report_with_a_wrong_base_fails_the_batch(job: Job, session: SparkSession) -> None:
     class BuildsElsewhere(BatchDriver):
-        def _checked(self, reports: Sequence[PartitionReport], *rest: object) -> list[PartitionReport]:
-            store = replace(reports[0].stores[0], base=VersionId(7, STRANGER))
-            return super()._checked([replace(reports[0], stores=(store,)), *reports[1:]], *rest)
+        def _checked(self, reports: Sequence[TaskReport], *rest: object) -> list[TaskReport]:
+            [partition, *others] = reports[0].partitions
+            store = replace(partition.stores[0], base=VersionId(7, STRANGER))
+            first = replace(reports[0], partitions=(replace(partition, stores=(store,)), *others))
+            return super()._checked([first, *reports[1:]], *rest)
 
     job.driver = BuildsElsewhere
     with pytest.raises(BaseIdMismatch, match=r"built on version 7 \("):
@@ -144,7 +118,7 @@ def test_a_report_with_a_wrong_base_fails_the_batch(job: Job, session: SparkSess
 
 def test_a_partition_that_reports_no_commit_fails_the_batch(job: Job, session: SparkSession) -> None:
     class Deaf(BatchDriver):
-        def _checked(self, reports: Sequence[PartitionReport], *rest: object) -> list[PartitionReport]:
+        def _checked(self, reports: Sequence[TaskReport], *rest: object) -> list[TaskReport]:
             return super()._checked(reports[1:], *rest)
 
     job.driver = Deaf
@@ -356,120 +330,3 @@ def test_one_of_two_drivers_with_an_at_least_once_sink_is_rejected(job: Job, ses
     assert "stop one of the two drivers" in str(refused)
     stamps = set(job.state()["stamp"])
     assert any(stamps <= set(rows["stamp"]) for rows in written)
-
-
-# -- roots, checkpoints and sinks of another time ----------------------------------------------------------------------
-
-
-def test_a_checkpoint_that_was_deleted_leaves_a_foreign_root(job: Job, session: SparkSession) -> None:
-    job.feed(2).run(session)
-    shutil.rmtree(job.checkpoint)
-    with pytest.raises(ForeignRoot, match="if the query's checkpoint was deleted"):
-        job.feed(1).run(session)
-    assert len(job.output()) == len(job.expected(2))
-
-
-def test_a_root_that_was_deleted_is_lost(job: Job, session: SparkSession) -> None:
-    job.feed(2).run(session)
-    shutil.rmtree(job.root)
-    with pytest.raises(RootLost, match=r"at batch 2, but the state root is missing.* -> restore the root"):
-        job.feed(1).run(session)
-    assert not job.root.exists()
-    assert len(job.output()) == len(job.expected(2))
-
-
-def test_a_root_whose_commit_log_was_emptied_is_lost(job: Job, session: SparkSession) -> None:
-    job.feed(2).run(session)
-    shutil.rmtree(job.root / "commits")
-    with pytest.raises(RootLost, match=r"commits/1: batch 2 needs the state of batch 1.* -> restore"):
-        job.feed(1).run(session)
-
-
-def test_a_root_restored_from_an_older_copy_is_lost(job: Job, session: SparkSession) -> None:
-    job.feed(2).run(session)
-    shutil.copytree(job.root, job.folder / "older")
-    job.feed(2).run(session)
-    shutil.rmtree(job.root)
-    shutil.move(job.folder / "older", job.root)
-    with pytest.raises(RootLost, match=r"batch 4 needs the state of batch 3"):
-        job.feed(1).run(session)
-    assert len(job.output()) == len(job.expected(4))
-
-
-def test_a_root_restored_with_a_gap_is_lost(job: Job, session: SparkSession) -> None:
-    job.feed(3).run(session)
-    (job.root / "commits" / "1").unlink()
-    for batch in (1, 2):
-        (job.checkpoint / "commits" / str(batch)).unlink()
-        (job.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
-    (job.checkpoint / "offsets" / "2").unlink()
-    (job.checkpoint / "offsets" / ".2.crc").unlink(missing_ok=True)
-    with pytest.raises(RootLost, match=r"batch 1 is not in the commit log, but batch 2 is.* -> restore the commit log"):
-        job.run(session)
-
-
-def test_a_checkpoint_restored_from_an_older_copy_does_not_repeat_committed_batches(
-    job: Job, session: SparkSession
-) -> None:
-    job.feed(1).run(session)
-    shutil.copytree(job.checkpoint, job.folder / "older")
-    job.feed(2).run(session)
-    shutil.rmtree(job.checkpoint)
-    shutil.move(job.folder / "older", job.checkpoint)
-    reports = job.feed(1).run(session)
-    assert [(report.batch, report.outcome) for report in reports] == [
-        (1, Outcome.DONE_BEFORE),
-        (2, Outcome.DONE_BEFORE),
-        (3, Outcome.COMPUTED),
-    ]
-    job.assert_right(4)
-
-
-def test_a_batch_with_other_offsets_is_rejected(job: Job, session: SparkSession) -> None:
-    job.feed(1).run(session)
-    path = job.root / "offsets" / "1"
-    path.write_bytes(
-        (job.root / "offsets" / "0").read_bytes().replace(b'"reservoirVersion":1', b'"reservoirVersion":9')
-    )
-    with pytest.raises(BatchConflict, match="offsets/1: batch 1 has other source offsets"):
-        job.feed(1).run(session)
-    assert len(job.output()) == len(job.expected(1))
-
-
-def in_sink(job: Job, batch: int, metadata: dict[str, str]) -> None:
-    """Write an empty batch of another writer into the sink."""
-    properties = CommitProperties(
-        custom_metadata=metadata, app_transactions=[Transaction(f"statekeeper-{job.query_id}", batch)]
-    )
-    table = DeltaTable(str(job.folder / "output"))
-    empty = pa.schema(table.schema().to_arrow()).empty_table()
-    write_deltalake(table, empty, mode="append", commit_properties=properties)
-
-
-def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, session: SparkSession) -> None:
-    job.feed(1).run(session)
-    body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
-    in_sink(job, 1, {"userMetadata": body})
-    with pytest.raises(SinkConflict, match=f"from attempt {STRANGER}, which this root does not know -> .*restore both"):
-        job.feed(1).run(session)
-    assert job.committed() == 1
-
-
-def test_a_sink_with_the_batch_but_no_attempt_is_rejected(job: Job, session: SparkSession) -> None:
-    job.feed(1).run(session)
-    in_sink(job, 1, {})
-    with pytest.raises(
-        SinkConflict, match=r"its log does not name the attempt that made batch 1 -> .*compare table and state"
-    ):
-        job.feed(1).run(session)
-    assert job.committed() == 1
-
-
-def test_a_sink_with_an_attempt_of_other_offsets_is_rejected(job: Job, session: SparkSession) -> None:
-    job.feed(2)
-    with pytest.raises(ZeroDivisionError):
-        job.run(session, once(1, Phase.SINK_WRITTEN, lambda: 1 // 0))
-    change_recorded_offsets(job, 1)
-    with pytest.raises(SinkConflict, match="which this root knows with other source offsets"):
-        job.run(session)
-    assert job.committed() == 1

@@ -258,6 +258,16 @@ class Job:
             pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
 
 
+V2, V1, ONE_JOB = "v2", "v1", "one job"
+
+
+def variant(folder: Path, name: str) -> Job:
+    """Return a job that writes rows through Spark, in either structure, or files and batch logs from its tasks."""
+    if name == ONE_JOB:
+        return Job(folder, writer=Writer.TASKS, log=LogLayout.BATCH)
+    return Job(folder, structure=Structure(name))
+
+
 @dataclass(frozen=True)
 class ReadsTwice(DeltaSink):
     """Reads the operator's output twice before it writes it: each time the same, or nothing may be written."""

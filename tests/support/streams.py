@@ -73,6 +73,7 @@ class Stream:
         seen: Seen | None = None,
         sink: Sink | None = None,
         partitions: int | None = 2,
+        tasks: int | None = None,
         host: Host | None = None,
     ) -> StatefulQuery:
         return start(
@@ -83,6 +84,7 @@ class Stream:
             sink=sink or DeltaSink(self.facts, writer=self.writer),
             partitions=partitions,
             key_groups=8,
+            tasks=tasks,
             structure=self.structure,
             log=self.log,
             host=host or Host(str(self.folder / "local")),
