@@ -16,6 +16,7 @@ QUESTIONS: Mapping[str, str] = {
     "commit_cost": "What does a commit cost as the state grows?",
     "operator_rows": "How many rows per second does a stateful operator process?",
     "delta_output": "How long is a batch with a Delta sink?",
+    "many_partitions": "What do many partitions cost?",
     "batch_requests": "How many requests does a batch send?",
     "snapshot_cost": "How long do a snapshot and a load take?",
     "maintenance_requests": "How many requests do audit and retention send?",

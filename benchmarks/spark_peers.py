@@ -60,6 +60,8 @@ def start_ours(
     *,
     sink: Sink = DISCARD,
     log: LogLayout = LogLayout.STORES,
+    key_groups: int = 128,
+    tasks: int | None = None,
 ) -> StreamingQuery:
     """Start a query with the operator of `pipelines`."""
     query = start(
@@ -70,6 +72,8 @@ def start_ours(
         sink=sink,
         log=log,
         partitions=partitions,
+        key_groups=key_groups,
+        tasks=tasks,
         host=Host(str(folder / "local")),
         observer=observer,
         trigger={"processingTime": "0 seconds"},
