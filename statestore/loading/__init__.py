@@ -1,7 +1,7 @@
 """Loads of one version onto this host: from the local copy or a snapshot, plus the changelogs after it.
 
 request     one version of one store to load
-facts       the files of the store; each fact is fetched at most once
+facts       the snapshots of the store in storage
 planning    from request and facts to the base and the changelogs; `lineage` or `confirmed` decides
 base        a snapshot, fetched and opened
 changelogs  fetched once, read in windows

@@ -13,9 +13,9 @@ from pathlib import Path
 from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.errors import CorruptFile, ObjectMissing
 from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
-from statestore.format.names import StorePath, VersionId
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.replay import Window
 from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
@@ -38,7 +38,6 @@ class Changelogs:
         self._storage = storage
         self._folder = folder
         self._fetched: set[VersionId] = set()
-        self._before: dict[int, VersionId] = {}
 
     def are_here(self, versions: Iterable[VersionId]) -> bool:
         """Whether all of these files are on this host."""
@@ -69,7 +68,7 @@ class Changelogs:
                         return None
                     continuing = [self._kept(found[-1], files)]
                 found += continuing
-        return self._remembered(found) if found[-1].is_same(target) else None
+        return tuple(found[1:]) if found[-1].is_same(target) else None
 
     def as_stored(self, base: VersionId, target: VersionId) -> Lineage:
         """The versions that the changelogs in storage add to `base`, up to the number of the target, in structure V1.
@@ -80,16 +79,12 @@ class Changelogs:
             found = [base]
             while found[-1].version < target.version:
                 found.append(self._kept(found[-1], files))
-        return self._remembered(found)
+        return tuple(found[1:])
 
     def _continues(self, base: VersionId, version: VersionId) -> bool:
         with translated(self._folder.folder), contextlib.suppress(FileNotFoundError):
             return digests.following(self._store, base, self._folder.cached_changelog(version)).is_same(version)
         return False
-
-    def _remembered(self, found: list[VersionId]) -> Lineage:
-        self._before = {version.version: before for before, version in itertools.pairwise(found)}
-        return tuple(found[1:])
 
     @contextlib.contextmanager
     def _downloaded(self, numbers: Sequence[int]) -> Iterator[dict[int, Path]]:
@@ -133,26 +128,18 @@ class Changelogs:
             raise
         return unfinished
 
-    def header(self, version: VersionId) -> Header:
-        """Read the header of a changelog. Raises `ObjectMissing`; `CorruptFile` if the file in storage is corrupt, too."""
-        self.fetch([version])
+    def header(self, version: VersionId, *, base: VersionId = EMPTY) -> Header:
+        """Read the header of a changelog. `base`: the version before it; needed only if `version` has a digest.
+
+        Raises `ObjectMissing`; `CorruptFile` if the file in storage is corrupt, too.
+        """
+        self.fetch(base, [version])
         path = self._store.changelog(version)
         try:
             return read_header(self._content(version), path)
         except CorruptFile:
-            self.fetch_again([version])
+            self.fetch_again(base, [version])
             return read_header(self._content(version), path)
-
-    def lineage(self, version: VersionId) -> Lineage:
-        """Read the lineage in a changelog of structure V2. Raises as `header`, `UnknownFormatVersion`."""
-        lineage = self.header(version).lineage
-        if lineage is None:
-            raise UnknownFormatVersion(
-                "its name has a checkpoint id, but its header has no lineage; the version cannot be loaded",
-                path=self._store.changelog(version),
-                hint="if a later release of Spark or Statekeeper wrote the file, upgrade Statekeeper",
-            )
-        return lineage
 
     def windows(self, versions: Iterable[VersionId], memory_bytes: int) -> Iterator[Changes]:
         """Read the changes of these versions in windows of bounded size, oldest first.
@@ -198,26 +185,34 @@ class Changelogs:
                 changes.update(piece.pairs())
         return changes
 
-    def fetch(self, versions: Iterable[VersionId]) -> None:
-        """Fetch the changelogs that are not on this host. Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`."""
-        absent = [version for version in versions if not self._folder.cached_changelog(version).exists()]
-        at_once(self._fetch_one, absent)
-        self._fetched.update(absent)
-        self.fetched_files += sum(version.digest is None for version in absent)
+    def fetch(self, base: VersionId, replay: Sequence[VersionId]) -> None:
+        """Fetch the changelogs of `replay`, the versions after `base`, that are not on this host.
 
-    def fetch_again(self, versions: Iterable[VersionId]) -> None:
+        Raises `ObjectMissing`, `StorageError`, `LocalDiskFull`; `CorruptFile` if a file has another digest.
+        """
+        absent = [
+            (before, version)
+            for before, version in itertools.pairwise((base, *replay))
+            if not self._folder.cached_changelog(version).exists()
+        ]
+        at_once(self._fetch_one, absent)
+        self._fetched.update(version for _, version in absent)
+        self.fetched_files += sum(version.digest is None for _, version in absent)
+
+    def fetch_again(self, base: VersionId, replay: Sequence[VersionId]) -> None:
         """Replace unreadable changelogs on this host by those in storage, except those that this load fetched."""
-        for version in versions:
+        for version in replay:
             if version not in self._fetched:
                 self._folder.cached_changelog(version).unlink(missing_ok=True)
-        self.fetch(versions)
+        self.fetch(base, replay)
 
-    def _fetch_one(self, version: VersionId) -> None:
+    def _fetch_one(self, step: tuple[VersionId, VersionId]) -> None:
+        before, version = step
         if version.digest is None:
             file = self._download(version)
             with translated(file):
                 file.replace(self._folder.cached_changelog(version))
-        elif not self._kept(self._before[version.version], {}).is_same(version):
+        elif not self._kept(before, {}).is_same(version):
             raise CorruptFile(
                 "is not the confirmed file: its digest differs from that of its commit",
                 path=self._store.changelog(version),

@@ -10,6 +10,7 @@ from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, 
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.lineage import MOST_REPLAYED, BaseKind, Lineage, LoadPlan
+from statestore.loading.changelogs import Changelogs
 from statestore.loading.facts import LoadFacts
 from statestore.loading.request import LoadRequest
 from statestore.storage import Storage, read_or_none
@@ -38,14 +39,27 @@ def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | No
         ) from None
 
 
-def plan_confirmed(request: LoadRequest, facts: LoadFacts) -> LoadPlan:
-    """Plan a load of a version with a digest. All snapshots must be listed. Fetch and verify the changelogs.
+def plan_confirmed(
+    request: LoadRequest, facts: LoadFacts, changelogs: Changelogs, storage: Storage
+) -> tuple[LoadPlan, LoadFacts]:
+    """Plan a load of a version with a digest. Fetch and verify the changelogs. Return the plan, and the facts without the
+    snapshots that have no digest.
 
     Requests: one for each snapshot that is a candidate, and the changelogs. Raises `VersionNotLoadable`, `StorageError`,
     `LocalDiskFull`.
     """
-    target, changelogs = request.target, facts.changelogs
-    base = _base(request, facts)
+    target, base = request.target, EMPTY
+    for snapshot in sorted((s for s in facts.snapshots if s.id is None and s.version <= target.version), reverse=True):
+        try:
+            known = target if snapshot == target else confirmed(storage, request.store, snapshot.version)
+        except (CorruptFile, UnknownFormatVersion) as error:
+            facts = facts.without(request.store, snapshot, str(error))
+            continue
+        if known is not None:
+            base = known
+            break
+        problem = f"{names.commits(snapshot.version - 1)} has no digest of its version"
+        facts = facts.without(request.store, snapshot, problem)
     if (changes := target.version - base.version) > MOST_REPLAYED:
         problem = f"{changes:,} changelogs lie between it and the newest snapshot"
         raise request.not_loadable(target, problem, action="restore a snapshot from a backup")
@@ -59,27 +73,11 @@ def plan_confirmed(request: LoadRequest, facts: LoadFacts) -> LoadPlan:
         assert file is not None
         raise request.not_loadable(file[1].version, error.what, skipped=facts.skipped) from error
     if replay and not replay[-1].is_same(target):
-        raise _mismatch(request, facts, replay)
-    return LoadPlan(BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT, base, replay, ())
+        raise _mismatch(request, changelogs, storage, replay)
+    return LoadPlan(BaseKind.NOTHING if base == EMPTY else BaseKind.SNAPSHOT, base, replay, ()), facts
 
 
-def _base(request: LoadRequest, facts: LoadFacts) -> VersionId:
-    candidates = (s for s in facts.snapshots if s.id is None and s.version <= request.target.version)
-    for snapshot in sorted(candidates, reverse=True):
-        if snapshot == request.target:
-            return request.target
-        try:
-            known = confirmed(facts.storage, request.store, snapshot.version)
-        except (CorruptFile, UnknownFormatVersion) as error:
-            facts.skip(snapshot, str(error), is_usable=True)
-            continue
-        if known is not None:
-            return known
-        facts.skip(snapshot, f"{names.commits(snapshot.version - 1)} has no digest of its version", is_usable=True)
-    return EMPTY
-
-
-def _mismatch(request: LoadRequest, facts: LoadFacts, stored: Lineage) -> VersionNotLoadable:
+def _mismatch(request: LoadRequest, changelogs: Changelogs, storage: Storage, stored: Lineage) -> VersionNotLoadable:
     """The error for changelogs in storage that do not lead to the target.
 
     The culprit is the first changelog that is corrupt, or whose digest differs from that of its commit.
@@ -87,8 +85,8 @@ def _mismatch(request: LoadRequest, facts: LoadFacts, stored: Lineage) -> Versio
     culprit = stored[-1]
     for version in stored:
         try:
-            facts.changelogs.check(version)
-            known = confirmed(facts.storage, request.store, version.version)
+            changelogs.check(version)
+            known = confirmed(storage, request.store, version.version)
         except CorruptFile as error:
             if error.path != request.store.changelog(version):
                 continue

@@ -1,4 +1,4 @@
-"""Loads of one store onto this host: request -> plan -> replay -> report.
+"""Loads of one store onto this host: request -> facts -> plan -> replay -> report.
 
 This module orders the steps and chooses the alternative when one fails. `planning` chooses the files;
 `engine.local_copy` shares the local folder among processes.
@@ -19,10 +19,11 @@ from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, V
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import BaseKind, LocalCopy
+from statestore.lineage import BaseKind, LoadPlan, LocalCopy, NotLoadable
 from statestore.loading.base import SnapshotUnusable, open_base
 from statestore.loading.changelogs import Changelogs
-from statestore.loading.facts import LoadFacts
+from statestore.loading.confirmed import plan_confirmed
+from statestore.loading.facts import gather
 from statestore.loading.loaded import Loaded, LoadReport, Restored
 from statestore.loading.planning import plan_from_local, plan_from_storage
 from statestore.loading.replay import Replay
@@ -66,26 +67,27 @@ class Loader:
         """
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        request = LoadRequest(self._store, target)
-        facts = self._facts(known_snapshots)
+        request = LoadRequest(self._store, target, frozenset(known_snapshots))
+        changelogs = self._changelogs()
         found: tuple[Loaded, LoadReport] | None = None
-        # Without the lock these errors prove nothing: another process may be changing the copy.
-        with contextlib.suppress(LocalStateDamaged, VersionNotLoadable):
-            database = self._folder.open_current()
-            if database is not None:
-                found = self._serve(request, facts, database)
+        # Without the lock this error proves nothing: another process may be changing the copy.
+        with contextlib.suppress(LocalStateDamaged):
+            found = self._serve(request, changelogs)
         if found is None:
             with self._folder.locked(self._lock_timeout_seconds) as held:
-                found = self._move_shared_copy(request, facts) if held else self._build_private_copy(request, facts)
+                found = (
+                    self._move_shared_copy(request, changelogs)
+                    if held
+                    else self._build_private_copy(request, changelogs)
+                )
         loaded, report = found
         spent = self._storage.requests.since(before)
         return loaded, replace(
             report,
-            fetched_files=report.fetched_files + facts.changelogs.fetched_files,
+            fetched_files=report.fetched_files + changelogs.fetched_files,
             fetched_bytes=spent.bytes_read,
             requests=spent.total,
             milliseconds=(self._clock.monotonic_seconds() - started) * 1000,
-            skipped_snapshots=facts.skipped,
         )
 
     def restore(self, target: VersionId, path: Path) -> Restored:
@@ -94,7 +96,7 @@ class Loader:
         The database is not marked with its version. Every block of the base is verified: if one is corrupt, an older base
         is used, and `report.skipped_snapshots` names the snapshot. Raises as `load`.
         """
-        return self._rebuild(LoadRequest(self._store, target), self._facts(()), path, marked=False)
+        return self._rebuild(LoadRequest(self._store, target), self._changelogs(), path, marked=False)
 
     def advance_local_copy(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version. Compact its tables if there are many.
@@ -106,18 +108,23 @@ class Loader:
         with self._folder.locked(timeout_seconds=0) as held:
             if not held:
                 return False
-            request, facts = LoadRequest(self._store, target), self._facts(())
+            request, changelogs = LoadRequest(self._store, target), self._changelogs()
             try:
                 local = self._local_copy()
-                plan = None if local is None else plan_from_local(request, facts, local[1], fetch=True)
-                if local is None or plan is None:
+                if local is None:
                     return False
-                path = local[0]
+                path, holds = local
+                plan = plan_from_local(request, changelogs, holds, fetch=True)
+                if isinstance(plan, NotLoadable):
+                    # If storage has no base either, this raises.
+                    plan_from_storage(request, gather(request, self._storage), changelogs)
+                if not isinstance(plan, LoadPlan):
+                    return False
                 with Database.open_for_writing(path, self._limits) as database:
                     if plan.replay:
-                        Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf).onto(
-                            database
-                        )
+                        Replay(
+                            request=request, plan=plan, changelogs=changelogs, limits=self._limits, conf=self._conf
+                        ).onto(database)
                     self._folder.forget_changelogs(target.version)
                     if database.wants_merge():
                         database.merge_tables()
@@ -126,20 +133,21 @@ class Loader:
                 raise
             return True
 
-    def _facts(self, known_snapshots: Collection[VersionId]) -> LoadFacts:
-        changelogs = Changelogs(
+    def _changelogs(self) -> Changelogs:
+        return Changelogs(
             self._store, self._storage, self._folder, self._conf, most_record_bytes=self._limits.record_bytes
         )
-        return LoadFacts(self._storage, self._store, known_snapshots, changelogs)
 
-    def _serve(self, request: LoadRequest, facts: LoadFacts, database: Database) -> tuple[Loaded, LoadReport] | None:
-        """Serve the local copy if it contains the target, or all but a few changes that are in changelogs on this host.
-        Otherwise close it."""
+    def _serve(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport] | None:
+        """Serve the local copy if it contains the target, or all but a few changes that are in changelogs on this host."""
+        database = self._folder.open_current()
+        if database is None:
+            return None
         found: tuple[Loaded, LoadReport] | None = None
         try:
             holds = database.holds()
             if holds is not None:
-                found = self._with_changes_ahead(request, facts, database, holds)
+                found = self._with_changes_ahead(request, changelogs, database, holds)
         finally:
             if found is None:
                 database.close()
@@ -148,15 +156,15 @@ class Loader:
         return found
 
     def _with_changes_ahead(
-        self, request: LoadRequest, facts: LoadFacts, database: Database, holds: LocalCopy
+        self, request: LoadRequest, changelogs: Changelogs, database: Database, holds: LocalCopy
     ) -> tuple[Loaded, LoadReport] | None:
-        target, changelogs = request.target, facts.changelogs
+        target = request.target
         if target.version - holds.version.version > AHEAD_CHANGELOGS:
             return None
         if not holds.version.is_same(target) and not changelogs.are_here([target]):
             return None
-        plan = plan_from_local(request, facts, holds, fetch=False)
-        if plan is None:
+        plan = plan_from_local(request, changelogs, holds, fetch=False)
+        if not isinstance(plan, LoadPlan):
             return None
         # Race: another process moves the copy after this one has opened it, and removes the changelogs that the copy then
         # contains. If a changelog cannot be read here, the load continues under the lock.
@@ -167,32 +175,35 @@ class Loader:
                 return Loaded(database, plan.lineage, ahead), report
         return None
 
-    def _move_shared_copy(self, request: LoadRequest, facts: LoadFacts) -> tuple[Loaded, LoadReport]:
+    def _move_shared_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport]:
         """Bring the shared local copy to the target. The caller holds the lock."""
         is_damaged = False
         found: tuple[Loaded, LoadReport] | None = None
         try:
-            local = self._local_copy()
-            if local is not None:
-                found = self._catch_up(request, facts, *local)
+            found = self._catch_up(request, changelogs)
         except LocalStateDamaged:
             is_damaged = True
         except VersionNotLoadable:
             # Retention may have deleted the changelogs after the copy; a newer snapshot replaces them.
             pass
         if found is None:
-            found = self._build(request, facts, self._folder.fresh_directory())
-            self._folder.serve(found[0].database.path)
+            path = self._folder.fresh_directory()
+            restored = self._rebuild(request, changelogs, path, marked=True)
+            restored.database.close()
+            found = Loaded(Database.open_read_only(path, self._limits), restored.lineage), restored.report
+            self._folder.serve(path)
         self._folder.forget_changelogs(request.target.version)
         self._folder.sweep()
         loaded, report = found
         return loaded, replace(report, replaced_damaged_copy=is_damaged)
 
-    def _build_private_copy(self, request: LoadRequest, facts: LoadFacts) -> tuple[Loaded, LoadReport]:
+    def _build_private_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport]:
         """Load from storage into a private directory, because another process holds the lock."""
         path = self._folder.fresh_private_directory()
-        loaded, report = self._build(request, facts, path)
-        return replace(loaded, private=path), replace(report, used_private_copy=True)
+        restored = self._rebuild(request, changelogs, path, marked=True)
+        restored.database.close()
+        loaded = Loaded(Database.open_read_only(path, self._limits), restored.lineage, private=path)
+        return loaded, replace(restored.report, used_private_copy=True)
 
     def _local_copy(self) -> tuple[Path, LocalCopy] | None:
         """The directory of the local copy and its version; None if there is none."""
@@ -204,18 +215,20 @@ class Loader:
             holds = database.holds()
         return None if holds is None else (path, holds)
 
-    def _catch_up(
-        self, request: LoadRequest, facts: LoadFacts, path: Path, holds: LocalCopy
-    ) -> tuple[Loaded, LoadReport] | None:
-        """Replay the missing changelogs onto the local copy; None if the copy is no ancestor of the target."""
-        plan = plan_from_local(request, facts, holds, fetch=True)
-        if plan is None:
+    def _catch_up(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport] | None:
+        """Replay the missing changelogs onto the local copy; None if it is missing or no ancestor of the target."""
+        local = self._local_copy()
+        if local is None:
+            return None
+        path, holds = local
+        plan = plan_from_local(request, changelogs, holds, fetch=True)
+        if not isinstance(plan, LoadPlan):
             return None
         written_keys = 0
         if plan.replay:
             with Database.open_for_writing(path, self._limits) as database:
                 written_keys = (
-                    Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf)
+                    Replay(request=request, plan=plan, changelogs=changelogs, limits=self._limits, conf=self._conf)
                     .onto(database)
                     .written_keys
                 )
@@ -223,21 +236,40 @@ class Loader:
         report = LoadReport(BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
         return Loaded(Database.open_read_only(path, self._limits), plan.lineage), report
 
-    def _build(self, request: LoadRequest, facts: LoadFacts, path: Path) -> tuple[Loaded, LoadReport]:
-        """Build the target in a new directory that no other process uses yet."""
-        restored = self._rebuild(request, facts, path, marked=True)
-        restored.database.close()
-        return Loaded(Database.open_read_only(path, self._limits), restored.lineage), restored.report
-
-    def _rebuild(self, request: LoadRequest, facts: LoadFacts, path: Path, *, marked: bool) -> Restored:
+    def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
+        """Build the target from storage in a new directory that no other process uses yet."""
+        facts = gather(request, self._storage)
         while True:
-            plan = plan_from_storage(request, facts)
+            if request.target.digest is None:
+                plan = plan_from_storage(request, facts, changelogs)
+            else:
+                plan, facts = plan_confirmed(request, facts, changelogs, self._storage)
             database: Database | None = None
+            base: SnapshotMetadata | None = None
             try:
-                database, base = self._open_base(plan.base, path, verified=not marked)
-                replayed = Replay(request=request, plan=plan, facts=facts, limits=self._limits, conf=self._conf).onto(
-                    database, base=base, marked=marked
-                )
+                if plan.base == EMPTY:
+                    database = Database.create(path, self._limits)
+                else:
+                    opened = open_base(
+                        self._storage,
+                        self._store,
+                        plan.base,
+                        path,
+                        self._limits,
+                        self._conf,
+                        # Jobs of Statekeeper write no sidecars. Spark rejects a snapshot whose sidecar does not fit.
+                        compare_sidecar=self._conf != OURS,
+                        verified=not marked,
+                    )
+                    database, base = opened.database, opened.metadata
+                replayed = Replay(
+                    request=request,
+                    plan=plan,
+                    changelogs=changelogs,
+                    skipped=facts.skipped,
+                    limits=self._limits,
+                    conf=self._conf,
+                ).onto(database, base=base, marked=marked)
                 report = LoadReport(
                     plan.base_kind,
                     replayed_changelogs=len(plan.replay),
@@ -255,21 +287,4 @@ class Loader:
                 if not isinstance(error, SnapshotUnusable):
                     raise
                 # The base was deleted or is corrupt. An older base and a longer replay give the same version.
-                facts.skip(plan.base, str(error))
-
-    def _open_base(self, base: VersionId, path: Path, *, verified: bool) -> tuple[Database, SnapshotMetadata | None]:
-        if base == EMPTY:
-            return Database.create(path, self._limits), None
-        # Jobs of Statekeeper write no sidecars. Spark rejects a snapshot whose sidecar does not fit, so a load does, too.
-        is_sparks = self._conf != OURS
-        opened = open_base(
-            self._storage,
-            self._store,
-            base,
-            path,
-            self._limits,
-            self._conf,
-            compare_sidecar=is_sparks,
-            verified=verified,
-        )
-        return opened.database, opened.metadata
+                facts = facts.without(self._store, plan.base, str(error))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statestore.format.changelog import Changes
-from statestore.format.names import EMPTY
+from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.state_conf import StateConf
 from statestore.lineage import LoadPlan, LocalCopy
-from statestore.loading.facts import LoadFacts
+from statestore.loading.changelogs import Changelogs
 from statestore.loading.key_count import KeyCount
 from statestore.loading.merges import OrderedWindow
 from statestore.loading.request import LoadRequest
@@ -29,11 +30,15 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A plan, the request and facts that it comes from, and the memory and configuration for its replay."""
+    """A plan, its request, the changelogs on this host, and the memory and configuration for the replay.
+
+    `skipped`: the snapshots that cannot be a base, each with its problem; for the errors.
+    """
 
     request: LoadRequest
     plan: LoadPlan
-    facts: LoadFacts
+    changelogs: Changelogs
+    skipped: tuple[str, ...] = ()
     limits: EngineLimits
     conf: StateConf
 
@@ -43,16 +48,16 @@ class Replay:
         `marked`: write version and lineage into the database; otherwise count its keys. Raises `VersionNotLoadable` with
         the oldest unusable changelog, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
         """
-        changelogs, replay = self.facts.changelogs, self.plan.replay
+        changelogs, plan = self.changelogs, self.plan
         try:
-            changelogs.fetch(replay)
+            changelogs.fetch(plan.base, plan.replay)
             if not marked:
                 self._require_families(base is not None and bool(base.column_families))
                 self._require_one_lineage()
             try:
                 return self._apply(database, base, marked=marked)
             except CorruptFile:
-                changelogs.fetch_again(replay)
+                changelogs.fetch_again(plan.base, plan.replay)
                 return self._apply(database, base, marked=marked)
         except (ObjectMissing, CorruptFile) as error:
             raise self._not_loadable(error) from error
@@ -61,14 +66,14 @@ class Replay:
         if base is not None and base.column_families:
             return self._apply_in_order(database)
         count = KeyCount(database, None if marked else _key_count(base))
-        windows = self.facts.changelogs.windows(self.plan.replay, self.limits.replay_bytes)
+        windows = self.changelogs.windows(self.plan.replay, self.limits.replay_bytes)
         # A loop would keep a window in memory while the next one is read.
         counted = map(Changes.pairs, map(count.count, windows))
         mark = LocalCopy(self.request.target, self.plan.lineage) if marked else None
         return Replayed(database.apply(counted, mark), count.keys)
 
     def _apply_in_order(self, database: Database) -> Replayed:
-        changelogs = self.facts.changelogs
+        changelogs = self.changelogs
         # All changelogs are read before: a merge must not be applied twice.
         only_puts = [changelogs.check(version) for version in self.plan.replay]
         if all(only_puts):
@@ -83,14 +88,14 @@ class Replay:
 
     def _require_families(self, has_families: bool) -> None:
         """Only snapshots contain the names of column families. Changelogs with families need a snapshot with families."""
-        for version in self.plan.replay:
-            if self.facts.changelogs.header(version).is_typed == has_families:
+        for before, version in self._steps():
+            if self.changelogs.header(version, base=before).is_typed == has_families:
                 continue
-            if self.facts.skipped:
+            if self.skipped:
                 raise self.request.not_loadable(
                     version,
                     "needs a snapshot that names the column families of the store",
-                    skipped=self.facts.skipped[:1],
+                    skipped=self.skipped[:1],
                     action="restore the missing or damaged file from a backup",
                     newest="changelogs alone cannot restore a store with column families",
                 )
@@ -105,25 +110,28 @@ class Replay:
 
     def _require_one_lineage(self) -> None:
         """A changelog names its predecessor. A file of another store or version may have the name of one in the lineage."""
-        for before, version in itertools.pairwise((self.plan.base, *self.plan.replay)):
-            lineage = self.facts.changelogs.header(version).lineage
+        for before, version in self._steps():
+            lineage = self.changelogs.header(version, base=before).lineage
             if lineage is not None and lineage[-1:] != (() if before == EMPTY else (before,)):
                 raise CorruptFile(
                     f"names version {lineage[-1] if lineage else 0} as its predecessor instead of version {before}",
                     path=self.request.store.changelog(version),
                 )
 
+    def _steps(self) -> Iterator[tuple[VersionId, VersionId]]:
+        return itertools.pairwise((self.plan.base, *self.plan.replay))
+
     def _not_loadable(self, seen: ObjectMissing | CorruptFile) -> VersionNotLoadable:
         """The error for the oldest unusable changelog, not for the one seen first: versions below it can be loaded."""
-        changelogs, replay, store = self.facts.changelogs, self.plan.replay, self.request.store
-        for version in replay:
+        replay, store = self.plan.replay, self.request.store
+        for before, version in self._steps():
             try:
-                changelogs.fetch([version])
-                changelogs.check(version)
+                self.changelogs.fetch(before, [version])
+                self.changelogs.check(version)
             except (ObjectMissing, CorruptFile) as error:
-                return self.request.not_loadable(version, error.what, skipped=self.facts.skipped)
+                return self.request.not_loadable(version, error.what, skipped=self.skipped)
         culprit = next((version for version in replay if store.changelog(version) == seen.path), replay[0])
-        return self.request.not_loadable(culprit, seen.what, skipped=self.facts.skipped)
+        return self.request.not_loadable(culprit, seen.what, skipped=self.skipped)
 
 
 def _key_count(base: SnapshotMetadata | None) -> int | None:

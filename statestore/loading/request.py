@@ -12,10 +12,11 @@ from statestore.format.names import StorePath, VersionId
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One version of one store to load."""
+    """One version of one store to load. `known_snapshots`: versions of the store that had a snapshot earlier."""
 
     store: StorePath
     target: VersionId
+    known_snapshots: frozenset[VersionId] = frozenset()
 
     def not_loadable(
         self, culprit: VersionId, problem: str, *, skipped: Collection[str] = (), action: str = "", newest: str = ""
