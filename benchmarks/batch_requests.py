@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> list[Table]:
         server.stop()
     return [
         Table(
-            "Requests of the state in a batch, and their price",
-            [
+            title="Requests of the state in a batch, and their price",
+            columns=[
                 "partitions",
                 "stores each",
                 'requests, log="stores"',
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> list[Table]:
                 "dollars a day, batch",
                 "price",
             ],
-            rows,
-            [],
-            [
+            rows=rows,
+            targets=[],
+            notes=[
                 "Driver and tasks of one batch on warm hosts, without Spark and without a sink, on an S3 server over HTTP. "
                 "Each store changes one key.",
                 f"A batch every second. Prices: {DOLLARS_PER_WRITE * 1000:g} dollars per 1,000 PUT and LIST requests, "
@@ -81,7 +81,10 @@ def _counted(server: S3Server, partitions: int, stores: int, *, in_batch_log: bo
     schema = spark_schema_json(key_schema(pa.schema([("key", pa.string())])))
     described = tuple(StoreSchema(f"store {number}", schema, schema) for number in range(stores))
     root = StateRoot.open(
-        storage, Binding("", _QUERY, partitions, max(128, partitions), described), batch=0, ids=RandomIds()
+        storage,
+        Binding(root_id="", query_id=_QUERY, partitions=partitions, key_groups=max(128, partitions), stores=described),
+        batch=0,
+        ids=RandomIds(),
     )
     with tempfile.TemporaryDirectory(prefix="statekeeper-requests-") as folder:
         for batch in range(_WARM_BATCHES):
@@ -92,7 +95,7 @@ def _counted(server: S3Server, partitions: int, stores: int, *, in_batch_log: bo
 
 def _batch(root: StateRoot, storage: Storage, batch: int, folder: Path, *, in_batch_log: bool) -> None:
     sources = (f'"{batch}"',)
-    ready = root.begin(batch, logs.OffsetLog(0, batch, {}, sources))
+    ready = root.begin(batch, logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf={}, sources=sources))
     assert isinstance(ready, Ready)
     attempt = RandomIds().fresh()
     part = BatchLogPart(batch_log.tag_of(attempt), 1 << 18) if in_batch_log else None

@@ -37,7 +37,7 @@ _PIECE_KEYS = 200_000
 _STORE = StorePath(0, 0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Samples:
     """Durations of the batches of one store in milliseconds, one list per round.
 
@@ -249,8 +249,8 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
         for mine, its in beside
     ]
     return Table(
-        f"Commit of {CHANGES:,} changes by size of the state",
-        [
+        title=f"Commit of {CHANGES:,} changes by size of the state",
+        columns=[
             "store, keys",
             "batches",
             "p50 ms",
@@ -262,9 +262,9 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
             "get",
             "background",
         ],
-        rows,
-        targets,
-        [
+        rows=rows,
+        targets=targets,
+        notes=[
             "p50, p99 and their ratios measure load + put + commit: load the newest version by replaying the newest "
             f"changelogs, then put and commit {CHANGES:,} random keys that have a state. The phases are medians in ms.",
             "get reads the state of the changed keys before put. It is not part of p50 and p99. It takes longer with a "

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> list[Table]:
     }
     try:
         return [
-            _table(compared(session, starts, Course(keys, options.rounds)), keys, options.rounds) for keys in _SIZES
+            _table(compared(session, starts, Course(keys=keys, rounds=options.rounds)), keys, options.rounds)
+            for keys in _SIZES
         ]
     finally:
         session.stop()
@@ -69,7 +70,7 @@ def _native(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQu
 
 def _table(contenders: list[Contender], keys: int, rounds: int) -> Table:
     tasks, _, rows, native = contenders
-    course = Course(keys, rounds)
+    course = Course(keys=keys, rounds=rounds)
     shown = [
         [
             contender.name,
@@ -81,16 +82,16 @@ def _table(contenders: list[Contender], keys: int, rounds: int) -> Table:
         for contender in contenders
     ]
     return Table(
-        f"Count and sum per key into a Delta table, {keys:,} rows of {keys:,} keys per batch",
-        ["query", "batches", "ms per batch", "rows/s", "time, ratio to the first"],
-        shown,
-        [
+        title=f"Count and sum per key into a Delta table, {keys:,} rows of {keys:,} keys per batch",
+        columns=["query", "batches", "ms per batch", "rows/s", "time, ratio to the first"],
+        rows=shown,
+        targets=[
             verdict(
                 "time of tasks that write the files to Spark's writer", ratio(tasks.rounds, rows.rounds), at_most=0.5
             ),
             verdict("rows/s to native aggregation", ratio(native.rounds, tasks.rounds), at_least=2.5),
         ],
-        [
+        notes=[
             f"One session, local[2], {PARTITIONS} partitions each. State and tables are on the local disk. A batch is a "
             "Parquet file that contains each key once.",
             f"{course.warm_up} warm-up batches, then {rounds} alternating rounds with {course.unmeasured} unmeasured and "

@@ -24,11 +24,11 @@ def run(options: argparse.Namespace) -> list[Table]:
     last = Spread.of([max(one.values()) for one in rounds])
     return [
         Table(
-            "Seconds from the start to each event in Dagster",
-            ["event", "s"],
-            [[event, spread.shown(0)] for event, spread in seen.items()],
-            [verdict("the last event", last, at_most=_TARGET_SECONDS, unit=" s")],
-            [
+            title="Seconds from the start to each event in Dagster",
+            columns=["event", "s"],
+            rows=[[event, spread.shown(0)] for event, spread in seen.items()],
+            targets=[verdict("the last event", last, at_most=_TARGET_SECONDS, unit=" s")],
+            notes=[
                 f"{len(rounds)} rounds of `python -m pipelines.flights.job`, which `make run` starts. GraphQL is queried "
                 "each second.",
                 "The flights job and Dagster share the machine.",

@@ -33,12 +33,12 @@ def make(folder: Path, shape: Shape) -> None:
     """Write the checkpoint. Old log entries are hard links to a few files: maintenance does not compare their contents."""
     ids = RandomIds()
     stores = [StorePath(0, partition) for partition in range(shape.partitions)]
-    info = operators.StoreInfo(names.DEFAULT_STORE, 1, shape.partitions)
+    info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=1, partitions=shape.partitions)
     _write(folder / names.QUERY_METADATA, logs.encode_metadata(ids.fresh()))
     operator = operators.OperatorMetadata(0, "stateStoreSave", (info,))
     _write(folder / names.operator_metadata(0), operators.encode_operator(operator))
     conf = {**logs.STATE_CONF, "spark.sql.shuffle.partitions": str(shape.partitions)}
-    offsets = logs.encode_offsets(logs.OffsetLog(0, 0, conf, ("{}",)))
+    offsets = logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=("{}",)))
     first = max(0, shape.batches - VERSIONS)
     lineages: list[tuple[VersionId, ...]] = [() for _ in stores]
     for batch in range(first, shape.batches):
@@ -48,7 +48,7 @@ def make(folder: Path, shape: Shape) -> None:
             ChangelogWriter(sink, Header(lineage)).finish()
             _write(folder / store.changelog(version), sink.getvalue())
             if batch == first and batch:
-                empty = SnapshotMetadata("v1", (), 0, {})
+                empty = SnapshotMetadata(header="v1", tables=(), key_count=0, column_families={})
                 files = {"CURRENT": b"MANIFEST-000001\n", "MANIFEST-000001": b"x"}
                 _write(folder / store.snapshot(version), encode_snapshot(Snapshot(files, empty)))
         lineages = [(*lineage, version) for lineage, version in zip(lineages, new, strict=True)]

@@ -53,11 +53,11 @@ def _kept() -> Table:
         most = max(most, kept)
         rows.append([f"{partitions:,}, {batches:,}", f"{kept:,}", f"{partitions * batches:,}", str(_tries(batches))])
     return Table(
-        "Reports that a driver keeps, by partitions and batches",
-        ["partitions, batches", "reports kept", "reports received", "failed attempts of emergency snapshots"],
-        rows,
-        [f"reports kept after the last batch: {most:,}, target 0: {'reached' if not most else 'missed'}"],
-        [
+        title="Reports that a driver keeps, by partitions and batches",
+        columns=["partitions, batches", "reports kept", "reports received", "failed attempts of emergency snapshots"],
+        rows=rows,
+        targets=[f"reports kept after the last batch: {most:,}, target 0: {'reached' if not most else 'missed'}"],
+        notes=[
             "The accumulator of a job receives the reports of all batches in the same way as from PySpark's server.",
             f"Attempts: each batch adds one changelog, from {EMERGENCY_CHANGELOGS} to the ceiling of about {_CEILING}. "
             "Each attempt fails.",
@@ -124,14 +124,14 @@ def _sent() -> Table:
         )
     growth = objects[-1] / objects[0]
     return Table(
-        "Unpickling the stores of a task, by partitions",
-        ["partitions", "steps", "bytes received", "us", "us, versions of all stores as objects", "ratio"],
-        rows,
-        [
+        title="Unpickling the stores of a task, by partitions",
+        columns=["partitions", "steps", "bytes received", "us", "us, versions of all stores as objects", "ratio"],
+        rows=rows,
+        targets=[
             f"steps of unpickling, {PARTITIONS[-1]:,} partitions to {PARTITIONS[0]}: {growth:.2f}x, target at most "
             f"{MOST_GROWTH}x: {'reached' if growth <= MOST_GROWTH else 'missed'}",
         ],
-        [
+        notes=[
             "Each partition has one store with three snapshots. Medians of 30 rounds.",
             f"The copied bytes grow with the partitions: {PARTITIONS[-1]:,} partitions take "
             f"{microseconds[-1] - microseconds[0]:,.0f} us more. They do not depend on the batches.",
@@ -176,8 +176,8 @@ def _asked() -> Table:
         rows.append([f"{partitions:,}, {batches:,}", *(f"{cell:,}" for cell in cells)])
     growth = max(max(of) / min(of) for of in (*looks.values(), *sinks.values()))
     return Table(
-        "Requests of a driver, by partitions and batches",
-        [
+        title="Requests of a driver, by partitions and batches",
+        columns=[
             "partitions, batches",
             "objects listed to find snapshots",
             "objects below state/",
@@ -185,12 +185,12 @@ def _asked() -> Table:
             "bytes read from the sink per batch",
             "bytes of the whole sink log",
         ],
-        rows,
-        [
+        rows=rows,
+        targets=[
             f"largest ratio of the most batches to the fewest: {growth:.2f}x, target at most {MOST_GROWTH}x: "
             f"{'reached' if growth <= MOST_GROWTH else 'missed'}",
         ],
-        [
+        notes=[
             "Listing without a maintenance run since the last one. After a run, the job lists the records (four per run of "
             "the last 30 days) and reads the new ones.",
             "The sink is a Delta table with one file per batch and a checkpoint in its log. The job queries it before each "

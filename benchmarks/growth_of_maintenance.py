@@ -55,14 +55,14 @@ def tables(options: argparse.Namespace) -> list[Table]:
     columns = ["partitions, batches", "batches in the log", "gc MiB", "requests", "s", "audit MiB", "requests", "s"]
     return [
         Table(
-            "Peak memory of maintenance by partitions and batches",
-            columns,
-            [_row(*one) for one in found],
-            [
+            title="Peak memory of maintenance by partitions and batches",
+            columns=columns,
+            rows=[_row(*one) for one in found],
+            targets=[
                 f"largest ratio of 100,000 batches to 10, gc or audit: {growth:.2f}x, target at most {MOST_GROWTH}x: "
                 f"{'reached' if growth <= MOST_GROWTH else 'missed'}",
             ],
-            [
+            notes=[
                 "Peak of the whole process; the interpreter and the library alone take "
                 f"{found[0][1].imported_mib:.0f} MiB. gc: the plan. audit: gather and judge.",
                 f"Native checkpoints in structure V2 with files of {growing_roots.VERSIONS} versions, {_RETAINED} of "

@@ -12,7 +12,7 @@ import itertools
 import struct
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -67,6 +67,7 @@ class Layout:
     encode: Encode
     prefix: Callable[[int], bytes]
     group_of: Callable[[bytes], int]
+    _: KW_ONLY
     key_bytes: float = 0.0
     changelog_bytes: float = 0.0
     table_bytes: float = 0.0
@@ -143,14 +144,14 @@ def _table(layouts: list[Layout]) -> Table:
         for layout in layouts
     ]
     return Table(
-        f"The key group in a state key, {KEYS:,} keys in {GROUPS:,} groups",
-        ["layout", "key B", "changelog B/key", "SST B/key", "encode ms", "scan ms", "byte ranges"],
-        rows,
-        [
+        title=f"The key group in a state key, {KEYS:,} keys in {GROUPS:,} groups",
+        columns=["layout", "key B", "changelog B/key", "SST B/key", "encode ms", "scan ms", "byte ranges"],
+        rows=rows,
+        targets=[
             f"{other.name} to int, encode: {ratio(other.encode_milliseconds, first.encode_milliseconds).shown(2, 'x')}",
             f"{other.name} to int, scan: {ratio(other.scan_milliseconds, first.scan_milliseconds).shown(2, 'x')}",
         ],
-        [
+        notes=[
             "The key is one bigint column, in random order. The value is a bigint and a double. Changelog and SST are "
             "compressed with LZ4.",
             f"Scan: groups {MOVED_GROUPS.start} to {MOVED_GROUPS.stop - 1}, each by its prefix. Byte ranges: the number of "

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> list[Table]:
     return [_price_table(with_defaults, configured)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Side:
     """The cost of one query on S3 during `batches` batches, and the cost of Statekeeper's work on its checkpoint."""
 
@@ -76,7 +76,7 @@ class _Side:
 def _priced(spark: SparkSession, server: CountingS3Server, settings: Mapping[str, str], *, outside: bool) -> _Side:
     """Run a query on S3 while the server counts; then run Statekeeper once on its checkpoint if it works `outside`."""
     path = f"{server.make_bucket()}/query/checkpoint"
-    query = NativeQuery(spark, f"s3a://{path}", settings, _ROWS, _KEYS)
+    query = NativeQuery(spark=spark, checkpoint=f"s3a://{path}", settings=settings, rows=_ROWS, keys=_KEYS)
     seconds_before = started = 0.0
 
     def begin() -> None:
@@ -99,7 +99,13 @@ def _priced(spark: SparkSession, server: CountingS3Server, settings: Mapping[str
         snapshot = statekeeper(["snapshot", root, "--mode", "snapshots"], server)
         gc = statekeeper(["gc", root, "--mode", "full", "--apply"], server)
         verbs = VerbRun(snapshot.seconds + gc.seconds, snapshot.cpu_seconds + gc.cpu_seconds)
-    return _Side(batches, server.requests(of_stores=True), server.requests(of_stores=False), cpu_seconds, verbs)
+    return _Side(
+        batches=batches,
+        of_stores=server.requests(of_stores=True),
+        of_query=server.requests(of_stores=False),
+        executor_cpu_seconds=cpu_seconds,
+        outside=verbs,
+    )
 
 
 def _price_table(spark: _Side, ours: _Side) -> Table:
@@ -107,9 +113,9 @@ def _price_table(spark: _Side, ours: _Side) -> Table:
     assert ours.outside is not None
     outside = ours.per_thousand(ours.outside.cpu_seconds)
     return Table(
-        f"Maintenance and requests of a native query on S3, a batch every {_BATCH_SECONDS} s",
-        ["", "Spark's defaults", "configured for Statekeeper"],
-        [
+        title=f"Maintenance and requests of a native query on S3, a batch every {_BATCH_SECONDS} s",
+        columns=["", "Spark's defaults", "configured for Statekeeper"],
+        rows=[
             ["CPU of maintenance in executors, 1,000 batches, 4 stores"]
             + [one.per_thousand(one.executor_cpu_seconds) for one in sides],
             ["CPU of maintenance outside, 1,000 batches, 4 stores", "0.0 s", outside],
@@ -117,8 +123,8 @@ def _price_table(spark: _Side, ours: _Side) -> Table:
             [f"GET and HEAD requests a month, {STORES} stores"] + [f"{one.reads:,}" for one in months],
             [f"dollars a month for requests, {STORES} stores"] + [f"{one.dollars:,.0f}" for one in months],
         ],
-        [f"dollars a month, Spark's defaults to Statekeeper: {months[0].dollars / months[1].dollars:.2f}x"],
-        [
+        targets=[f"dollars a month, Spark's defaults to Statekeeper: {months[0].dollars / months[1].dollars:.2f}x"],
+        notes=[
             f"One round of {spark.batches} and {ours.batches} batches, {_MEASURED_STORES} stores, structure V1. Requests "
             f"to the stores are multiplied by {STORES} / {_MEASURED_STORES}; those to the rest of the checkpoint are not.",
             f"Time is compressed {_COMPRESSION} times: a batch every {_COMPRESSED_BATCH_SECONDS:g} s and "

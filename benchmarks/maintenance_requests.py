@@ -27,7 +27,7 @@ _AUDIT_REQUESTS_A_STORE = 3
 _AUDIT_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Pass:
     """One pass over the root. `stores`: number of examined stores. `read`: number and bytes of base files read in full."""
 
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> list[Table]:
     is_quick = audited.seconds < _AUDIT_SECONDS
     return [
         Table(
-            f"{STORES:,} stores of {VERSIONS} versions and one snapshot each",
-            ["pass", "stores examined", "requests", "files read in full", "files deleted", "s"],
-            [audited.row(), *(one.row() for one in passes)],
-            [
+            title=f"{STORES:,} stores of {VERSIONS} versions and one snapshot each",
+            columns=["pass", "stores examined", "requests", "files read in full", "files deleted", "s"],
+            rows=[audited.row(), *(one.row() for one in passes)],
+            targets=[
                 f"audit: {audited.requests / STORES:.2f} requests per store, target at most {_AUDIT_REQUESTS_A_STORE} "
                 f"and one per snapshot: {'reached' if in_bounds else 'missed'}",
                 f"audit: {audited.seconds:.1f} s, target below {_AUDIT_SECONDS:.0f} s: "
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> list[Table]:
                 f"reads before deletion: {passes[0].read[0] / STORES:.1f} files per store in the first pass, then "
                 f"{passes[1].read[0] / CHANGED:.1f} per changed store, {passes[2].read[0]} without a change",
             ],
-            [
+            notes=[
                 f"Spark's own maintenance lists each of the {STORES:,} stores once a minute.",
                 "A listing of any length counts as one request; S3 returns at most 1,000 names per request.",
             ],
@@ -110,7 +110,7 @@ def _audit(root: StateRoot) -> _Pass:
     started, before = perf_counter(), root.storage.requests.snapshot()
     result = audit.judge(audit.gather(root.storage))
     spent = root.storage.requests.since(before).total
-    return _Pass("audit", len(result.stores), spent, 0, perf_counter() - started)
+    return _Pass(name="audit", stores=len(result.stores), requests=spent, deleted=0, seconds=perf_counter() - started)
 
 
 def _collect(root: StateRoot, name: str) -> _Pass:
@@ -124,4 +124,11 @@ def _collect(root: StateRoot, name: str) -> _Pass:
     spent = root.storage.requests.since(before).total
     deleted = sum(step.files for step in done)
     read = (sum(step.read_files for step in done), sum(step.read_bytes for step in done))
-    return _Pass(name, len(gathered.chains), spent, deleted, perf_counter() - started, read)
+    return _Pass(
+        name=name,
+        stores=len(gathered.chains),
+        requests=spent,
+        deleted=deleted,
+        seconds=perf_counter() - started,
+        read=read,
+    )

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> list[Table]:
         f"{_MANY} partitions, a task per partition": _started(_MANY, _MANY),
     }
     try:
-        return [_table(compared(session, starts, Course(_KEYS, options.rounds)), options.rounds)]
+        return [_table(compared(session, starts, Course(keys=_KEYS, rounds=options.rounds)), options.rounds)]
     finally:
         session.stop()
 
@@ -55,14 +55,14 @@ def _table(contenders: list[Contender], rounds: int) -> Table:
         for contender in contenders
     ]
     return Table(
-        f"Count and sum per key, {_KEYS:,} rows of {_KEYS:,} keys per batch, on two slots",
-        ["query", "batches", "ms per batch", "median", "ratio to the first"],
-        shown,
-        [
+        title=f"Count and sum per key, {_KEYS:,} rows of {_KEYS:,} keys per batch, on two slots",
+        columns=["query", "batches", "ms per batch", "median", "ratio to the first"],
+        rows=shown,
+        targets=[
             verdict(f"{_MANY} partitions to {_FEW}", ratio(many.rounds, few.rounds), at_most=1.5),
             verdict("a task per slot to a task per partition", ratio(many.rounds, single.rounds), at_most=1.0),
         ],
-        [
+        notes=[
             "One session, local[2], batch logs, local disk, the output is discarded. Each batch contains each key once.",
             f"{rounds} alternating rounds of two measured batches.",
         ],

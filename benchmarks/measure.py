@@ -45,7 +45,7 @@ def flat(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [value for samples in rounds for value in samples]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Result of a benchmark. `notes` describe the measurement; `targets` include the reached values."""
 

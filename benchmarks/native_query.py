@@ -65,7 +65,7 @@ def session(server: S3Server | None = None) -> SparkSession:
     return spark
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NativeQuery:
     """Counts and sums `rows` rows a batch over `keys` keys; Spark keeps the state at `checkpoint`."""
 

@@ -46,14 +46,14 @@ def run(options: argparse.Namespace) -> list[Table]:
     session = spark_session("benchmark", master="local[2]", conf=_COMMON)
     try:
         of_jvm = {NATIVE: _of_spark(spark_peers.native_aggregation)}
-        native = compared(session, _with_floor(of_jvm), Course(100_000, options.rounds))
-        tables = [_table(native, Course(100_000, options.rounds), {NATIVE: 2.0})]
-        course = Course(10_000, options.rounds)
+        native = compared(session, _with_floor(of_jvm), Course(keys=100_000, rounds=options.rounds))
+        tables = [_table(native, Course(keys=100_000, rounds=options.rounds), {NATIVE: 2.0})]
+        course = Course(keys=10_000, rounds=options.rounds)
         tables.append(
             _table(compared(session, _with_floor(python_peers), course), course, dict.fromkeys(python_peers, 10.0))
         )
         if options.large:
-            course = Course(100_000, 3, measured=1)
+            course = Course(keys=100_000, rounds=3, measured=1)
             best = {name: python_peers[name] for name in (BEST,)}
             tables.append(_table(compared(session, _with_floor(best), course), course, {BEST: 25.0}))
     finally:
@@ -96,10 +96,10 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
         )
     best = min(peers, key=lambda peer: statistics.median(flat(peer.rounds)))
     return Table(
-        f"Count and sum per key, {course.keys:,} rows of {course.keys:,} keys per batch",
-        ["operator", "batches", "ms per batch", "rows/s", "time, ratio to Statekeeper"],
-        rows,
-        [
+        title=f"Count and sum per key, {course.keys:,} rows of {course.keys:,} keys per batch",
+        columns=["operator", "batches", "ms per batch", "rows/s", "time, ratio to Statekeeper"],
+        rows=rows,
+        targets=[
             verdict(
                 f"rows/s to {best.name}" + (", the fastest peer" if len(peers) > 1 else ""),
                 ratio(best.rounds, ours.rounds),
@@ -109,7 +109,7 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
             f"{ratio(best.rounds, floor.rounds).shown(2, 'x')}",
             verdict("Statekeeper to the same jobs without state", ratio(ours.rounds, floor.rounds), at_most=1.75),
         ],
-        [
+        notes=[
             f"One session, local[2], {PARTITIONS} partitions each. A batch is a Parquet file that contains each key once. "
             "The output goes to Spark's `noop` sink in update mode; Statekeeper writes to it in `foreachBatch`.",
             f"{course.warm_up} warm-up batches, then {course.rounds} alternating rounds with {course.measured} measured "

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> list[Table]:
             for name, taken in rounds.items()
         ]
     title = f"A call of {ROWS:,} rows of {KEYS:,} keys"
-    return [Table(title, ["function", "dtypes", "ms per call", "ratio to Statekeeper's"], lines)]
+    return [Table(title=title, columns=["function", "dtypes", "ms per call", "ratio to Statekeeper's"], rows=lines)]
 
 
 def _given() -> tuple[pa.Table, pa.Table]:

@@ -22,7 +22,7 @@ print(json.dumps([done.ru_maxrss, imported.ru_maxrss, cpu, time.perf_counter() -
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Peak:
     """Resources of one call. `peak_mib`: of the whole process. `imported_mib`: after the imports, before the call."""
 
@@ -43,4 +43,6 @@ def peak_of(module: str, function: str, *arguments: str) -> Peak:
         text=True,
     )
     peak_kib, imported_kib, cpu, seconds, result = json.loads(done.stdout.splitlines()[-1])
-    return Peak(peak_kib / 1024, imported_kib / 1024, cpu, seconds, result)
+    return Peak(
+        peak_mib=peak_kib / 1024, imported_mib=imported_kib / 1024, cpu_seconds=cpu, seconds=seconds, result=result
+    )

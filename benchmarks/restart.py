@@ -44,7 +44,7 @@ def _restarts(spark: SparkSession, folder: Path) -> _Restarts:
     """Restart one store's query with a long tail, then without a tail, then with a short one."""
     checkpoint = folder / "checkpoint"
     settings = {**FOR_STATEKEEPER, "spark.sql.shuffle.partitions": "1"}
-    query = NativeQuery(spark, str(checkpoint), settings, _ROWS, _KEYS)
+    query = NativeQuery(spark=spark, checkpoint=str(checkpoint), settings=settings, rows=_ROWS, keys=_KEYS)
 
     query.run(LONG_TAIL)
     long = _measured(query, folder / "long")
@@ -71,9 +71,9 @@ def _measured(query: NativeQuery, saved: Path) -> list[float]:
 def _restart_table(found: _Restarts) -> Table:
     long, short, compacted = (statistics.median(one) for one in (found.long, found.short, found.compacted))
     return Table(
-        "Restart of a native query, one store",
-        ["tail", "seconds to the first committed batch", "to the short tail"],
-        [
+        title="Restart of a native query, one store",
+        columns=["tail", "seconds to the first committed batch", "to the short tail"],
+        rows=[
             [f"{LONG_TAIL} changelogs", f"{long:.1f}", f"{long / short:.1f}x"],
             [f"{SHORT_TAIL} changelogs", f"{short:.1f}", "1.0x"],
             [
@@ -82,11 +82,11 @@ def _restart_table(found: _Restarts) -> Table:
                 f"{compacted / short:.1f}x",
             ],
         ],
-        [
+        targets=[
             f"`statekeeper snapshot` of the {LONG_TAIL} changelogs: {found.snapshot.seconds:.1f} s in its own process, "
             f"{found.snapshot.cpu_seconds:.1f} s of CPU",
         ],
-        [
+        notes=[
             f"PySpark 4.2, local[2], RocksDB with changelogs, structure V1. A batch changes {_ROWS:,} of {_KEYS:,} keys. "
             "The checkpoint is on the local disk.",
             f"One round, medians of {RESTARTS} restarts of the same checkpoint. From `start()` until `commits/N` exists. "

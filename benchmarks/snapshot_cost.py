@@ -213,10 +213,10 @@ class BesideSpark:
         )
         return [
             Table(
-                "Loads and snapshots, compared with Spark's own store",
-                ["work", "runs", "s", "ratio to Statekeeper"],
-                [*self._replay.rows(replay), *self._snapshots.rows(snapshot), *self._loads.rows(load)],
-                [
+                title="Loads and snapshots, compared with Spark's own store",
+                columns=["work", "runs", "s", "ratio to Statekeeper"],
+                rows=[*self._replay.rows(replay), *self._snapshots.rows(snapshot), *self._loads.rows(load)],
+                targets=[
                     *self._replay.verdicts(replay, 5, [TRACKED]),
                     f"{replay}, {UNTRACKED} to Statekeeper: "
                     f"{ratio(self._replay.seconds[UNTRACKED], self._replay.seconds[OURS]).shown(2, 'x')}, no target",
@@ -228,7 +228,7 @@ class BesideSpark:
                         at_most=1.2,
                     ),
                 ],
-                [
+                notes=[
                     "A row is a bigint key, a bigint and a double, as in the jobs of `pipelines`: 68 bytes per record. "
                     "Root and scratch folder are on the local disk.",
                     "Replay and load: from storage to a readable store, on a host without a local copy. Statekeeper runs "
@@ -269,23 +269,23 @@ def _alone(folder: Path, rounds: int) -> Table:
     many = f"{SMALL_STORES} stores of {SMALL_CHANGELOGS} x {SMALL_RECORDS} records"
     one = f"one store of {LARGE_CHANGELOGS * LARGE_RECORDS:,} keys, {plain_mib:,.0f} MiB of values"
     return Table(
-        "A run of `statekeeper snapshot`",
-        ["work", "runs", "stores/s", "s", "peak MiB"],
-        [
+        title="A run of `statekeeper snapshot`",
+        columns=["work", "runs", "stores/s", "s", "peak MiB"],
+        rows=[
             [many, f"{rounds}", Spread.of(rates).shown(1), f"{SMALL_STORES / np.median(rates):.1f}", "-"],
             *(
                 [f"{one}, --memory {bound}", "1", "-", f"{of_bound.seconds:.1f}", f"{of_bound.peak_mib:,.0f}"]
                 for bound, of_bound in runs.items()
             ),
         ],
-        [
+        targets=[
             verdict("small stores", Spread.of(rates), at_least=20, unit=" stores/s"),
             *(
                 verdict(f"peak with --memory {bound}", Spread.of([of_bound.peak_mib]), at_most=bound, unit=" MiB")
                 for bound, of_bound in runs.items()
             ),
         ],
-        ["The time includes the start of the process. Default settings: one worker per core."],
+        notes=["The time includes the start of the process. Default settings: one worker per core."],
     )
 
 

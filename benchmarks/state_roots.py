@@ -52,7 +52,7 @@ class StateRoot:
         self._ids = RandomIds()
         self.storage.create(names.BINDING, b"{}")
         self.storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
-        info = operators.StoreInfo(names.DEFAULT_STORE, 1, stores)
+        info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=1, partitions=stores)
         operator = operators.OperatorMetadata(0, "counting", (info,))
         self.storage.create(names.operator_metadata(0), operators.encode_operator(operator))
         self._batches = 0

@@ -27,7 +27,7 @@ CHANGED = 500
 _SCHEMA = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[]}')
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Move:
     """One switchover. `expected_bytes`: size of the bases and tails. `copy_seconds`: duration of a plain copy of them."""
 
@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> list[Table]:
             _adopt_heads(root)
     return [
         Table(
-            f"{STORES} stores of {KEYS:,} keys, {TAIL} changelogs of {CHANGED} since the newest snapshot",
-            [
+            title=f"{STORES} stores of {KEYS:,} keys, {TAIL} changelogs of {CHANGED} since the newest snapshot",
+            columns=[
                 "switchover",
                 "s",
                 "bytes read, ratio to base and tail",
@@ -65,13 +65,13 @@ def run(options: argparse.Namespace) -> list[Table]:
                 "requests",
                 "time, ratio to a copy",
             ],
-            [_row(name, of_name) for name, of_name in moves.items()],
-            [
+            rows=[_row(name, of_name) for name, of_name in moves.items()],
+            targets=[
                 f"bytes read to bytes of base and tail, {name}: "
                 f"{Spread.of([m.read_bytes / m.expected_bytes for m in of_name]).shown(2, 'x')}"
                 for name, of_name in moves.items()
             ],
-            [
+            notes=[
                 "All steps except the five seconds in which a checkpoint must be idle: audits before and after, building "
                 "the snapshots, reading them back, comparing digests of all keys and values, and the commit.",
                 "A copy reads the same bases and tails and writes them under other names, with the same number of workers.",
@@ -106,11 +106,18 @@ def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
         lambda progress: reached.add(progress.phase),
         run=RandomIds().fresh(),
         holder="a benchmark",
-        machine=Machine(folder, SystemClock(), RandomIds()),
+        machine=Machine(scratch=folder, clock=SystemClock(), ids=RandomIds()),
     )
     seconds, spent = perf_counter() - started, storage.requests.since(before)
     assert SwitchPhase.ENDED in reached
-    return _Move(seconds, planned.read_bytes, spent.bytes_read, spent.bytes_written, spent.total, copy_seconds)
+    return _Move(
+        seconds=seconds,
+        expected_bytes=planned.read_bytes,
+        read_bytes=spent.bytes_read,
+        written_bytes=spent.bytes_written,
+        requests=spent.total,
+        copy_seconds=copy_seconds,
+    )
 
 
 def _copied(storage: Storage, planned: SwitchPlan, folder: Path) -> float:
@@ -134,7 +141,9 @@ def _describe(root: StateRoot) -> None:
     """Write the metadata that an audit requires."""
     storage = root.storage
     storage.delete([names.QUERY_METADATA])
-    bound = binding.Binding("the root", "a query", len(root.stores), 64, (_SCHEMA,))
+    bound = binding.Binding(
+        root_id="the root", query_id="a query", partitions=len(root.stores), key_groups=64, stores=(_SCHEMA,)
+    )
     storage.replace(names.BINDING, binding.encode_binding(bound))
     storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))
     storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
@@ -144,7 +153,7 @@ def _grow(root: StateRoot, random: np.random.Generator, numbers: np.ndarray) -> 
     pieces = list(changes(random, numbers))
     root.commit([pieces] * len(root.stores))
     batch = root.heads[0].version - 1
-    offsets = logs.OffsetLog(0, batch, logs.STATE_CONF, ('"a source"',))
+    offsets = logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf=logs.STATE_CONF, sources=('"a source"',))
     root.storage.create(names.offsets(batch), logs.encode_offsets(offsets))
 
 

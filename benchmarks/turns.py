@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.05
 Start = Callable[[SparkSession, DataFrame, Path], StreamingQuery]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Course:
     """Settings of one comparison."""
 
@@ -39,7 +39,7 @@ class Course:
     measured: int = 2
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Contender:
     """One query, and the milliseconds of its batches by round."""
 
@@ -109,7 +109,7 @@ def _started(session: SparkSession, name: str, start: Start, folder: Path) -> It
     own = session.newSession()
     query = start(own, spark_peers.stream(own, inbox), folder)
     try:
-        yield Contender(name, query, inbox)
+        yield Contender(name=name, query=query, inbox=inbox)
     finally:
         query.stop()
 

@@ -50,7 +50,9 @@ class DeltaLog:
         if head is None:
             return None
         metadata = table.metadata()
-        known = _Known(table.version(), head, TableMetadata(str(metadata.id), dict(metadata.configuration)))
+        known = _Known(
+            version=table.version(), head=head, metadata=TableMetadata(str(metadata.id), dict(metadata.configuration))
+        )
         known.commits.extend(table.history(_COMMITS))
         known.has_all = len(known.commits) < _COMMITS
         return known
@@ -82,7 +84,7 @@ class DeltaLog:
         return DeltaTable(self._path, storage_options=self._options)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Known:
     version: int
     head: bytes

@@ -179,13 +179,23 @@ class BatchDriver:
         self._enter(batch, Phase.COMMITTED)
         spent = self._storage.requests.since(before)
         self._observer.finished(
-            BatchReport(batch, outcome, attempts, tuple(partitions), dict(self._phases), spent.total, notes)
+            BatchReport(
+                batch=batch,
+                outcome=outcome,
+                attempts=attempts,
+                partitions=tuple(partitions),
+                milliseconds=dict(self._phases),
+                driver_requests=spent.total,
+                notes=notes,
+            )
         )
 
     def _bound_root(self, query_id: str, batch: int) -> StateRoot:
         if self._root is None:
             schemas = self._operator.store_schemas(self._row_columns)
-            wanted = Binding("", query_id, self._partitions, self._key_groups, schemas)
+            wanted = Binding(
+                root_id="", query_id=query_id, partitions=self._partitions, key_groups=self._key_groups, stores=schemas
+            )
             self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
             held = self._root.binding
             if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
@@ -284,15 +294,15 @@ class BatchDriver:
         """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
         self._enter(attempt.batch, Phase.COMPUTED)
         pending = Pending(
-            attempt.batch,
-            attempt.attempt,
-            attempt.root_id,
-            attempt.query_id,
-            sources,
-            root.schema(),
-            _ids_by_operator(reports, ready),
-            root.structure,
-            self._sink_position,
+            batch=attempt.batch,
+            attempt=attempt.attempt,
+            root_id=attempt.root_id,
+            query_id=attempt.query_id,
+            sources=sources,
+            schema=root.schema(),
+            ids=_ids_by_operator(reports, ready),
+            structure=root.structure,
+            sink=self._sink_position,
         )
         root.write_pending(pending, None if self._log is LogLayout.STORES else changelogs_of(reports))
         self._enter(attempt.batch, Phase.PENDING_WRITTEN)

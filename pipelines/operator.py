@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -48,7 +48,7 @@ columns. `state`: key and value columns of these keys, without keys that have no
 stores). The function must be deterministic: another attempt of the batch must compute the same result."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pieces:
     """Limits the rows of one call of the update function. A call holds whole keys, unless `split_hot_keys` is set.
 
@@ -78,6 +78,7 @@ class StatefulOperator:
 
     keys: Sequence[str]
     order_by: Sequence[str]
+    _: KW_ONLY
     state: pa.Schema | Mapping[str, pa.Schema]
     output: pa.Schema
     update: UpdateFunction

@@ -176,7 +176,13 @@ def require_root(
         _require_writable(storage.url)
     metadata = read_or_none(checkpoint, names.QUERY_METADATA)
     query_id = None if metadata is None else logs.parse_metadata(metadata, names.QUERY_METADATA)
-    wanted = Binding("", query_id or "a new query", 1, 1, operator.store_schemas(columns))
+    wanted = Binding(
+        root_id="",
+        query_id=query_id or "a new query",
+        partitions=1,
+        key_groups=1,
+        stores=operator.store_schemas(columns),
+    )
     require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)
 
 

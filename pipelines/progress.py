@@ -31,7 +31,7 @@ class Outcome(Enum):
     DONE_BEFORE = "committed before"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchReport:
     """Report of a committed batch. `milliseconds`: phase -> time until the next phase."""
 

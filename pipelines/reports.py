@@ -16,7 +16,7 @@ def tag_of(fresh_id: str) -> int:
     return int(fresh_id.replace("-", "")[:16], 16) >> 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreReport:
     """Load and commit of one store of a partition. `member`: its changelog, if the driver writes it into a batch log."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -128,6 +128,7 @@ class DeltaSink:
     """
 
     path: str
+    _: KW_ONLY
     storage_options: Mapping[str, str] = field(default_factory=dict)
     continue_at_batch: int | None = None
     writer: Writer | str = Writer.SPARK

@@ -22,7 +22,7 @@ _PLAIN_EVERY = 10
 _LINEAGE_ITEM_BYTES = 76
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Totals:
     batches: int = 0
     rows: int = 0

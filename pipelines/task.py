@@ -66,7 +66,7 @@ class Reporter(Protocol):
         """Send the report of a task whose partitions are committed, or cannot be."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """Input of a task, the same for all tasks of a batch; sent to the workers.
 
@@ -336,7 +336,14 @@ class _Partition:
             rows_in=self._rows_in,
             rows_out=self._rows_out,
             stores=tuple(
-                StoreReport(operator, store.base, store.next, store.load_report, store.commit_metrics, store.member)
+                StoreReport(
+                    operator=operator,
+                    base=store.base,
+                    new=store.next,
+                    load=store.load_report,
+                    commit=store.commit_metrics,
+                    member=store.member,
+                )
                 for operator, store in enumerate(self._stores.values())
             ),
             update_milliseconds=self._update_seconds * 1000,

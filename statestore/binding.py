@@ -45,7 +45,7 @@ class StoreSchema:
     value_json: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Binding:
     """The properties of a root that never change, except for columns added at the end of a value."""
 

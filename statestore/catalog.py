@@ -351,7 +351,9 @@ def undescribed(stores: Iterable[StorePath], partitions: int | None) -> list[ope
     for number in sorted({store.operator for store in there}):
         kinds = sorted({store.store for store in there if store.operator == number})
         seen = {store.partition for store in there if store.operator == number}
-        infos = tuple(operators.StoreInfo(kind, 0, width(seen, partitions)) for kind in kinds)
+        infos = tuple(
+            operators.StoreInfo(name=kind, prefix_columns=0, partitions=width(seen, partitions)) for kind in kinds
+        )
         found.append(operators.OperatorMetadata(number, "", infos))
     return found
 

@@ -52,7 +52,7 @@ class ReadFault:
     is_noticed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoredSnapshot:
     """Facts about the zip of a snapshot and its tables.
 
@@ -82,7 +82,7 @@ class StoredSnapshot:
         return self.damage is None and self.sidecar is None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """The committed versions of one store, ascending and without a gap; the last one is the head.
 
@@ -296,8 +296,8 @@ def look_at_snapshot(
         body = storage.read(path)
         snapshot = read_snapshot(body, path)
     except (ObjectMissing, NotAFile, CorruptFile, UnknownFormatVersion) as error:
-        return StoredSnapshot(None, FileProblem(path, Flaw.of(error), error.what))
-    facts = StoredSnapshot(snapshot.metadata, None, snapshot.is_ours)
+        return StoredSnapshot(metadata=None, damage=FileProblem(path, Flaw.of(error), error.what))
+    facts = StoredSnapshot(metadata=snapshot.metadata, damage=None, is_ours=snapshot.is_ours)
     if not snapshot.is_of(version):
         return replace(facts, damage=FileProblem(path, Flaw.MISMATCH, OF_ANOTHER_PAST))
     for table in snapshot.metadata.named_files:

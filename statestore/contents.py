@@ -32,7 +32,7 @@ _LIMITS = EngineLimits(block_bytes=4096)
 _READS_ROWS = "this release decodes only unsaferow, the default encoding; read the state with Spark's statestore source"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """The stores of a checkpoint at a batch, and the configuration of their encoding. Batch -1 is version 0."""
 

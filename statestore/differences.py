@@ -24,7 +24,7 @@ class Change(Enum):
     CHANGED = "changed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """One key that was added, removed or changed. A value is an object, or a list of objects in a family of lists; None if
     the key is missing on that side."""
@@ -36,7 +36,7 @@ class Difference:
     after: Any
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Differences:
     """Iterates over the differences, ascending by the bytes of the keys. The iteration updates `counts`.
 
@@ -80,7 +80,7 @@ class Differences:
             sides.append(side)
         for one, key, before, after in zip(found, keys, *sides, strict=True):
             assert key is not None
-            yield Difference(one.family, one.change, key, before, after)
+            yield Difference(family=one.family, change=one.change, key=key, before=before, after=after)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class SinkPosition:
     version: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pending:
     """An attempt at a batch, recorded before it writes to the sink: its identity and the ids of its versions.
 
@@ -289,7 +289,9 @@ class StateRoot:
         """Write the metadata that Spark needs, also if a crash after `binding.json` left it incomplete."""
         self.storage.create(names.QUERY_METADATA, logs.encode_metadata(self.binding.root_id))
         for operator, _ in enumerate(self.binding.stores):
-            info = operators.StoreInfo(names.DEFAULT_STORE, PREFIX_COLUMNS, self.binding.partitions)
+            info = operators.StoreInfo(
+                name=names.DEFAULT_STORE, prefix_columns=PREFIX_COLUMNS, partitions=self.binding.partitions
+            )
             metadata = operators.OperatorMetadata(operator, "statekeeper", (info,))
             self.storage.create(names.operator_metadata(operator), operators.encode_operator(metadata))
         self._write_schemas()

@@ -54,7 +54,7 @@ class StoreLimits:
     lock_timeout_seconds: float = 30.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CommitMetrics:
     """The work of a commit. `changed_bytes` is uncompressed; `uploaded_bytes` is compressed.
 

@@ -33,7 +33,7 @@ class Ending(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Begun:
     """The start of a switchover.
 

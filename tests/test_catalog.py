@@ -29,7 +29,7 @@ def test_heads_come_from_the_newest_commit(storage: Storage, tmp_path: Path) -> 
 
 def test_the_four_stores_of_a_join_get_their_ids_by_their_order(storage: Storage) -> None:
     stores = ["left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue"]
-    infos = tuple(operators.StoreInfo(name, 0, 2) for name in stores)
+    infos = tuple(operators.StoreInfo(name=name, prefix_columns=0, partitions=2) for name in stores)
     storage.create(names.operator_metadata(1), operators.encode_operator(operators.OperatorMetadata(1, "join", infos)))
     ids = {1: (tuple(IDS[:4]), tuple(IDS[4:]))}
     storage.create(names.commits(7), logs.encode_commit(logs.CommitLog(0, ids)))
@@ -42,7 +42,7 @@ def test_the_four_stores_of_a_join_get_their_ids_by_their_order(storage: Storage
 def test_the_operator_metadata_of_the_batch_applies(storage: Storage) -> None:
     assert catalog.operator_at(storage, 0, 3) is None
     for batch in (2, 10):
-        infos = (operators.StoreInfo("default", 0, batch),)
+        infos = (operators.StoreInfo(name="default", prefix_columns=0, partitions=batch),)
         body = operators.encode_operator(operators.OperatorMetadata(0, "an operator", infos))
         storage.create(f"{names.operator_metadata_by_batch(0)}/{batch}", body)
     held = {batch: catalog.operator_at(storage, 0, batch) for batch in (-1, 0, 2, 9, 10, 11)}

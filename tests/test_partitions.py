@@ -26,7 +26,7 @@ def storage_spec(tmp_path: object) -> StorageSpec:
 def begin(storage: Storage, name: str = operators.AGGREGATION, key_json: str = BY_KEY) -> None:
     """A checkpoint of Spark's whose operator says that it has two partitions."""
     storage.create(names.QUERY_METADATA, logs.encode_metadata(ROOT_ID))
-    info = StoreInfo(names.DEFAULT_STORE, 0, 2)
+    info = StoreInfo(name=names.DEFAULT_STORE, prefix_columns=0, partitions=2)
     storage.create(names.operator_metadata(0), operators.encode_operator(OperatorMetadata(0, name, (info,))))
     storage.create(names.state_schema(0), operators.encode_schema(key_json, BY_KEY))
 
@@ -34,7 +34,9 @@ def begin(storage: Storage, name: str = operators.AGGREGATION, key_json: str = B
 def commit(storage: Storage, batch: int, ids: int | None, pinned: int = 2) -> None:
     """Commit a batch with this number of partitions, or without ids."""
     conf = {**STATE_CONF, SHUFFLE_PARTITIONS: str(pinned)}
-    storage.create(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, conf, ())))
+    storage.create(
+        names.offsets(batch), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=()))
+    )
     named = None if ids is None else {0: tuple((IDS[partition],) for partition in range(ids))}
     storage.create(names.commits(batch), logs.encode_commit(CommitLog(0, named)))
 

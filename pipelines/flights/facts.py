@@ -161,7 +161,7 @@ class _Runs:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Past:
     """The state of each run's key; where there is none, what a running value starts from."""
 
@@ -183,11 +183,11 @@ class _Past:
             return result
 
         return cls(
-            seeds(taken["legs"].to_numpy(), 0),
-            seeds(_floats(taken["dep_delay_sum"]), 0.0),
-            seeds(_floats(taken["worst_dep_delay"]), -np.inf),
-            seeds(_instants(taken["last_departed_at"]), 0),
-            seeds(_floats(taken["last_arr_delay"]), np.nan),
+            legs=seeds(taken["legs"].to_numpy(), 0),
+            dep_delay_sum=seeds(_floats(taken["dep_delay_sum"]), 0.0),
+            worst_dep_delay=seeds(_floats(taken["worst_dep_delay"]), -np.inf),
+            last_departed_at=seeds(_instants(taken["last_departed_at"]), 0),
+            last_arr_delay=seeds(_floats(taken["last_arr_delay"]), np.nan),
         )
 
 

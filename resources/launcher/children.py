@@ -38,7 +38,7 @@ class Command:
     after: Path | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Child:
     command: Command
     process: subprocess.Popen[bytes] | None = None
@@ -63,7 +63,7 @@ class Children:
     def __init__(
         self, commands: Sequence[Command], environment: Mapping[str, str], clock: Clock, *, end_seconds: float = 15.0
     ) -> None:
-        self._children = [_Child(command) for command in commands]
+        self._children = [_Child(command=command) for command in commands]
         self._environment = dict(environment)
         self._clock = clock
         self._end_seconds = end_seconds

@@ -105,7 +105,7 @@ def _compare(
         opened(after[0], store, after[1], scratch=scratch, clock=clock, ids=ids) as new,
     ):
         say_skipped(store, (*old.skipped_snapshots, *new.skipped_snapshots))
-        differences = Differences(old, new, family, limit)
+        differences = Differences(before=old, after=new, family=family, decoded_rows=limit)
         for one in differences:
             sink.put(_row(store, one))
         return differences.counts

@@ -154,7 +154,7 @@ _ROWS_IN_A_TABLE = 1000
 """Rows of one table: the column widths need all of them in memory."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Tables:
     """Tables: one for consecutive rows with the same `title`, with the columns of `cells`."""
 

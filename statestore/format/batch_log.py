@@ -51,7 +51,7 @@ class Member:
     checksum: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchLog:
     """The head of a batch log.
 
@@ -155,7 +155,7 @@ def parse_head(data: bytes, path: str) -> BatchLog:
         raise CorruptFile(f"has an invalid index: {error}", path=path, hint=_HINT) from error
     if names.batch_log(version, tag) != path:
         raise CorruptFile(f"contains the batch log {version}-{tag}; it was copied or renamed", path=path, hint=_HINT)
-    return BatchLog(version, tag, record, members, size_bytes)
+    return BatchLog(version=version, tag=tag, record=record, members=members, size_bytes=size_bytes)
 
 
 def _members(rows: Any, version: Any, tag: str, start: int) -> tuple[dict[Place, Member], int]:

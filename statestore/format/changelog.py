@@ -6,8 +6,7 @@
     v4   UTF "v4", UTF lineage JSON, typed records, byte 00          as v2, structure V2
 
 A record is `int key length, key, int value length, value`, big-endian; value length -1 deletes the key. A typed record
-starts with one more byte, its `Kind`. Records apply in order: the last put or delete of a key wins, and later merges
-append to it.
+starts with one more byte, its `Kind`. Records apply in order: the last put or delete of a key wins; merges append to it.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ WINDOW_BYTES = 8 * 1024 * 1024
 MOST_RECORD_BYTES = 64 * 1024 * 1024
 """Maximum size of a record without a larger memory setting. Reading a record takes about four times its size."""
 
+_COLUMNS = ("key_start", "key_length", "value_start", "value_length")
 _PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
 
@@ -72,7 +72,7 @@ class Header:
     is_typed: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Changes:
     """Changes as slices of one buffer, in write order unless stated otherwise: int64 arrays, one element per record.
 
@@ -86,6 +86,11 @@ class Changes:
     value_length: np.ndarray
     kinds: np.ndarray | None = None
 
+    @classmethod
+    def of(cls, buffer: bytes | bytearray, *columns: np.ndarray, kinds: np.ndarray | None = None) -> Changes:
+        """Return changes over the buffer. `columns`: the four arrays, in the order of their fields."""
+        return cls(buffer=buffer, kinds=kinds, **dict(zip(_COLUMNS, columns, strict=True)))
+
     def __len__(self) -> int:
         return len(self.key_start)
 
@@ -97,14 +102,13 @@ class Changes:
     def take(self, places: np.ndarray | slice) -> Changes:
         """Select the records at these places, in that order, over the same buffer."""
         kinds = None if self.kinds is None else self.kinds[places]
-        key_start, key_length, value_start, value_length = (column[places] for column in self.columns)
-        return Changes(self.buffer, key_start, key_length, value_start, value_length, kinds)
+        return Changes.of(self.buffer, *(column[places] for column in self.columns), kinds=kinds)
 
     def behind(self, others: bytearray) -> Changes:
         """Append the bytes of these puts and deletes to `others` and return the changes over that buffer."""
         base = len(others)
         others += self.buffer
-        return Changes(others, self.key_start + base, self.key_length, self.value_start + base, self.value_length)
+        return Changes.of(others, self.key_start + base, self.key_length, self.value_start + base, self.value_length)
 
     def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Iterate over all records as (key, value or None for a delete), in order. Only a few are in memory."""
@@ -349,14 +353,12 @@ def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Cha
         found += [alike, others]
     if whole and plain[position:] != layout.end:
         raise CorruptFile(
-            f"does not end with an end mark at byte {position:,} of {len(plain):,}",
-            path=reader.path,
-            hint=_HINT,
+            f"does not end with an end mark at byte {position:,} of {len(plain):,}", path=reader.path, hint=_HINT
         )
     at = position + layout.ahead
     if not whole and at + 4 <= len(plain) and (key_size := int(_INT.unpack_from(plain, at)[0])) < -1:
         raise CorruptFile(f"has an impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
-    changes = Changes(plain, *(np.concatenate(column) for column in zip(*found, strict=True)))
+    changes = Changes.of(plain, *(np.concatenate(column) for column in zip(*found, strict=True)))
     return (changes if layout is _PLAIN else replace(changes, kinds=_kinds(reader, changes))), position
 
 

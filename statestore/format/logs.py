@@ -48,7 +48,7 @@ STATE_CONF = {
 """How the state of Statekeeper's roots is encoded, as the confs of Spark's offset log."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OffsetLog:
     """One `offsets/N`: the end of the batch in each source, as one JSON text per source, and the confs of the state.
 
@@ -130,14 +130,14 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     if len(lines) < 2:
         raise CorruptFile("is truncated: the metadata line is missing", path=path, hint=_RESTORE)
     if not lines[1] and len(lines) > 2:
-        return OffsetLog(0, 0, {}, tuple(lines[2:]), is_continuous=True)
+        return OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=tuple(lines[2:]), is_continuous=True)
     head = json_object(lines[1].encode(), path)
     try:
         return OffsetLog(
-            int(head["batchWatermarkMs"]),
-            int(head["batchTimestampMs"]),
-            {str(k): str(v) for k, v in head["conf"].items()},
-            tuple(lines[2:]),
+            watermark_ms=int(head["batchWatermarkMs"]),
+            timestamp_ms=int(head["batchTimestampMs"]),
+            conf={str(k): str(v) for k, v in head["conf"].items()},
+            sources=tuple(lines[2:]),
         )
     except BAD_VALUES as error:
         raise CorruptFile("has a metadata line with a missing or invalid field", path=path, hint=_RESTORE) from error

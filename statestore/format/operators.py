@@ -30,7 +30,7 @@ _CHUNK_CHARACTERS = 65_535 // 6
 counts UTF-16 units and cuts at twice this length; its reader joins pieces of any length."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreInfo:
     """One store of an operator.
 
@@ -76,11 +76,11 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         info = body["operatorInfo"]
         stores = tuple(
             StoreInfo(
-                str(s["storeName"]),
-                int(s["numColsPrefixKey"]),
-                int(s["numPartitions"]),
-                _schema_files(s),
-                _schema_uris(s),
+                name=str(s["storeName"]),
+                prefix_columns=int(s["numColsPrefixKey"]),
+                partitions=int(s["numPartitions"]),
+                schema_files=_schema_files(s),
+                schema_uris=_schema_uris(s),
             )
             for s in body["stateStoreInfo"]
         )

@@ -52,7 +52,7 @@ class Window:
         columns = zip(*(piece.columns for piece in self._pieces), strict=True)
         # Eight bytes of padding after the records: see `_words`.
         self._buffer += bytes(8)
-        changes = Changes(self._buffer, *map(np.concatenate, columns))
+        changes = Changes.of(self._buffer, *map(np.concatenate, columns))
         self._begin()
         return changes.take(_last_of_each_key(changes))
 

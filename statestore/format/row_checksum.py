@@ -45,7 +45,14 @@ def verified(changes: Changes, path: str) -> Changes:
                 path=path,
                 hint="restore the file from a backup, or load an older version",
             )
-    return Changes(changes.buffer, key_start, key_length, value_start, value_length, changes.kinds)
+    return Changes(
+        buffer=changes.buffer,
+        key_start=key_start,
+        key_length=key_length,
+        value_start=value_start,
+        value_length=value_length,
+        kinds=changes.kinds,
+    )
 
 
 def checksum(*pieces: memoryview | bytes) -> int:

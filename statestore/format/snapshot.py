@@ -69,7 +69,7 @@ class TableFile:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotMetadata:
     """The `metadata` of a snapshot. `key_count` is -1 if the keys were not counted.
 
@@ -242,14 +242,16 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
     try:
         fields = parsed_json(rest)
         metadata = SnapshotMetadata(
-            header.decode(),
-            _parse_files(fields["sstFiles"], _TABLE_NAME),
-            int(fields["numKeys"]),
-            {str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
-            int(fields.get("numInternalKeys", 0)),
-            {str(name): bool(internal) for name, internal in fields.get("columnFamilyTypeMap", {}).items()},
-            int(fields.get("maxColumnFamilyId", 0)),
-            _parse_files(fields.get("logFiles") or (), _LOG_NAME),
+            header=header.decode(),
+            tables=_parse_files(fields["sstFiles"], _TABLE_NAME),
+            key_count=int(fields["numKeys"]),
+            column_families={str(name): int(number) for name, number in fields.get("columnFamilyMapping", {}).items()},
+            internal_key_count=int(fields.get("numInternalKeys", 0)),
+            internal_families={
+                str(name): bool(internal) for name, internal in fields.get("columnFamilyTypeMap", {}).items()
+            },
+            largest_family_id=int(fields.get("maxColumnFamilyId", 0)),
+            archived_logs=_parse_files(fields.get("logFiles") or (), _LOG_NAME),
         )
     except BAD_VALUES as error:
         raise CorruptFile("has metadata that is not valid JSON of Spark's form", path=path, hint=_HINT) from error

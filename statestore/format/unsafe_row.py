@@ -99,7 +99,9 @@ def _decode(piece: pa.LargeBinaryArray, schema: pa.Schema, skip: int, first: int
     plain = Ragged.from_arrow(piece)
     sizes = plain.lengths - skip
     origin = np.arange(first, first + len(piece))
-    nowhere = unsafe_row_decode.Extents(np.empty(0, np.uint64), plain.offsets[:-1], sizes, origin, "")
+    nowhere = unsafe_row_decode.Extents(
+        words=np.empty(0, np.uint64), at=plain.offsets[:-1], sizes=sizes, origin=origin, path=""
+    )
     if piece.null_count:
         nowhere.require(~piece.is_null().to_numpy(zero_copy_only=False), "the row is null")
     nowhere.require((sizes >= 0) & (sizes % 8 == 0), f"the size after its first {skip} bytes is not a multiple of 8")
@@ -107,7 +109,7 @@ def _decode(piece: pa.LargeBinaryArray, schema: pa.Schema, skip: int, first: int
     body = gather(plain.data, plain.offsets[:-1] + skip, sizes)
     aligned = body.data if body.data.ctypes.data % 8 == 0 else body.data.copy()
     words = aligned.view(np.uint64)
-    found = unsafe_row_decode.Extents(words, body.offsets[:-1] // 8, sizes, origin, "")
+    found = unsafe_row_decode.Extents(words=words, at=body.offsets[:-1] // 8, sizes=sizes, origin=origin, path="")
     columns = unsafe_row_decode.rows(found, list(schema))
     return pa.RecordBatch.from_struct_array(_struct(pa.struct(list(schema)), len(piece), None, columns))
 

@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Extents:
     """Positions of values: `at` is the first word of each value, `sizes` its declared bytes, `origin` the number of its
     row.
@@ -214,11 +214,11 @@ def _lists(bodies: Extents, field: pa.Field, name: str) -> tuple[Counts, pa.Arra
     bodies.require(fixed_bytes <= bodies.sizes, "the array declares more elements than its bytes can contain")
     ordinal = positions(np.zeros_like(lengths), lengths)
     owner = Extents(
-        bodies.words,
-        np.repeat(bodies.at, lengths),
-        np.repeat(bodies.sizes, lengths),
-        np.repeat(bodies.origin, lengths),
-        bodies.within(name),
+        words=bodies.words,
+        at=np.repeat(bodies.at, lengths),
+        sizes=np.repeat(bodies.sizes, lengths),
+        origin=np.repeat(bodies.origin, lengths),
+        path=bodies.within(name),
     )
     bits = bodies.words[owner.at + 1 + ordinal // 64] >> (ordinal % 64).astype(np.uint64)
     null = (bits & np.uint64(1)).astype(np.bool_)

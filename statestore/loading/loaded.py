@@ -11,7 +11,7 @@ from statestore.format.snapshot import SnapshotMetadata
 from statestore.lineage import BaseKind, Lineage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadReport:
     """The work of one load. Bytes, files and requests are those of storage; `base` is the kind of base.
 
@@ -49,7 +49,7 @@ class Loaded:
             shutil.rmtree(self.private, ignore_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Restored:
     """A version in its own directory, open for writing.
 

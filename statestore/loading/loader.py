@@ -171,7 +171,7 @@ class Loader:
         with contextlib.suppress(CorruptFile):
             ahead = changelogs.small(plan.replay, most_records=AHEAD_RECORDS, most_bytes=AHEAD_BYTES)
             if ahead is not None:
-                report = LoadReport(BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(ahead))
+                report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(ahead))
                 return Loaded(database, plan.lineage, ahead), report
         return None
 
@@ -233,7 +233,7 @@ class Loader:
                     .written_keys
                 )
         self._folder.touch()
-        report = LoadReport(BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
+        report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
         return Loaded(Database.open_read_only(path, self._limits), plan.lineage), report
 
     def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
@@ -271,13 +271,13 @@ class Loader:
                     conf=self._conf,
                 ).onto(database, base=base, marked=marked)
                 report = LoadReport(
-                    plan.base_kind,
+                    base=plan.base_kind,
                     replayed_changelogs=len(plan.replay),
                     replayed_keys=replayed.written_keys,
                     fetched_files=1 + len(base.tables) if base else 0,
                     skipped_snapshots=facts.skipped,
                 )
-                return Restored(database, base, plan.lineage, replayed.keys, report)
+                return Restored(database=database, base=base, lineage=plan.lineage, keys=replayed.keys, report=report)
             except BaseException as error:
                 if database is not None:
                     # An error on closing a damaged database would hide the first error.

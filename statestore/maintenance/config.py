@@ -87,7 +87,7 @@ class Root:
     policies: Policies
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parent:
     """A configured folder of checkpoints. `below`: the path of the checkpoint in each folder; "" for the folder itself.
     `forget_seconds`: how long a missing checkpoint is remembered."""
@@ -187,7 +187,7 @@ class _Reader:
             raise self._bad(f"{where}.below", f"is {below!r}", 'write a relative folder: below = "state"')
         forget = self._duration(body.get("forget_after", "1d"), f"{where}.forget_after")
         policies = self._own_policies(body, defaults, where, "below", "forget_after")
-        return Parent(name, self._spec(body, where), policies, below, forget)
+        return Parent(name=name, spec=self._spec(body, where), policies=policies, below=below, forget_seconds=forget)
 
     def _spec(self, body: dict[str, Any], where: str) -> StorageSpec:
         url = body.get("url")

@@ -14,7 +14,7 @@ from statestore.maintenance.retention import Amount
 from statestore.storage import Storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Health:
     """The figures of a checkpoint.
 

@@ -31,7 +31,7 @@ LIFE_SECONDS = 600.0
 _BEAT_SECONDS = LIFE_SECONDS / 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """The content of a lease file.
 

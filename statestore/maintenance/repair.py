@@ -75,7 +75,7 @@ class Relocate:
 RepairAction = Rewrite | Quarantine | Relocate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RepairFacts:
     """The facts of a repair.
 

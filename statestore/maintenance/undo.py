@@ -46,7 +46,7 @@ class Kept:
     lacks: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UndoFacts:
     """The facts of an undo. `position_at_repair` and `position_now`: the query position."""
 
@@ -85,11 +85,11 @@ def gather(storage: Storage, run: str) -> UndoFacts:
 
     at_once(look, quarantine.files(storage, names.quarantine(run, "").rstrip("/")))
     return UndoFacts(
-        run,
-        storage.url,
-        quarantine.recorded_position(storage, run),
-        position,
-        tuple(found[path] for path in sorted(found)),
+        run=run,
+        url=storage.url,
+        position_at_repair=quarantine.recorded_position(storage, run),
+        position_now=position,
+        kept=tuple(found[path] for path in sorted(found)),
     )
 
 

@@ -75,7 +75,7 @@ class Kind(StrEnum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestCounts:
     """Requests by kind and transferred bytes, including failed tries, which cost money too."""
 

@@ -42,7 +42,7 @@ MOST_HELD_BYTES = 64 * 1024 * 1024
 """Bytes of batch logs that are held in memory. The least recently used objects are dropped, and read again on demand."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEntry(Entry):
     """A changelog that is a member of a batch log. `log`: the path of that object; `modified_at_seconds` is its time."""
 
@@ -171,7 +171,7 @@ class LoggedStorage:
         member = None if entry is None else self.logs.head(log).members.get(place)
         if entry is None or member is None:
             return self.inner.stat(path)
-        return MemberEntry(path, member.length, entry.modified_at_seconds, log=log)
+        return MemberEntry(path=path, size_bytes=member.length, modified_at_seconds=entry.modified_at_seconds, log=log)
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         return self.inner.create(path, data, like=like)
@@ -247,7 +247,14 @@ def list_members(storage: Storage, folder: str = STATE, *, listed: Iterable[Entr
         for (store, version), member in head.members.items():
             path = store.changelog(version)
             if is_below(path, folder):
-                entries.append(MemberEntry(path, member.length, entry.modified_at_seconds, log=entry.path))
+                entries.append(
+                    MemberEntry(
+                        path=path,
+                        size_bytes=member.length,
+                        modified_at_seconds=entry.modified_at_seconds,
+                        log=entry.path,
+                    )
+                )
     seen = tuple((entry, None if entry.path in damaged else heads.get(entry.path)) for entry in objects)
     return Members(seen, tuple(sorted(entries, key=lambda one: one.path)), damaged)
 

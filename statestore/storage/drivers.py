@@ -31,7 +31,7 @@ _REQUEST_SECONDS = 60
 _ACCOUNT = re.compile(r"(?P<container>[^@/]+)@(?P<account>[^./:]+)\.(?P<rest>[^/:]+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Driver:
     """A driver with atomic create-if-absent, and the package that it needs.
 

@@ -303,8 +303,38 @@ def test_the_age_of_a_clean_audit_is_kept_for_an_unreachable_query_and_dropped_f
 
 
 def _health(*, clean: bool) -> Health:
-    worst = None if clean else Finding(Severity.ERROR, FindingKind.CHANGELOG_MISSING, None, "a file", "p", "m", "a")
-    return Health(1, 1, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, None, int(not clean), 0, worst, 0)
+    worst = (
+        None
+        if clean
+        else Finding(
+            severity=Severity.ERROR,
+            kind=FindingKind.CHANGELOG_MISSING,
+            store=None,
+            file="a file",
+            problem="p",
+            meaning="m",
+            action="a",
+        )
+    )
+    return Health(
+        version=1,
+        stores=1,
+        longest_tail=0,
+        tail_bytes=0,
+        restore_seconds=0.0,
+        files=0,
+        bytes=0,
+        reclaimable_files=0,
+        reclaimable_bytes=0,
+        orphan_files=0,
+        orphan_bytes=0,
+        reclaimed_bytes=0,
+        least_commits_left=None,
+        errors=int(not clean),
+        warnings=0,
+        worst=worst,
+        requests=0,
+    )
 
 
 def test_the_worker_of_a_run_is_locked_while_its_process_lives(

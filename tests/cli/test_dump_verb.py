@@ -209,7 +209,10 @@ def as_sparks(checkpoint: Checkpoint, **conf: str) -> None:
     storage.delete([names.BINDING])
     pinned = {**logs.STATE_CONF, **{f"spark.sql.streaming.stateStore.{name}": text for name, text in conf.items()}}
     newest = len(checkpoint.versions) - 2
-    storage.replace(names.offsets(newest), logs.encode_offsets(logs.OffsetLog(0, 0, pinned, ())))
+    storage.replace(
+        names.offsets(newest),
+        logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=pinned, sources=())),
+    )
 
 
 def refused(result: Result) -> str:

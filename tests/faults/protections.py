@@ -79,7 +79,7 @@ def _without_a_second_look(
     storage: Storage, planned: StoreVerdicts, _reads: Reads, _kept_by_quarantine: frozenset[str], may_delete: MayDelete
 ) -> Iterator[Deleted]:
     for part in deleting._delete(storage, planned.deletions, may_delete):
-        yield Deleted(planned.store, DeletionOutcome.DONE, len(part), 0)
+        yield Deleted(store=planned.store, outcome=DeletionOutcome.DONE, files=len(part), size_bytes=0)
 
 
 def _trusts_what_was_planned() -> AbstractContextManager[object]:

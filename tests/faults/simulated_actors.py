@@ -278,7 +278,9 @@ def _upload_as_spark(world: World, storage: Storage, store: StorePath, version: 
         if path.name not in held:
             storage.create(store.table_file(table.dfs_name), path)
     small = {path.name: path.read_bytes() for path in (folder / "captured").iterdir() if is_small_file(path.name)}
-    body = encode_snapshot(Snapshot(small, SnapshotMetadata("v1", tuple(tables), keys, {})))
+    body = encode_snapshot(
+        Snapshot(small, SnapshotMetadata(header="v1", tables=tuple(tables), key_count=keys, column_families={}))
+    )
     storage.create(store.snapshot(version), body)
     shutil.rmtree(folder)
 

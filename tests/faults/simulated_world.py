@@ -126,7 +126,7 @@ class World:
     def _create_root(self) -> None:
         self.root.create(names.BINDING, b"{}")
         self.root.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
-        info = operators.StoreInfo(names.DEFAULT_STORE, 1, len(self.stores))
+        info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=1, partitions=len(self.stores))
         metadata = operators.OperatorMetadata(0, "counting", (info,))
         self.root.create(names.operator_metadata(0), operators.encode_operator(metadata))
 

@@ -23,7 +23,12 @@ from tests.support.damage import flips, prefixes, value_or_error
 
 ID = "6ad1c2f0-1111-4222-8333-444455556666"
 COMMIT = CommitLog(0, {0: ((ID,), (ID,))})
-OFFSETS = OffsetLog(0, 1_767_225_600_000, {"spark.sql.shuffle.partitions": "2"}, ('{"logOffset":0}',))
+OFFSETS = OffsetLog(
+    watermark_ms=0,
+    timestamp_ms=1_767_225_600_000,
+    conf={"spark.sql.shuffle.partitions": "2"},
+    sources=('{"logOffset":0}',),
+)
 
 ids = st.uuids().map(str)
 by_store = st.dictionaries(

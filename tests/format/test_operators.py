@@ -20,7 +20,7 @@ from statestore.format.operators import (
 )
 from tests.support.damage import flips, prefixes, value_or_error
 
-OPERATOR = OperatorMetadata(0, "stateStoreSave", (StoreInfo("default", 0, 2),))
+OPERATOR = OperatorMetadata(0, "stateStoreSave", (StoreInfo(name="default", prefix_columns=0, partitions=2),))
 BY_SPARK = (
     b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"stateStoreSave"},'
     b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":2}]}'
@@ -44,11 +44,11 @@ def test_an_operator_is_read_as_it_was_written(operator: OperatorMetadata) -> No
 @pytest.mark.parametrize(
     "store",
     [
-        StoreInfo("../../..", 0, 1),
-        StoreInfo("a/b", 0, 1),
-        StoreInfo("", 0, 1),
-        StoreInfo("default", 0, 0),
-        StoreInfo("default", 0, 2_000_000_000),
+        StoreInfo(name="../../..", prefix_columns=0, partitions=1),
+        StoreInfo(name="a/b", prefix_columns=0, partitions=1),
+        StoreInfo(name="", prefix_columns=0, partitions=1),
+        StoreInfo(name="default", prefix_columns=0, partitions=0),
+        StoreInfo(name="default", prefix_columns=0, partitions=2_000_000_000),
     ],
 )
 def test_an_impossible_store_name_is_rejected_and_never_becomes_a_path(store: StoreInfo) -> None:
@@ -89,7 +89,15 @@ def test_metadata_of_an_operator_with_column_families_is_read_as_spark_writes_it
     head = '{"operatorInfo":{"operatorId":3,"operatorName":"symmetricHashJoin"},"stateStoreInfo":['
     data = f'v2\n{head}{store}],"operatorPropertiesJson":"{{}}"}}'.encode()
     found = parse_operator(data, "metadata")
-    assert found == OperatorMetadata(3, "symmetricHashJoin", (StoreInfo("default", 0, 2, ("0_a",), ("file:/x/0_a",)),))
+    assert found == OperatorMetadata(
+        3,
+        "symmetricHashJoin",
+        (
+            StoreInfo(
+                name="default", prefix_columns=0, partitions=2, schema_files=("0_a",), schema_uris=("file:/x/0_a",)
+            ),
+        ),
+    )
     for escape in ("..", "0_a%2f..", "", "0_"):
         with pytest.raises(CorruptFile, match="impossible schema files"):
             parse_operator(data.replace(b"/0_a", b"/" + escape.encode()), "metadata")

@@ -78,9 +78,15 @@ def test_sparks_snapshot_is_read() -> None:
 def test_an_encoded_snapshot_is_read_and_equal_snapshots_give_equal_bytes() -> None:
     families = {"default": 1, "list": 2, "$ttl": 3}
     metadata_of_families = SnapshotMetadata(
-        "v1", (TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),), 7, families, 2, {"default": False}, 3
+        header="v1",
+        tables=(TableFile("000008.sst", "000008-6ad1c2f0-0000.sst", 1317),),
+        key_count=7,
+        column_families=families,
+        internal_key_count=2,
+        internal_families={"default": False},
+        largest_family_id=3,
     )
-    for body in (metadata_of_families, SnapshotMetadata("v1", (), -1, {})):
+    for body in (metadata_of_families, SnapshotMetadata(header="v1", tables=(), key_count=-1, column_families={})):
         snapshot = Snapshot(SMALL_FILES, body)
         assert read(encode_snapshot(snapshot)) == snapshot
         assert encode_snapshot(snapshot) == encode_snapshot(Snapshot(dict(reversed(SMALL_FILES.items())), body))
@@ -88,7 +94,7 @@ def test_an_encoded_snapshot_is_read_and_equal_snapshots_give_equal_bytes() -> N
 
 def test_a_snapshot_may_have_a_digest_that_identifies_its_version() -> None:
     mine, other = (VersionId(3, digest=f"{n}ad1c2f0-1111-4222-8333-444455556666") for n in (1, 2))
-    body = SnapshotMetadata("v1", (), 2, {})
+    body = SnapshotMetadata(header="v1", tables=(), key_count=2, column_families={})
     told = read_snapshot(encode_snapshot(Snapshot(SMALL_FILES, body, digest=mine.digest)), "3.zip")
     untold = read_snapshot(encode_snapshot(Snapshot(SMALL_FILES, body)), "3.zip")
     assert (told.digest, untold.digest) == (mine.digest, None)
@@ -98,7 +104,9 @@ def test_a_snapshot_may_have_a_digest_that_identifies_its_version() -> None:
 
 def test_the_metadata_equals_that_of_spark_4_2() -> None:
     table = TableFile(TABLE["localFileName"], TABLE["dfsSstFileName"], TABLE["sizeBytes"])
-    data = encode_snapshot(Snapshot(SMALL_FILES, SnapshotMetadata("v1", (table,), 2, {})))
+    data = encode_snapshot(
+        Snapshot(SMALL_FILES, SnapshotMetadata(header="v1", tables=(table,), key_count=2, column_families={}))
+    )
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         header, _, body = archive.read("metadata").decode().partition("\n")
     assert (header, json.loads(body)) == ("v1", fields())

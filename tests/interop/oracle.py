@@ -104,7 +104,10 @@ class Twin:
         # Of a join the view of a side is of both its stores.
         operator = replace(operator, views=[view for view in operator.views if "storeName" not in view])
         query = NativeQuery(
-            cast(SparkSession, self.spark), self.folder, operator, {FORMAT: form.structure, **form.confs}
+            spark=cast(SparkSession, self.spark),
+            checkpoint=self.folder,
+            settings=operator,
+            rows={FORMAT: form.structure, **form.confs},
         )
         shutil.rmtree(query.checkpoint, ignore_errors=True)
         shutil.copytree(self.folder / "whole", query.checkpoint)

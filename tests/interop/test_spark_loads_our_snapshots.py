@@ -32,7 +32,7 @@ def add_up(rows: pa.Table, state: pa.Table) -> Update:
     return Update(totals, totals)
 
 
-OPERATOR = StatefulOperator(["key"], [], STATE, pa.schema([("key", pa.string()), *STATE]), add_up)
+OPERATOR = StatefulOperator(["key"], [], state=STATE, output=pa.schema([("key", pa.string()), *STATE]), update=add_up)
 
 
 def snapshot_all(root: Path, scratch: Path) -> list[Taken]:

@@ -38,7 +38,9 @@ CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) 
 def begun(
     spark: SparkSession, folder: Path, name: str, structure: Structure, confs: Mapping[str, str] = PLAIN
 ) -> NativeQuery:
-    return NativeQuery(spark, folder / "query", OPERATORS[name], {**structure.conf, **confs})
+    return NativeQuery(
+        spark=spark, checkpoint=folder / "query", settings=OPERATORS[name], rows={**structure.conf, **confs}
+    )
 
 
 def _told(value: object) -> str:
@@ -128,7 +130,7 @@ def test_spark_rejects_an_incomplete_switchover_and_continues_after_its_completi
         storage = open_storage(str(query.checkpoint))
         snapshots_of(query, folder)
         plan = switchover.plan(switchover.gather(storage, scratch=folder), structure.other)
-        machine = Machine(folder, SystemClock(), RandomIds(), workers=1)
+        machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds(), workers=1)
         run, dying = RandomIds().fresh(), DiesAfter(storage, last_write)
         with pytest.raises(SimulatedCrash):
             runs.switch(dying, plan, lambda _: None, run=run, holder="a test", machine=machine)

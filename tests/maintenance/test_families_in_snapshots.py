@@ -51,14 +51,19 @@ def root(tmp_path: Path) -> Storage:
     """Six versions; the fifth is the first with keys of the second family."""
     storage = open_storage(str(tmp_path / "root"))
     storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
-    described = operators.OperatorMetadata(0, "tws", (operators.StoreInfo(names.DEFAULT_STORE, 0, 1),))
+    described = operators.OperatorMetadata(
+        0, "tws", (operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=0, partitions=1),)
+    )
     storage.create(names.operator_metadata(0), operators.encode_operator(described))
     for number in range(1, 7):
         lineage = [version(before) for before in range(1 if number <= 3 else 3, number)]
         family = VALUES if number >= 5 else DEFAULT
         storage.create(STORE.changelog(version(number)), changelog_with_families(number, lineage, family))
         storage.create(
-            names.offsets(number - 1), logs.encode_offsets(OffsetLog(0, 0, dict(STATE_CONF), ('"a source"',)))
+            names.offsets(number - 1),
+            logs.encode_offsets(
+                OffsetLog(watermark_ms=0, timestamp_ms=0, conf=dict(STATE_CONF), sources=('"a source"',))
+            ),
         )
         ids = {0: ((IDS[number],),)}
         storage.create(names.commits(number - 1), logs.encode_commit(CommitLog(0, ids)))

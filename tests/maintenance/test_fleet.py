@@ -16,7 +16,7 @@ def checkpoint(url: str, scratch: Path, batches: int) -> None:
 
 
 def below(folder: Path) -> Parent:
-    return Parent("jobs", StorageSpec(str(folder)), Policies(), below="state")
+    return Parent(name="jobs", spec=StorageSpec(str(folder)), policies=Policies(), below="state")
 
 
 def test_the_folders_of_a_parent_are_found_with_their_newest_batch(tmp_path: Path) -> None:
@@ -35,7 +35,9 @@ def test_the_folders_of_a_parent_in_a_bucket_are_found_by_either_spelling(s3_ser
     s3_server.put(bucket, "jobs/", b"")
     s3_server.put(bucket, "jobs/orders/", b"")
     for scheme in ("s3", "s3a"):
-        parent = Parent("jobs", StorageSpec(f"{scheme}://{bucket}/jobs", options), Policies(), below="state")
+        parent = Parent(
+            name="jobs", spec=StorageSpec(f"{scheme}://{bucket}/jobs", options), policies=Policies(), below="state"
+        )
         found = discover(Configuration(parents={"jobs": parent}))
         assert {name: query.version for name, query in found.queries.items()} == {"jobs.orders": 2}
         assert (found.waiting, found.problems) == ((), {})
@@ -48,7 +50,7 @@ def test_an_unreadable_folder_does_not_hide_the_others_and_counts_as_present(tmp
         "bad": Root("bad", StorageSpec("ftp://nowhere/x"), Policies()),
         "later": Root("later", StorageSpec(str(tmp_path / "later")), Policies()),
     }
-    parents = {"jobs": Parent("jobs", StorageSpec("ftp://nowhere/y"), Policies())}
+    parents = {"jobs": Parent(name="jobs", spec=StorageSpec("ftp://nowhere/y"), policies=Policies())}
     found = discover(Configuration(roots, parents=parents))
     assert list(found.queries) == ["good"]
     assert found.waiting == ("later",)

@@ -55,13 +55,16 @@ def checkpoint(storage: Storage, tmp_path: Path) -> Checkpoint:
 def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:
     versions = tuple(VersionId(n, f"{n:08x}-0000-4000-8000-000000000000") for n in range(1, tail + 2))
     load = LoadPlan(BaseKind.SNAPSHOT, versions[0], versions[1:], versions)
-    return StoreSnapshotFacts(StorePath(0, partition), versions[-1], load, tail_bytes)
+    return StoreSnapshotFacts(store=StorePath(0, partition), head=versions[-1], load=load, tail_bytes=tail_bytes)
 
 
 def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
     stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
-    made = plan(SnapshotFacts(9, True, tuple(stores), replay_bytes_per_second=100.0), SnapshotPolicy(10, 90.0))
+    made = plan(
+        SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0),
+        SnapshotPolicy(10, 90.0),
+    )
     assert [(action.store.partition, action.reason) for action in made.take] == [
         (2, SnapshotReason.RESTORE),
         (1, SnapshotReason.COUNT),
@@ -75,7 +78,11 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
         (4, SkipReason.NOT_LOADABLE),
     ]
     assert made.leave[2].explained == "the head cannot be loaded: state/0/4/2.changelog is missing"
-    every = plan(SnapshotFacts(9, True, (stores[0], stores[3], broken)), SnapshotPolicy(10, 90.0), take_all=True)
+    every = plan(
+        SnapshotFacts(batch=9, is_own=True, stores=(stores[0], stores[3], broken)),
+        SnapshotPolicy(10, 90.0),
+        take_all=True,
+    )
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, SnapshotReason.ASKED)]
 
 
@@ -105,7 +112,7 @@ def test_a_folder_without_a_checkpoint_is_an_error_and_a_checkpoint_without_batc
     with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
-    assert gather(storage) == SnapshotFacts(None, True, ())
+    assert gather(storage) == SnapshotFacts(batch=None, is_own=True, stores=())
 
 
 def test_a_missing_changelog_is_named_and_the_other_stores_get_snapshots(
@@ -325,7 +332,9 @@ def native(storage: Storage, tmp_path: Path) -> Checkpoint:
     made.grow(4)
     storage.delete([names.BINDING])
     conf = {name: value for name, value in logs.STATE_CONF.items() if "mergeOperatorVersion" not in name}
-    storage.replace(names.offsets(3), logs.encode_offsets(logs.OffsetLog(0, 3, conf, ())))
+    storage.replace(
+        names.offsets(3), logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=3, conf=conf, sources=()))
+    )
     return made
 
 
@@ -363,12 +372,15 @@ def test_a_sidecar_of_a_changelog_excludes_spark_4_0(native: Checkpoint, tmp_pat
 def of_v1(storage: Storage, versions: int) -> list[StorePath]:
     """A checkpoint of Spark's in structure V1 with one store, of which version N holds the keys 1 to N."""
     storage.create(names.QUERY_METADATA, logs.encode_metadata("a query"))
-    info = operators.StoreInfo(names.DEFAULT_STORE, 0, 1)
+    info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=0, partitions=1)
     storage.create(names.operator_metadata(0), operators.encode_operator(operators.OperatorMetadata(0, "agg", (info,))))
     store = StorePath(0, 0)
     for number in range(1, versions + 1):
         storage.create(store.changelog(VersionId(number)), v1_changelog(number))
-        storage.create(names.offsets(number - 1), logs.encode_offsets(logs.OffsetLog(0, 0, logs.STATE_CONF, ())))
+        storage.create(
+            names.offsets(number - 1),
+            logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=logs.STATE_CONF, sources=())),
+        )
         storage.create(names.commits(number - 1), logs.encode_commit(logs.CommitLog(0, None)))
     return [store]
 

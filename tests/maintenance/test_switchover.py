@@ -126,7 +126,10 @@ def test_the_spark_release_must_be_given_if_no_sidecar_excludes_4_0(
 ) -> None:
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
     conf = {key: value for key, value in logs.STATE_CONF.items() if "mergeOperatorVersion" not in key}
-    local.replace(names.offsets(5), logs.encode_offsets(logs.OffsetLog(0, 5, conf, ('"a source"',))))
+    local.replace(
+        names.offsets(5),
+        logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=5, conf=conf, sources=('"a source"',))),
+    )
     [refusal] = planned(local, Structure.V2, tmp_path).refusals
     assert "add --for-spark" in refusal
     assert not planned(local, Structure.V2, tmp_path, Spark.V4_1).refusals
@@ -175,7 +178,12 @@ def test_files_of_an_unfinished_batch_are_quarantined(
     stray = checkpoint.stores[0].changelog(VersionId(7))
     local.create(stray, b"of the batch that did not end")
     local.create(names.sidecar(stray), b"its sidecar")
-    local.create(names.offsets(6), logs.encode_offsets(logs.OffsetLog(0, 6, logs.STATE_CONF, ('"a source"',))))
+    local.create(
+        names.offsets(6),
+        logs.encode_offsets(
+            logs.OffsetLog(watermark_ms=0, timestamp_ms=6, conf=logs.STATE_CONF, sources=('"a source"',))
+        ),
+    )
     switch(local, Structure.V2, tmp_path)
     assert local.stat(stray) is None
     assert local.stat(names.sidecar(stray)) is None
@@ -189,7 +197,7 @@ def test_a_checkpoint_with_findings_is_not_switched(switchable: Checkpoint, sour
     before = contents(storage)
     plan = planned(storage, source.other, tmp_path)
     assert any("the audit reports" in refusal for refusal in plan.refusals)
-    machine = Machine(tmp_path, SystemClock(), RandomIds())
+    machine = Machine(scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
     with pytest.raises(RefusedAsUnsafe):
         runs.switch(storage, plan, lambda _: None, run=RandomIds().fresh(), holder="a test", machine=machine)
     assert contents(storage) == before
@@ -219,7 +227,10 @@ def test_a_checkpoint_with_an_unfinished_offline_repartition_is_not_switched(
     for batch, partitions in ((5, "2"), (6, "4")):
         conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: partitions}
         path = names.offsets(batch)
-        switchable.storage.replace(path, logs.encode_offsets(logs.OffsetLog(0, batch, conf, ('"a source"',))))
+        switchable.storage.replace(
+            path,
+            logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf=conf, sources=('"a source"',))),
+        )
     [refusal] = planned(switchable.storage, source.other, tmp_path).refusals
     assert "offline repartition" in refusal
 

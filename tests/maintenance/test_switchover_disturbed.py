@@ -224,7 +224,7 @@ def test_a_plan_from_before_another_switchover_is_not_executed(
     stale = planned(storage, source.other, tmp_path)
     switch(storage, source.other, tmp_path)
     before = contents(storage)
-    machine = Machine(tmp_path, SystemClock(), RandomIds())
+    machine = Machine(scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
     with pytest.raises(RefusedAsUnsafe, match="changed after the plan was made"):
         runs.switch(storage, stale, silent, run=RandomIds().fresh(), holder="a test", machine=machine)
     assert switchover.open_journal(storage) is None

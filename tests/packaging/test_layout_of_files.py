@@ -8,6 +8,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_LINES = 450
+MOST_POSITIONAL_FIELDS = 4
 
 
 def _imported(path: Path) -> list[str]:
@@ -19,6 +20,52 @@ def _imported(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
+
+
+def _python_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [path for name in listed.stdout.splitlines() if (path := REPOSITORY / name).exists()]
+    assert len(files) > 400
+    return files
+
+
+def _positional_fields(node: ast.ClassDef) -> int:
+    """The number of fields that a dataclass accepts by position; 0 for another class."""
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if not any(text.startswith("dataclass") for text in decorators) or any(
+        "kw_only=True" in text for text in decorators
+    ):
+        return 0
+    fields = [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
+    annotations = [ast.unparse(statement.annotation) for statement in fields]
+    if "KW_ONLY" in annotations:
+        return annotations.index("KW_ONLY")
+    of_init = [field for field in fields if field.value is None or "init=False" not in ast.unparse(field.value)]
+    return len([field for field in of_init if not ast.unparse(field.annotation).startswith("ClassVar")])
+
+
+def test_a_dataclass_with_more_than_four_fields_takes_keywords() -> None:
+    """Positions of many arguments cannot be read at a call."""
+    classes = [
+        (path, node)
+        for path in _python_files()
+        if path.relative_to(REPOSITORY).parts[0] != "tests"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert any(_positional_fields(node) == MOST_POSITIONAL_FIELDS for _, node in classes)
+    found = {
+        f"{path.relative_to(REPOSITORY)}: {node.name}"
+        for path, node in classes
+        if _positional_fields(node) > MOST_POSITIONAL_FIELDS
+    }
+    assert found == set()
 
 
 def test_no_test_module_is_imported() -> None:
@@ -37,14 +84,5 @@ def test_no_test_module_is_imported() -> None:
 
 def test_no_file_has_more_than_450_lines() -> None:
     """Split a longer file by subject."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = [path for name in listed.stdout.splitlines() if (path := REPOSITORY / name).exists()]
-    assert len(files) > 400
-    lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in files}
+    lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in _python_files()}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}

@@ -62,7 +62,7 @@ def state_of(stream: Stream) -> pa.Table:
 
 
 def operator(**limits: int | bool) -> StatefulOperator:
-    return StatefulOperator(["key"], ["place"], STATE, OUTPUT, add_up, pieces=Pieces(**limits))
+    return StatefulOperator(["key"], ["place"], state=STATE, output=OUTPUT, update=add_up, pieces=Pieces(**limits))
 
 
 @pytest.fixture

@@ -123,9 +123,9 @@ def test_nulls_zeros_of_both_signs_and_nans_are_one_key_each_in_keys_of_many_col
     operator = StatefulOperator(
         KEYS.names,
         ["at"],
-        pa.schema([("count", pa.int64())]),
-        pa.schema([*KEYS, ("count", pa.int64())]),
-        number_of_rows,
+        state=pa.schema([("count", pa.int64())]),
+        output=pa.schema([*KEYS, ("count", pa.int64())]),
+        update=number_of_rows,
     )
     stream.run(operator)
     counts = {repr(key): value for key, value in stream.state_rows()}
@@ -218,7 +218,7 @@ def test_the_sessions_time_zone_does_not_move_a_moment(delta_session, tmp_path):
     hours = [dt.datetime(2013, 11, 3, 5, tzinfo=dt.UTC), dt.datetime(2013, 11, 3, 6, tzinfo=dt.UTC)]
     values = pa.schema([("moment", moment)])
     output = pa.schema([("hour", moment), ("moment", moment), ("moments", pa.list_(moment))])
-    operator = StatefulOperator(["hour"], ["moment"], values, output, newest_moment)
+    operator = StatefulOperator(["hour"], ["moment"], state=values, output=output, update=newest_moment)
     zones = ["America/New_York", "Asia/Kolkata", "UTC"]
     for number, zone in enumerate(zones):
         moments = [hour + dt.timedelta(minutes=30 + number) for hour in hours]

@@ -128,7 +128,7 @@ def test_column_names_with_dots_and_quotes_can_be_keys(delta_session, tmp_path):
         def write(self, rows: Any, attempt: Any) -> None:
             facts.write_text(repr(sorted(map(tuple, rows.collect()))))
 
-    stream.run(StatefulOperator(["a.b"], ["at`s"], STATE, output, add), rows=rows, sink=Kept())
+    stream.run(StatefulOperator(["a.b"], ["at`s"], state=STATE, output=output, update=add), rows=rows, sink=Kept())
     assert facts.read_text() == "[(1, 2, 11), (2, 1, 7)]"
     assert stream.state() == {(1,): (2, 11), (2,): (1, 7)}
     assert schema.names == rows.columns
@@ -138,7 +138,7 @@ def unsupported(session: Any, folder: Any, column: str, *, key: str = "key", **o
     stream = session.readStream.format("rate").load().selectExpr("value AS key", "value AS at", column)
     with pytest.raises(UnsupportedType) as refused:
         start(
-            StatefulOperator([key], ["at"], STATE, OUTPUT, add_up),
+            StatefulOperator([key], ["at"], state=STATE, output=OUTPUT, update=add_up),
             stream,
             root=str(folder / "root"),
             checkpoint=str(folder / "checkpoint"),

@@ -45,7 +45,7 @@ def nothing(rows: Any, state: Any) -> Update:
     return Update(None)
 
 
-OPERATOR = StatefulOperator(["key"], ["at"], STATE, OUTPUT, nothing)
+OPERATOR = StatefulOperator(["key"], ["at"], state=STATE, output=OUTPUT, update=nothing)
 
 
 def rate(session: SparkSession, *more: str) -> Any:
@@ -189,7 +189,7 @@ def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
     check()
     assert not list(tmp_path.iterdir()), "nothing was written"
     query_id = str(uuid.uuid4())
-    wanted = Binding("", query_id, 1, 8, OPERATOR.store_schemas(columns))
+    wanted = Binding(root_id="", query_id=query_id, partitions=1, key_groups=8, stores=OPERATOR.store_schemas(columns))
     bound = StateRoot.open(root, wanted, batch=0, ids=RandomIds())
     with pytest.raises(ForeignRoot, match=r"belongs to query .*, not to a new query"):
         check()

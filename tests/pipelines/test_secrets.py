@@ -8,7 +8,7 @@ from resources.notifier import Notifier
 
 def test_a_sink_shows_no_storage_options() -> None:
     options = {"AWS_SECRET_ACCESS_KEY": "hunter2"}
-    sink = DeltaSink("s3://key:hunter2@bucket/table", options)
+    sink = DeltaSink("s3://key:hunter2@bucket/table", storage_options=options)
     assert "hunter2" not in f"{sink!r} {sink}"
     assert "bucket/table" in repr(sink)
     assert sink.storage_options == options

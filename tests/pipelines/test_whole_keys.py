@@ -48,7 +48,7 @@ COUNTS = st.lists(st.integers(1, 40), max_size=30)
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 4_000))
 def test_any_rows_in_any_batches_are_returned_as_whole_keys_in_order_without_loss(counts, cuts, rows, size_bytes):
     given_rows = table(keys_of(counts))
-    limits = Pieces(rows, size_bytes, hot_key_rows=40, hot_key_bytes=NO_LIMIT)
+    limits = Pieces(rows=rows, size_bytes=size_bytes, hot_key_rows=40, hot_key_bytes=NO_LIMIT)
     pieces = list(whole_keys(cut(given_rows, cuts), encode, limits, key_columns=["key"]))
     for piece in pieces:
         assert len(piece.keys) == piece.rows.num_rows > 0
@@ -62,7 +62,9 @@ def test_any_rows_in_any_batches_are_returned_as_whole_keys_in_order_without_los
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 60))
 def test_splittable_hot_keys_come_in_pieces_and_other_keys_whole(counts, cuts, rows, hot_key_rows):
     given_rows = table(keys_of(counts))
-    limits = Pieces(rows, NO_LIMIT, hot_key_rows, NO_LIMIT, split_hot_keys=True)
+    limits = Pieces(
+        rows=rows, size_bytes=NO_LIMIT, hot_key_rows=hot_key_rows, hot_key_bytes=NO_LIMIT, split_hot_keys=True
+    )
     pieces = list(whole_keys(cut(given_rows, cuts), encode, limits, key_columns=["key"]))
     assert pa.concat_tables([given_rows.slice(0, 0), *(piece.rows for piece in pieces)]).equals(given_rows)
     for number, count in enumerate(counts):
@@ -73,7 +75,7 @@ def test_splittable_hot_keys_come_in_pieces_and_other_keys_whole(counts, cuts, r
 @settings(deadline=None)
 @given(COUNTS, CUTS, st.integers(1, 60), st.integers(1, 39))
 def test_a_key_with_too_many_rows_is_rejected_for_any_batch_boundaries(counts, cuts, rows, hot_key_rows):
-    limits = Pieces(rows, NO_LIMIT, hot_key_rows, NO_LIMIT)
+    limits = Pieces(rows=rows, size_bytes=NO_LIMIT, hot_key_rows=hot_key_rows, hot_key_bytes=NO_LIMIT)
     hot = [number for number, count in enumerate(counts) if count > hot_key_rows]
     pieces = whole_keys(cut(table(keys_of(counts)), cuts), encode, limits, key_columns=["key"])
     if hot:
@@ -89,7 +91,7 @@ def test_a_key_with_too_many_rows_is_rejected_for_any_batch_boundaries(counts, c
 @given(st.lists(st.integers(1, 5), max_size=60), CUTS, st.integers(1, 60))
 def test_a_piece_is_at_most_a_limit_and_a_slice_for_any_batch_size(counts, cuts, rows):
     hot_key_rows = 5
-    limits = Pieces(rows, NO_LIMIT, hot_key_rows)
+    limits = Pieces(rows=rows, size_bytes=NO_LIMIT, hot_key_rows=hot_key_rows)
     for piece in whole_keys(cut(table(keys_of(counts)), cuts), encode, limits, key_columns=["key"]):
         assert len(piece) <= max(rows, hot_key_rows) + rows
 

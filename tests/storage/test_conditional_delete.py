@@ -106,12 +106,23 @@ def test_a_store_that_overwrites_silently_is_rejected(server: S3Server) -> None:
         require_exclusive_create(storage, RandomIds())
     store = StoreSchema("default", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[]}')
     with pytest.raises(NoExclusiveCreate):
-        bind(storage, Binding("", "a query", 2, 64, (store,)), batch=0, ids=RandomIds())
+        bind(
+            storage,
+            Binding(root_id="", query_id="a query", partitions=2, key_groups=64, stores=(store,)),
+            batch=0,
+            ids=RandomIds(),
+        )
     assert (storage.list(""), storage.list(TEMP_FOLDER)) == ([], [])
 
 
 def test_exclusive_create_is_tested_only_when_a_root_is_created(storage: Storage) -> None:
-    wanted = Binding("", "a query", 2, 64, (StoreSchema("default", '{"fields":[]}', '{"fields":[]}'),))
+    wanted = Binding(
+        root_id="",
+        query_id="a query",
+        partitions=2,
+        key_groups=64,
+        stores=(StoreSchema("default", '{"fields":[]}', '{"fields":[]}'),),
+    )
     bind(storage, wanted, batch=0, ids=RandomIds())
     before = storage.requests.snapshot()
     bind(storage, wanted, batch=0, ids=RandomIds())

@@ -51,7 +51,7 @@ def changes_of(records: Records, *, garbage: bytes = b"") -> Changes:
         for column, size in zip(columns, sizes, strict=True):
             column.append(size)
         plain += struct.pack(">i", len(key)) + key + struct.pack(">i", sizes[3]) + (value or b"")
-    return Changes(bytes(plain), *(np.array(column, np.int64) for column in columns))
+    return Changes.of(bytes(plain), *(np.array(column, np.int64) for column in columns))
 
 
 def one_by_one(records: Records) -> Records:

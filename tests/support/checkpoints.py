@@ -41,11 +41,13 @@ class Checkpoint:
         self.versions: list[list[VersionId]] = [[EMPTY] * partitions]
         self.states: list[list[State]] = [[{} for _ in range(partitions)]]
         self._folder = folder
-        bound = binding.Binding(ROOT_ID, "a query", partitions, 64, (schema,))
+        bound = binding.Binding(
+            root_id=ROOT_ID, query_id="a query", partitions=partitions, key_groups=64, stores=(schema,)
+        )
         storage.create(names.BINDING, binding.encode_binding(bound))
         storage.create(names.QUERY_METADATA, logs.encode_metadata(bound.root_id))
         storage.create(names.state_schema(0), operators.encode_schema(schema.key_json, schema.value_json))
-        info = operators.StoreInfo(names.DEFAULT_STORE, 1, partitions)
+        info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=1, partitions=partitions)
         metadata = operators.OperatorMetadata(0, "counting", (info,))
         storage.create(names.operator_metadata(0), operators.encode_operator(metadata))
 
@@ -61,7 +63,10 @@ class Checkpoint:
         """Commit one batch: the changes of each store."""
         number = len(self.versions) - 1
         self.storage.create(
-            names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, number, logs.STATE_CONF, ('"a source"',)))
+            names.offsets(number),
+            logs.encode_offsets(
+                logs.OffsetLog(watermark_ms=0, timestamp_ms=number, conf=logs.STATE_CONF, sources=('"a source"',))
+            ),
         )
         snapshots = catalog.snapshots(self.storage)  # as the driver tells its tasks
         new = []

@@ -72,7 +72,7 @@ def count(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
     return Update(output, output.groupby("key", as_index=False).last().drop(columns="number"))
 
 
-OPERATOR = StatefulOperator(["key"], ["number"], VALUES, OUTPUT, count, Frames.PANDAS)
+OPERATOR = StatefulOperator(["key"], ["number"], state=VALUES, output=OUTPUT, update=count, frames=Frames.PANDAS)
 
 
 def rows_of(batch: int, rows: int = 40, keys: int = 12) -> pd.DataFrame:
@@ -188,7 +188,7 @@ class Job:
     def run_one(self, driver: BatchDriver, rows: DataFrame, batch: int, query_id: str) -> None:
         """Hand one batch to a driver as Spark would, where two queries of one id cannot run in one context."""
         rows.sparkSession.sparkContext.setLocalProperty("sql.streaming.queryId", query_id)
-        outer = logs.OffsetLog(0, 0, {}, (f'{{"batch":{batch}}}',))
+        outer = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=(f'{{"batch":{batch}}}',))
         open_storage(str(self.checkpoint)).create(names.offsets(batch), logs.encode_offsets(outer))
         driver(rows, batch)
 

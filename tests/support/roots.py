@@ -31,13 +31,18 @@ def store(values: pa.Schema = VALUES, keys: pa.Schema = KEYS, name: str = "defau
 
 
 def wanted(*stores: StoreSchema, query: str = QUERY, partitions: int = PARTITIONS, key_groups: int = 64) -> Binding:
-    return Binding("", query, partitions, key_groups, stores or (store(),))
+    return Binding(
+        root_id="", query_id=query, partitions=partitions, key_groups=key_groups, stores=stores or (store(),)
+    )
 
 
 def outer(batch: int, source: str = "flights") -> logs.OffsetLog:
     """The streaming query's own log of a batch."""
     return logs.OffsetLog(
-        0, 1_700_000_000_000 + batch, {"spark.sql.shuffle.partitions": "200"}, (f'"{source} {batch}"',)
+        watermark_ms=0,
+        timestamp_ms=1_700_000_000_000 + batch,
+        conf={"spark.sql.shuffle.partitions": "200"},
+        sources=(f'"{source} {batch}"',),
     )
 
 
@@ -71,14 +76,14 @@ class World:
             attempt = IDS.fresh()
             root.rewrites(batch)
             pending = Pending(
-                batch,
-                attempt,
-                root.binding.root_id,
-                QUERY,
-                outer(batch).sources,
-                root.schema(),
-                fresh_ids(root),
-                root.structure,
+                batch=batch,
+                attempt=attempt,
+                root_id=root.binding.root_id,
+                query_id=QUERY,
+                sources=outer(batch).sources,
+                schema=root.schema(),
+                ids=fresh_ids(root),
+                structure=root.structure,
             )
             root.write_pending(pending)
             self.sink[batch] = attempt

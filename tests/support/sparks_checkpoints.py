@@ -19,7 +19,10 @@ STORE = StorePath(0, 0)
 
 
 def commit(storage: Storage, batch: int, ids: Iterable[str] | None, conf: dict[str, str] = STATE_CONF) -> None:
-    storage.replace(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, conf, ('"a source"',))))
+    storage.replace(
+        names.offsets(batch),
+        logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))),
+    )
     of_operator = None if ids is None else {0: tuple((one,) for one in ids)}
     storage.replace(names.commits(batch), logs.encode_commit(CommitLog(0, of_operator)))
 
@@ -30,7 +33,7 @@ def add_schema(storage: Storage) -> None:
 
 def describe(storage: Storage, partitions: int = 1, path: str = names.operator_metadata(0)) -> None:
     storage.create(names.QUERY_METADATA, logs.encode_metadata(ROOT_ID))
-    info = operators.StoreInfo(names.DEFAULT_STORE, 0, partitions)
+    info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=0, partitions=partitions)
     add_schema(storage)
     storage.create(path, operators.encode_operator(operators.OperatorMetadata(0, "agg", (info,))))
 

@@ -37,7 +37,7 @@ def switch(
     if plan.refusals:
         # As every entry point does; a fault that is injected into the audit ends here.
         raise RefusedAsUnsafe("; ".join(plan.refusals))
-    machine = Machine(scratch, clock or SystemClock(), RandomIds(), workers=1)
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
     runs.switch(storage, plan, told.append, run=RandomIds().fresh(), holder="a test", machine=machine)
     return told
 

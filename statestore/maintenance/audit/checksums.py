@@ -28,7 +28,9 @@ def empty(chain: Chain) -> Iterator[Refused]:
         entry = sidecars.get(names.sidecar(path))
         if version in chain.files.changelogs and entry is not None and entry.size_bytes == 0:
             bad = FileProblem(entry.path, Flaw.CORRUPT, "is empty")
-            yield Refused(Keeper.SPARK, path, bad, (version,), True, None)
+            yield Refused(
+                keeper=Keeper.SPARK, file=path, checksum=bad, versions=(version,), is_changelog=True, is_guarded=None
+            )
 
 
 def of_zips(chain: Chain) -> Iterator[Refused]:
@@ -37,7 +39,9 @@ def of_zips(chain: Chain) -> Iterator[Refused]:
         if facts.sidecar is not None:
             path = chain.store.snapshot(version)
             bad = FileProblem(names.sidecar(path), Flaw.MISMATCH, facts.sidecar)
-            yield Refused(Keeper.SPARK, path, bad, (version,), False, True)
+            yield Refused(
+                keeper=Keeper.SPARK, file=path, checksum=bad, versions=(version,), is_changelog=False, is_guarded=True
+            )
 
 
 def strays(storage: Storage, chain: Chain) -> tuple[VersionId, ...]:
@@ -61,7 +65,14 @@ def of_changelog(storage: Storage, chain: Chain, version: VersionId, local: Path
         content = readable(local)
         bad = _compared(storage, path, content)
         if bad is not None:
-            yield Refused(Keeper.SPARK, path, bad, (version,), True, compression.is_guarded(content))
+            yield Refused(
+                keeper=Keeper.SPARK,
+                file=path,
+                checksum=bad,
+                versions=(version,),
+                is_changelog=True,
+                is_guarded=compression.is_guarded(content),
+            )
 
 
 def of_snapshots(
@@ -85,7 +96,14 @@ def of_snapshots(
         local.unlink()
         if misfit is not None:
             bad = FileProblem(beside, Flaw.MISMATCH, f"does not match its file from byte {misfit:,} on")
-            yield Refused(Keeper.HADOOP, path, bad, tuple(versions), False, True)
+            yield Refused(
+                keeper=Keeper.HADOOP,
+                file=path,
+                checksum=bad,
+                versions=tuple(versions),
+                is_changelog=False,
+                is_guarded=True,
+            )
 
 
 def of_descriptions(storage: Storage, paths: Collection[str]) -> Iterator[FileProblem]:

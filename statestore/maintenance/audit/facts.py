@@ -55,7 +55,7 @@ def is_unknown(found: object) -> bool:
     return isinstance(found, FileProblem) and found.flaw is Flaw.UNKNOWN_FORMAT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogFacts:
     """The logs of the query.
 
@@ -96,7 +96,7 @@ class LogFacts:
         return read[batch] if batch in read else alike.pop() if len(alike) == 1 else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RootFacts:
     """The metadata files of the root. `metadata_paths` and `schemas` are by operator.
 
@@ -136,7 +136,7 @@ class Keeper(Enum):
     HADOOP = "Hadoop"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Refused:
     """A file that Spark rejects because of its checksum file; the file itself has no known problem.
 
@@ -163,7 +163,7 @@ class Decoded:
     keys: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreAuditFacts:
     """The facts of an audited store.
 
@@ -209,7 +209,7 @@ class Misfit:
     problem: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditFacts:
     """The facts of a checkpoint.
 

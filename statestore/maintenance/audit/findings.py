@@ -76,7 +76,7 @@ class FindingKind(Enum):
         return codes.code(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One problem of a checkpoint. Displayed as `<file>: <problem>`, `<meaning>`, `<action>`.
 
@@ -116,7 +116,7 @@ class AuditPolicy:
     least_commits_left: int = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreAudit:
     """The state of one store. Bytes and files are those in storage.
 
@@ -162,7 +162,7 @@ class Restart:
     delete_first: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """The audit of a checkpoint. `batch`: the newest in the commit log, None before the first commit.
 

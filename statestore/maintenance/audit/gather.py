@@ -93,7 +93,15 @@ def gather(
     kept_hidden = hidden if hidden_checksums.are_kept(storage) else frozenset()
     is_on_record = any(entry.path == names.VERIFIED for entry in control)
     reads = verification.record(storage) if is_on_record else {}
-    way = Way(storage, scratch, conf, kept_hidden, with_families, reads, root.layouts)
+    way = Way(
+        storage=storage,
+        scratch=scratch,
+        conf=conf,
+        hidden=kept_hidden,
+        with_families=with_families,
+        reads=reads,
+        layouts=root.layouts,
+    )
 
     def look(store: StorePath) -> None:
         looked = gather_store(way, store, committed[store], files.get(store, StoreFiles()))
@@ -108,17 +116,17 @@ def gather(
             unknown[0].text, path=unknown[0].path, hint="upgrade Statekeeper; nothing was changed"
         )
     return AuditFacts(
-        root,
-        log,
-        misfits,
-        tuple(found[store] for store in sorted(found)),
-        tuple(sorted(set(files) - set(committed))) if log.readable else (),
-        scratch is not None,
-        storage.requests.since(before),
-        codec,
-        {} if log.commits else files,
-        _changed(storage, log, root) if scratch is not None else (),
-        without_state,
+        root=root,
+        logs=log,
+        misfits=misfits,
+        stores=tuple(found[store] for store in sorted(found)),
+        undescribed=tuple(sorted(set(files) - set(committed))) if log.readable else (),
+        deep=scratch is not None,
+        requests=storage.requests.since(before),
+        codec=codec,
+        uncommitted={} if log.commits else files,
+        changed=_changed(storage, log, root) if scratch is not None else (),
+        stateless=without_state,
     )
 
 
@@ -197,9 +205,14 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
         read_offsets[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
 
     at_once(read_offset, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
-    if len({*LogFacts({}, frozenset(), read_offsets).shuffled.values()}) > 1:
+    if len({*LogFacts(commits={}, offsets=frozenset(), offsets_read=read_offsets).shuffled.values()}) > 1:
         at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # the query was repartitioned
-    log = LogFacts({}, frozenset(offsets), dict(sorted(read_offsets.items())), in_the_way=tuple(in_the_way))
+    log = LogFacts(
+        commits={},
+        offsets=frozenset(offsets),
+        offsets_read=dict(sorted(read_offsets.items())),
+        in_the_way=tuple(in_the_way),
+    )
     return log, strangers, commits
 
 
@@ -251,21 +264,23 @@ def _root(
     else:
         with_files = [store for store, of_store in files.items() if of_store.changelogs or of_store.snapshots]
         metadata = {one.operator: one for one in catalog.undescribed(with_files, shuffled)}
+    switched, half_switched = _switchovers(storage, control)
     return RootFacts(
-        attempt(names.QUERY_METADATA, lambda: _query(storage, is_own=_is_own(control))),
-        _binding(storage, control),
-        metadata,
-        metadata_paths,
-        {
+        query=attempt(names.QUERY_METADATA, lambda: _query(storage, is_own=_is_own(control))),
+        binding=_binding(storage, control),
+        operators=metadata,
+        metadata_paths=metadata_paths,
+        schemas={
             operator: _schema(storage, operator)
             for operator in sorted(numbers)
             if _is_own(control) or names.state_schema(operator) in paths
         },
-        seen,
-        tuple(sorted([*strangers, *_strangers(state)])),
-        storage.omissions.below(""),
-        *_switchovers(storage, control),
-        quarantine.stores(control),
+        seen=seen,
+        strangers=tuple(sorted([*strangers, *_strangers(state)])),
+        omitted=storage.omissions.below(""),
+        switched=switched,
+        half_switched=half_switched,
+        quarantined=quarantine.stores(control),
     )
 
 
@@ -349,5 +364,7 @@ def _described(
             named = max((len((commit.marks or {}).get(operator, ())) for commit in log.readable.values()), default=0)
             folders = {store.partition for store in files if store.operator == operator}
             partitions = named or catalog.width(folders, _shuffle_partitions(log))
-            described[operator] = tuple(StoreInfo(kind, 0, partitions) for kind in sorted(kinds))
+            described[operator] = tuple(
+                StoreInfo(name=kind, prefix_columns=0, partitions=partitions) for kind in sorted(kinds)
+            )
     return described

@@ -49,19 +49,19 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
     order = {kind: number for number, kind in enumerate(FindingKind)}
     findings.sort(key=lambda f: (f.severity, order[f.kind], f.store or StorePath(-1, -1), f.file))
     return Audit(
-        max(facts.logs.commits, default=None),
-        restart,
-        tuple(findings),
-        tuple(store_audit(one, policy, quarantined=one.facts.store in facts.root.quarantined) for one in views),
-        {store.store: store.decoded for store in stores if store.decoded is not None},
-        facts.requests,
-        (
+        batch=max(facts.logs.commits, default=None),
+        restart=restart,
+        findings=tuple(findings),
+        stores=tuple(store_audit(one, policy, quarantined=one.facts.store in facts.root.quarantined) for one in views),
+        decoded={store.store: store.decoded for store in stores if store.decoded is not None},
+        requests=facts.requests,
+        unproven=(
             *(() if facts.root.operators or not facts.logs.commits else (_NO_STORE,)),
             _SCANNED if facts.deep else _BYTES_NOT_READ,
             *_NO_CHECKSUM,
             *judge_spark.unproven(facts),
         ),
-        facts.stateless,
+        stateless=facts.stateless,
     )
 
 
@@ -110,23 +110,24 @@ def _without_offsets(facts: AuditFacts) -> set[int]:
 def _not_audited(store: NotAudited) -> Finding:
     unknown = store.problem.flaw is Flaw.UNKNOWN_FORMAT
     return Finding(
-        Severity.WARNING if unknown else Severity.ERROR,
-        FindingKind.STORE_UNKNOWN_FORMAT if unknown else FindingKind.STORE_NOT_AUDITED,
-        store.store,
-        store.problem.path,
-        store.problem.text,
-        "no version of this store was audited",
-        actions.UPGRADE if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
+        severity=Severity.WARNING if unknown else Severity.ERROR,
+        kind=FindingKind.STORE_UNKNOWN_FORMAT if unknown else FindingKind.STORE_NOT_AUDITED,
+        store=store.store,
+        file=store.problem.path,
+        problem=store.problem.text,
+        meaning="no version of this store was audited",
+        action=actions.UPGRADE if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
     )
 
 
 def _undescribed(store: StorePath) -> Finding:
     return Finding(
-        Severity.WARNING,
-        FindingKind.STORE_UNDESCRIBED,
-        store,
-        store.folder,
-        "contains files of a store that neither the commit log nor the operator metadata names",
-        "no query loads these files and retention does not delete them",
-        "if the store belongs to this query, restore the operator metadata from a backup; if not, move the folder away",
+        severity=Severity.WARNING,
+        kind=FindingKind.STORE_UNDESCRIBED,
+        store=store,
+        file=store.folder,
+        problem="contains files of a store that neither the commit log nor the operator metadata names",
+        meaning="no query loads these files and retention does not delete them",
+        action="if the store belongs to this query, restore the operator metadata from a backup; if not, move the folder "
+        "away",
     )

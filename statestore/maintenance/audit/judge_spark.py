@@ -134,16 +134,16 @@ def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Fin
         if stray not in files.changelogs or beside not in sidecars or usual & sidecars:
             continue
         yield Finding(
-            Severity.WARNING,
-            FindingKind.FORMAT_FLIPPED,
-            store,
-            store.changelog(stray),
-            f"belongs to batch {head:,}, which is not committed, and has a checksum file, which Spark 4.2 does not write "
-            f"in structure V1",
-            f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and fails in its first batch (None.get); no "
-            f"state is lost",
-            f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1; to change the structure, run: statekeeper switch "
-            f"ROOT --to v2",
+            severity=Severity.WARNING,
+            kind=FindingKind.FORMAT_FLIPPED,
+            store=store,
+            file=store.changelog(stray),
+            problem=f"belongs to batch {head:,}, which is not committed, and has a checksum file, which Spark 4.2 does not "
+            f"write in structure V1",
+            meaning=f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and fails in its first batch "
+            f"(None.get); no state is lost",
+            action=f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1; to change the structure, run: statekeeper "
+            f"switch ROOT --to v2",
         )
         return
 
@@ -167,13 +167,14 @@ def _of_strays(one: View) -> Iterator[Finding]:
             continue  # retention deletes a checksum file after its zip
         zipped = names.snapshot(version)
         yield Finding(
-            Severity.WARNING,
-            FindingKind.SIDECAR_STRAY,
-            one.facts.store,
-            names.sidecar(one.facts.store.snapshot(version)),
-            f"exists without {zipped}: an executor failed between the two writes, or the zip was deleted",
-            f"every version loads, but Spark would reject a new {zipped}; Statekeeper writes no snapshot of this version",
-            f"stop the query, which may still write {zipped}, then run: {REPAIR}",
+            severity=Severity.WARNING,
+            kind=FindingKind.SIDECAR_STRAY,
+            store=one.facts.store,
+            file=names.sidecar(one.facts.store.snapshot(version)),
+            problem=f"exists without {zipped}: an executor failed between the two writes, or the zip was deleted",
+            meaning=f"every version loads, but Spark would reject a new {zipped}; Statekeeper writes no snapshot of this "
+            f"version",
+            action=f"stop the query, which may still write {zipped}, then run: {REPAIR}",
         )
 
 
@@ -216,15 +217,15 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
     else:
         meaning = "the query was rolled back, and these files remain; no load uses them"
     yield Finding(
-        Severity.ERROR if traps or spoils else Severity.WARNING,
-        FindingKind.ROLLED_BACK_FILES,
-        store,
-        store.snapshot(zips[0]) if zips else store.changelog(dead[0]),
-        f"is one of {len(dead):,} files of {numbers}, but {logged}"
+        severity=Severity.ERROR if traps or spoils else Severity.WARNING,
+        kind=FindingKind.ROLLED_BACK_FILES,
+        store=store,
+        file=store.snapshot(zips[0]) if zips else store.changelog(dead[0]),
+        problem=f"is one of {len(dead):,} files of {numbers}, but {logged}"
         if len(dead) > 1
         else f"belongs to {numbers}, but {logged}",
-        meaning,
-        f"before you start the query, run: {REPAIR}; if the logs were lost instead, restore {names.COMMITS}/ and "
+        meaning=meaning,
+        action=f"before you start the query, run: {REPAIR}; if the logs were lost instead, restore {names.COMMITS}/ and "
         f"{names.OFFSETS}/ from a backup",
     )
 
@@ -242,14 +243,14 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
     newest = max(old, key=lambda version: version.version)
     hang = [v for v in one.chain.versions if v.version >= one.oldest and one.chain.bases.get(v) in old]
     yield Finding(
-        Severity.WARNING,
-        FindingKind.SNAPSHOT_OF_SPARK_4_0,
-        one.facts.store,
-        one.facts.store.snapshot(newest),
-        f"was written by Spark 4.0 in structure V2, as were {len(old):,} snapshots of this store in total",
-        "Spark 4.0 loads every version; Spark 4.1 and later reject such a snapshot (Expected v1, but found v2)"
+        severity=Severity.WARNING,
+        kind=FindingKind.SNAPSHOT_OF_SPARK_4_0,
+        store=one.facts.store,
+        file=one.facts.store.snapshot(newest),
+        problem=f"was written by Spark 4.0 in structure V2, as were {len(old):,} snapshots of this store in total",
+        meaning="Spark 4.0 loads every version; Spark 4.1 and later reject such a snapshot (Expected v1, but found v2)"
         + (f" and cannot restore {ranges(hang)}" if hang else ""),
-        "stay on Spark 4.0; to upgrade, run: statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",
+        action="stay on Spark 4.0; to upgrade, run: statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",
     )
 
 
@@ -270,13 +271,13 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
     else:
         meaning += "; every version loads without it"
     return Finding(
-        Severity.ERROR if hang and not is_v1_changelog else Severity.WARNING,
-        kind,
-        one.facts.store,
-        refused.checksum.path,
-        refused.checksum.text,
-        meaning,
-        _mended(refused),
+        severity=Severity.ERROR if hang and not is_v1_changelog else Severity.WARNING,
+        kind=kind,
+        store=one.facts.store,
+        file=refused.checksum.path,
+        problem=refused.checksum.text,
+        meaning=meaning,
+        action=_mended(refused),
     )
 
 

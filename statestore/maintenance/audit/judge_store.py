@@ -48,21 +48,21 @@ def store_audit(one: View, policy: AuditPolicy, *, quarantined: bool = False) ->
     entries = [*chain.files.changelogs.values(), *chain.files.snapshots.values(), *chain.files.tables.values()]
     orphans = _orphans(one, policy, quarantined=quarantined)
     return StoreAudit(
-        one.facts.store,
-        chain.head,
-        one.oldest,
-        one.intact_from,
-        chain.newest_loadable,
-        chain.bases[chain.head] if loads else None,
-        len(chain.tail(chain.head)) if loads else 0,
-        one.lost,
-        following,
-        one.ceiling_bytes,
-        None if following is None else _commits_left(chain.head, following, one.ceiling_bytes),
-        len(entries),
-        sum(entry.size_bytes for entry in entries),
-        len(orphans),
-        sum(entry.size_bytes for entry in orphans),
+        store=one.facts.store,
+        head=chain.head,
+        oldest=one.oldest,
+        intact_from=one.intact_from,
+        loadable=chain.newest_loadable,
+        base=chain.bases[chain.head] if loads else None,
+        tail=len(chain.tail(chain.head)) if loads else 0,
+        lost=one.lost,
+        lineage_bytes=following,
+        ceiling_bytes=one.ceiling_bytes,
+        commits_left=None if following is None else _commits_left(chain.head, following, one.ceiling_bytes),
+        files=len(entries),
+        bytes=sum(entry.size_bytes for entry in entries),
+        orphan_files=len(orphans),
+        orphan_bytes=sum(entry.size_bytes for entry in orphans),
     )
 
 
@@ -132,13 +132,13 @@ def of_store(one: View, policy: AuditPolicy, restart: Restart) -> Iterator[Findi
 
 def _gone(one: View, restart: Restart) -> Finding:
     return Finding(
-        Severity.ERROR,
-        FindingKind.NO_BASE,
-        one.facts.store,
-        one.facts.store.folder,
-        "is missing or empty",
-        f"no version of store {one.facts.store} can be restored; {restart.explained}",
-        "restore the folder from a backup",
+        severity=Severity.ERROR,
+        kind=FindingKind.NO_BASE,
+        store=one.facts.store,
+        file=one.facts.store.folder,
+        problem="is missing or empty",
+        meaning=f"no version of store {one.facts.store} can be restored; {restart.explained}",
+        action="restore the folder from a backup",
     )
 
 
@@ -146,14 +146,14 @@ def _of_commits(one: View) -> Iterator[Finding]:
     by_number = {version.version: version for version in one.chain.versions}
     for number, version in one.facts.contradicted.items():
         yield Finding(
-            Severity.ERROR,
-            FindingKind.COMMIT_UNKNOWN_ID,
-            one.facts.store,
-            names.commits(number - 1),
-            f"names {version.id} as version {number} of store {one.facts.store}, but no file has that id and the lineage "
-            f"of the head names {by_number[number].id}",
-            f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
-            RESTORE,
+            severity=Severity.ERROR,
+            kind=FindingKind.COMMIT_UNKNOWN_ID,
+            store=one.facts.store,
+            file=names.commits(number - 1),
+            problem=f"names {version.id} as version {number} of store {one.facts.store}, but no file has that id and the "
+            f"lineage of the head names {by_number[number].id}",
+            meaning=f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
+            action=RESTORE,
         )
 
 
@@ -163,13 +163,13 @@ def _of_odds(one: View) -> Iterator[Finding]:
     known = any(bad.flaw is Flaw.MISMATCH for bad in one.facts.changelogs.values())
     if conflict is not None and not known and not one.facts.contradicted:
         yield Finding(
-            Severity.ERROR,
-            FindingKind.LINEAGE_AT_ODDS,
-            one.facts.store,
-            conflict.path,
-            conflict.text,
-            "the committed version is ambiguous; the state of later versions may not match the output of the query",
-            "run: statekeeper audit ROOT --deep; then restore the commit log or the changelog from a backup",
+            severity=Severity.ERROR,
+            kind=FindingKind.LINEAGE_AT_ODDS,
+            store=one.facts.store,
+            file=conflict.path,
+            problem=conflict.text,
+            meaning="the committed version is ambiguous; the state of later versions may not match the output of the query",
+            action="run: statekeeper audit ROOT --deep; then restore the commit log or the changelog from a backup",
         )
 
 
@@ -181,13 +181,13 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
     for version, bad in one.facts.changelogs.items():
         if bad.flaw is not Flaw.MISSING and version in one.chain.bases and version.version >= one.oldest:
             yield Finding(
-                Severity.WARNING,
-                _CHANGELOG_CODES[bad.flaw],
-                one.facts.store,
-                bad.path,
-                bad.text,
-                "every version loads, because this version has a snapshot",
-                f"{RESTORE}; until then this version has no redundant restore path",
+                severity=Severity.WARNING,
+                kind=_CHANGELOG_CODES[bad.flaw],
+                store=one.facts.store,
+                file=bad.path,
+                problem=bad.text,
+                meaning="every version loads, because this version has a snapshot",
+                action=f"{RESTORE}; until then this version has no redundant restore path",
             )
 
 
@@ -211,13 +211,13 @@ def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], 
     for group in _groups(causes, bad):
         lost = [version for version in retained if version.version >= group[0].version]
         yield Finding(
-            Severity.ERROR,
-            _CHANGELOG_CODES[bad[group[0]].flaw],
-            one.facts.store,
-            bad[group[0]].path,
-            _problem(one, group),
-            _lost(one, lost, restart),
-            _way_out(one, lost, restart),
+            severity=Severity.ERROR,
+            kind=_CHANGELOG_CODES[bad[group[0]].flaw],
+            store=one.facts.store,
+            file=bad[group[0]].path,
+            problem=_problem(one, group),
+            meaning=_lost(one, lost, restart),
+            action=_way_out(one, lost, restart),
         )
 
 
@@ -248,23 +248,23 @@ def _problem(one: View, group: Sequence[VersionId]) -> str:
 def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Finding:
     if one.chain.needs_base and one.chain.versions[0].version == 1:
         return Finding(
-            Severity.ERROR,
-            FindingKind.FAMILIES_LOST,
-            one.facts.store,
-            one.facts.store.snapshot(one.chain.versions[0]),
-            "is missing, and changelogs do not contain the names of the store's column families",
-            _lost(one, retained, restart),
-            _way_out(one, retained, restart),
+            severity=Severity.ERROR,
+            kind=FindingKind.FAMILIES_LOST,
+            store=one.facts.store,
+            file=one.facts.store.snapshot(one.chain.versions[0]),
+            problem="is missing, and changelogs do not contain the names of the store's column families",
+            meaning=_lost(one, retained, restart),
+            action=_way_out(one, retained, restart),
         )
     return Finding(
-        Severity.ERROR,
-        FindingKind.NO_BASE,
-        one.facts.store,
-        one.facts.store.folder,
-        f"has no snapshot before version {one.chain.versions[0].version}; "
+        severity=Severity.ERROR,
+        kind=FindingKind.NO_BASE,
+        store=one.facts.store,
+        file=one.facts.store.folder,
+        problem=f"has no snapshot before version {one.chain.versions[0].version}; "
         f"{one.chain.end or 'older changelogs are missing'}",
-        _lost(one, retained, restart),
-        _way_out(one, retained, restart),
+        meaning=_lost(one, retained, restart),
+        action=_way_out(one, retained, restart),
     )
 
 
@@ -295,13 +295,13 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
             )
             action = "stop the query, then run: statekeeper snapshot ROOT --at-head"
         yield Finding(
-            severity,
-            FindingKind.SNAPSHOT_MISSING,
-            one.facts.store,
-            one.facts.store.snapshot(version),
-            "is missing, but the lineage of the head starts from it",
-            meaning,
-            action,
+            severity=severity,
+            kind=FindingKind.SNAPSHOT_MISSING,
+            store=one.facts.store,
+            file=one.facts.store.snapshot(version),
+            problem="is missing, but the lineage of the head starts from it",
+            meaning=meaning,
+            action=action,
         )
 
 
@@ -344,13 +344,13 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
                 f"loads of {ranges(trapped)} use this corrupt file and report no error; without this file, {meaning}"
             )
         yield Finding(
-            Severity.ERROR if lost or trapped else Severity.WARNING,
-            (_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
-            one.facts.store,
-            path,
-            f"{bad.text}; {zips} requires it" if is_table else bad.text,
-            meaning,
-            action,
+            severity=Severity.ERROR if lost or trapped else Severity.WARNING,
+            kind=(_TABLE_CODES if is_table else _SNAPSHOT_CODES)[bad.flaw],
+            store=one.facts.store,
+            file=path,
+            problem=f"{bad.text}; {zips} requires it" if is_table else bad.text,
+            meaning=meaning,
+            action=action,
         )
 
 
@@ -375,13 +375,13 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
     left = _commits_left(one.chain.head, used, one.ceiling_bytes)
     stops = left < policy.least_commits_left
     yield Finding(
-        Severity.ERROR if stops else Severity.WARNING,
-        FindingKind.NEAR_CEILING,
-        one.facts.store,
-        one.facts.store.changelog(one.chain.head),
-        f"is close to the lineage limit: the next changelog needs {used:,} of {one.ceiling_bytes:,} bytes",
-        f"the query fails after {left:,} more commits",
-        "stop the query, then run: statekeeper snapshot ROOT --all"
+        severity=Severity.ERROR if stops else Severity.WARNING,
+        kind=FindingKind.NEAR_CEILING,
+        store=one.facts.store,
+        file=one.facts.store.changelog(one.chain.head),
+        problem=f"is close to the lineage limit: the next changelog needs {used:,} of {one.ceiling_bytes:,} bytes",
+        meaning=f"the query fails after {left:,} more commits",
+        action="stop the query, then run: statekeeper snapshot ROOT --all"
         if stops
         else "run: statekeeper snapshot ROOT --all",
     )

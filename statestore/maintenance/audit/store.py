@@ -40,7 +40,7 @@ _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 """Limits of one database; eight are open at once. A scan reads each block once, so a larger cache has no effect."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Way:
     """Shared inputs for all stores of a checkpoint.
 
@@ -110,30 +110,30 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
     if lineage is not None and (problem := _conflict(chain, head, lineage)):
         bad[head] = FileProblem(store.changelog(head), Flaw.MISMATCH, problem)
     unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
-    look = _Look(chain, _changelogs(chain, bad), _snapshots(chain), unnoticed)
+    look = _Look(chain=chain, changelogs=_changelogs(chain, bad), snapshots=_snapshots(chain), unnoticed=unnoticed)
     decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
     refused = [*checksums.of_zips(chain), *(checksums.empty(chain) if decoded is None else look.refused)]
     chain = replace(
         chain,
         broken=look.changelogs,
         snapshots={
-            version: StoredSnapshot(facts.metadata, look.snapshots.get(version))
+            version: StoredSnapshot(metadata=facts.metadata, damage=look.snapshots.get(version))
             for version, facts in chain.snapshots.items()
         },
     )
     contradicted = {number: version for number, version in committed.items() if believed[number] != version}
     return StoreAuditFacts(
-        store,
-        committed,
-        contradicted,
-        chain,
-        look.changelogs,
-        look.snapshots,
-        frozenset(look.unnoticed),
-        lineage,
-        decoded,
-        tuple(refused),
-        checksums.strays(storage, chain),
+        store=store,
+        committed=committed,
+        contradicted=contradicted,
+        chain=chain,
+        changelogs=look.changelogs,
+        snapshots=look.snapshots,
+        unnoticed=frozenset(look.unnoticed),
+        lineage=lineage,
+        decoded=decoded,
+        refused=tuple(refused),
+        strays=checksums.strays(storage, chain),
     )
 
 
@@ -168,7 +168,7 @@ def _conflict(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
     return None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Look:
     """The known problems of the files of a chain."""
 

@@ -15,7 +15,7 @@ from statestore.maintenance.audit.findings import AuditPolicy
 from statestore.store import LINEAGE_STOP_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """The facts of a store and its retained versions. `begins`: its first version, not 1 for a partition that a
     repartitioning added."""
@@ -78,7 +78,7 @@ class View:
         return tuple(found)
 
     def _with_whole(self, snapshots: Collection[VersionId]) -> Chain:
-        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, StoredSnapshot(None, None))}
+        whole = {**self.chain.snapshots, **dict.fromkeys(snapshots, StoredSnapshot(metadata=None, damage=None))}
         return replace(self.chain, snapshots=whole)
 
 
@@ -87,7 +87,14 @@ def view(
 ) -> View:
     """Build the view of a store. Its oldest retained version is not older than the newest switchover."""
     ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
-    return View(facts, _oldest(facts, policy, switched), ceiling_bytes, is_own, switched, begins)
+    return View(
+        facts=facts,
+        oldest=_oldest(facts, policy, switched),
+        ceiling_bytes=ceiling_bytes,
+        is_own=is_own,
+        switched=switched,
+        begins=begins,
+    )
 
 
 def _oldest(facts: StoreAuditFacts, policy: AuditPolicy, switched: int | None) -> int:

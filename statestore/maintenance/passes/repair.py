@@ -17,7 +17,7 @@ from statestore.maintenance.repair import RepairAction, RepairPlan
 from statestore.storage import Storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedRepair:
     """A repair plan and the guards that block it. For `spark`, `location` and `deep`, see `plan`."""
 

@@ -22,7 +22,7 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, Forecast,
 from statestore.storage import Storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedRetention:
     """A retention plan, its facts, and the guards that block it.
 

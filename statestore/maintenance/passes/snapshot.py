@@ -32,7 +32,7 @@ class PreparedSnapshots:
     refusals: Refusals
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotPass:
     """The result of a snapshot pass. `taken` and `failed` have the order of the plan."""
 
@@ -134,5 +134,5 @@ def unattended(storage: Storage, policies: Policies, by: Maintainer, *, scratch:
     """
     prepared = plan(storage, policies, clock=by.clock)
     if prepared.mode is Mode.OBSERVE:
-        return SnapshotPass(prepared.mode, prepared.gathered, prepared.plan)
+        return SnapshotPass(mode=prepared.mode, gathered=prepared.gathered, plan=prepared.plan)
     return execute(storage, prepared, by, scratch=scratch)

@@ -45,7 +45,7 @@ class DeletionOutcome(Enum):
     DAMAGED = "nothing is deleted: the base was read in full and is damaged"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deleted:
     """The result of one delete request, or of the read of one base.
 
@@ -115,7 +115,12 @@ def execute(
                 yield changed
                 logs = [verdict for verdict in logs if not names.parse_batch_log(verdict.path)]
         for part in _delete(storage, logs, may_delete):
-            yield Deleted(None, DeletionOutcome.DONE, len(part), sum(verdict.size_bytes for verdict in part))
+            yield Deleted(
+                store=None,
+                outcome=DeletionOutcome.DONE,
+                files=len(part),
+                size_bytes=sum(verdict.size_bytes for verdict in part),
+            )
     except (LeaseLost, RefusedAsUnsafe):
         # No request is running, so this run deletes no further file.
         if tables:

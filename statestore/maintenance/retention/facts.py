@@ -30,7 +30,7 @@ class BatchLogFile:
     members: tuple[Place, ...] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LogFiles:
     """Listed files of the query's logs and of maintenance. `checksums`: hidden Hadoop checksums whose log is deleted."""
 
@@ -53,7 +53,7 @@ class LogFiles:
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RetentionFacts:
     """The facts about a checkpoint.
 

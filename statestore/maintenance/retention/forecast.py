@@ -47,7 +47,7 @@ class Later:
     from_seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The files that a plan deletes `now`, in total and by store, and the files that it keeps for `later`, largest first.
 

@@ -146,7 +146,7 @@ def _due(storage: Storage, last: LastPass, logs: LogFiles, wanted: int) -> froze
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Look:
     """Gathers stores.
 

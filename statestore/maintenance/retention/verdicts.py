@@ -12,7 +12,7 @@ from statestore.maintenance.verification import Reads, SnapshotRead
 from statestore.stateless import Stateless
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RetentionPolicy:
     """What to retain: the newest `versions` versions and all files younger than `grace_seconds`.
 
@@ -101,7 +101,7 @@ class StoreVerdicts:
         return sorted((v for v in self.files if v.rule.deletes), key=deletion_order)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RetentionPlan:
     """The verdicts on all files.
 

@@ -53,7 +53,7 @@ class SkipReason(Enum):
         return self in (SkipReason.NOT_LOADABLE, SkipReason.DAMAGED, SkipReason.SIDECAR, SkipReason.WHICH_SPARK)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TakeSnapshot:
     """Make the snapshot of the target version of `load`.
 

@@ -41,7 +41,7 @@ _PROCESS_BYTES = 240 * 1024 * 1024
 """The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Taken:
     """The result of one action.
 
@@ -203,6 +203,6 @@ def _metadata(
     """Return the metadata of the snapshot: the metadata of its base with new tables, counts, and maybe a new header. The
     base names the column families; changelogs do not."""
     if base is None:
-        return SnapshotMetadata(action.header or "v1", tables, keys.own, {})
+        return SnapshotMetadata(header=action.header or "v1", tables=tables, key_count=keys.own, column_families={})
     counted = replace(base, key_count=keys.own, internal_key_count=keys.internal)
     return replace(counted, header=action.header or base.header, tables=tables, archived_logs=())

@@ -14,7 +14,7 @@ REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 """Default until a snapshot of the checkpoint was made and measured."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreSnapshotFacts:
     """The facts about one store.
 
@@ -35,7 +35,7 @@ class StoreSnapshotFacts:
     stray_sidecar: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotFacts:
     """The facts about a checkpoint.
 

@@ -37,7 +37,7 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
     is_own = storage.stat(names.BINDING) is not None
     heads = catalog.heads(storage)
     if heads is None:
-        return SnapshotFacts(None, is_own, ())
+        return SnapshotFacts(batch=None, is_own=is_own, stores=())
     conf = OURS if is_own else catalog.state_conf(storage, heads)
     without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
     files = catalog.files(storage)

@@ -52,22 +52,22 @@ def execute(
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
     _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine.ids)
-    progress(Progress(SwitchPhase.BEGUN))
+    progress(Progress(phase=SwitchPhase.BEGUN))
     is_cleared = planned.half_done is not None and planned.half_done.is_cleared
     for path in planned.first:
         still_held()
         move_to_quarantine(storage, begun.run, path)
     if not is_cleared:
         journal.note_cleared(storage, begun)
-    progress(Progress(SwitchPhase.CLEARED, len(planned.first), len(planned.first)))
+    progress(Progress(phase=SwitchPhase.CLEARED, done=len(planned.first), of=len(planned.first)))
     make_snapshots(storage, begun, planned, progress, machine, still_held)
     still_held()
     rewrite_commit(storage, begun, planned.begun)
-    progress(Progress(SwitchPhase.COMMIT))
+    progress(Progress(phase=SwitchPhase.COMMIT))
     for number, path in enumerate(planned.last, 1):
         still_held()
         move_to_quarantine(storage, begun.run, path)
-        progress(Progress(SwitchPhase.MOVED, number, len(planned.last)))
+        progress(Progress(phase=SwitchPhase.MOVED, done=number, of=len(planned.last)))
     found = audit.judge(audit.gather(storage), policy)
     breaks = [finding for finding in found.breaks if finding.kind is not FindingKind.HALF_SWITCHED]
     # A query that continued in the new structure cannot be rolled back, so its findings are repaired as usual.
@@ -88,7 +88,7 @@ def execute(
             path=storage.url,
             hint=breaks[0].action,
         )
-    progress(Progress(SwitchPhase.ENDED))
+    progress(Progress(phase=SwitchPhase.ENDED))
     return begun
 
 

@@ -28,7 +28,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     half_done = journal.open_journal(storage)
     of_snapshots = snapshot.gather(storage, at_head=True)
     if of_snapshots.batch is None:
-        return SwitchoverFacts(of_snapshots.is_own, half_done=half_done)
+        return SwitchoverFacts(is_own=of_snapshots.is_own, half_done=half_done)
     batch = of_snapshots.batch
     order = catalog.heads_at(storage, batch).heads
     files = catalog.files(storage)

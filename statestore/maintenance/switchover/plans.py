@@ -22,7 +22,7 @@ class Source(Enum):
     BUILT = "a load of the head"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreSwitchFacts:
     """The facts about one store at the newest commit.
 
@@ -38,7 +38,7 @@ class StoreSwitchFacts:
     problem: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SwitchoverFacts:
     """The facts about a checkpoint. `batch` and `structure` are None before the first commit.
 
@@ -72,7 +72,7 @@ class SwitchoverFacts:
     replay_bytes_per_second: float = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreStep:
     """The planned step for one store. `read_bytes`, `write_bytes`: estimates of the downloaded and uploaded bytes."""
 
@@ -91,7 +91,7 @@ class StoreStep:
         return f"{self.source.value}{replayed if self.load.replay else ''}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SwitchPlan:
     """The steps of a switchover, in order: quarantine the files `first`, make the snapshots of the `stores`, rewrite the
     newest commit, quarantine the files `last`. If there are `refusals`, no step is executed.

@@ -57,4 +57,4 @@ def roll_back(
     # A run that lost its lease without noticing may have published a snapshot since: see `_require_open`.
     if begun.to is Structure.V2:
         storage.delete(sorted(mine))
-    progress(Progress(SwitchPhase.TAKEN_BACK))
+    progress(Progress(phase=SwitchPhase.TAKEN_BACK))

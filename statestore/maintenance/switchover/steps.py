@@ -25,7 +25,7 @@ class SwitchPhase(Enum):
     TAKEN_BACK = "rolled back: the checkpoint is unchanged"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The progress of a switchover: `done` of `of` items in this phase.
 
@@ -42,7 +42,7 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """What it may use of this machine, and where time and ids come from."""
 

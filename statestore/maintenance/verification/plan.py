@@ -19,7 +19,7 @@ class ReadReason(Enum):
     CHANGED = "a file has changed since it was read"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SnapshotRead:
     """Read a snapshot in full. `files`: the zip and the SST files that are not on record; `known`: the SST files on record.
     `size_bytes` is that of `files`."""
@@ -54,7 +54,12 @@ def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = 
     changed = any(entry.path in reads for entry in (zipped, *unread))
     known = tuple(entry for entry in tables if entry not in unread)
     return SnapshotRead(
-        chain.store, base, (zipped, *unread), known, ReadReason.CHANGED if changed else ReadReason.NEW, conf
+        store=chain.store,
+        version=base,
+        files=(zipped, *unread),
+        known=known,
+        reason=ReadReason.CHANGED if changed else ReadReason.NEW,
+        conf=conf,
     )
 
 

@@ -188,8 +188,21 @@ class _Reader:
         return self._faulty(by_path.get(path, zipped), problem, is_noticed=is_noticed)
 
     def _intact(self, entry: Entry, digest: str) -> FileRead:
-        return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, digest)
+        return FileRead(
+            path=entry.path,
+            size_bytes=entry.size_bytes,
+            stamp=stamp(entry),
+            read_at_seconds=self._now_seconds,
+            digest=digest,
+        )
 
     def _faulty(self, entry: Entry, text: str, *, is_noticed: bool) -> FileRead:
         fault = ReadFault(text, is_noticed)
-        return FileRead(entry.path, entry.size_bytes, stamp(entry), self._now_seconds, "", fault)
+        return FileRead(
+            path=entry.path,
+            size_bytes=entry.size_bytes,
+            stamp=stamp(entry),
+            read_at_seconds=self._now_seconds,
+            digest="",
+            fault=fault,
+        )

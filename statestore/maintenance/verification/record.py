@@ -19,7 +19,7 @@ from statestore.format.untrusted import BAD_VALUES
 from statestore.storage import Entry, Storage, read_or_none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FileRead:
     """One read of one file. `stamp` identifies the bytes that the store held then; `digest` is XXH3-128 of what was read,
     "" when the read ended early; `fault` is None for an intact file. Time is seconds since the epoch."""
@@ -93,4 +93,11 @@ def _parsed(path: str, fields: list[object]) -> FileRead:
     if isinstance(fault, list):
         text, is_noticed = fault
         found = ReadFault(str(text), bool(is_noticed))
-    return FileRead(path, int(str(size_bytes)), str(stamp_then), float(str(read_at)), str(digest), found)
+    return FileRead(
+        path=path,
+        size_bytes=int(str(size_bytes)),
+        stamp=str(stamp_then),
+        read_at_seconds=float(str(read_at)),
+        digest=str(digest),
+        fault=found,
+    )

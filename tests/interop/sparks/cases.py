@@ -240,7 +240,9 @@ class Origin:
         shutil.copytree(kept, here)
         try:
             if of_sessions:
-                info = StoreInfo(names.DEFAULT_STORE, _PREFIX_COLUMNS[self.group.operator], 2)
+                info = StoreInfo(
+                    name=names.DEFAULT_STORE, prefix_columns=_PREFIX_COLUMNS[self.group.operator], partitions=2
+                )
                 path.parent.mkdir(parents=True)
                 path.write_bytes(encode_operator(OperatorMetadata(0, self.group.operator, (info,))))
             if of_4_0:

@@ -52,7 +52,7 @@ class RemoteSpark:
         self._process.stdin.flush()
         answer = self._answer()
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise Refused(keeper=answer["refused"])
         return answer
 
     def _answer(self) -> dict[str, Any]:

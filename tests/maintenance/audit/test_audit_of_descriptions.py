@@ -77,7 +77,7 @@ def test_two_operators_with_one_id_are_named(checkpoint: Checkpoint) -> None:
 
 
 def test_operator_metadata_with_a_billion_partitions_is_rejected(checkpoint: Checkpoint) -> None:
-    info = operators.StoreInfo(names.DEFAULT_STORE, 1, 10**9)
+    info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=1, partitions=10**9)
     body = operators.encode_operator(operators.OperatorMetadata(0, "counting", (info,)))
     checkpoint.storage.replace(names.operator_metadata(0), body)
     audit = audited(checkpoint.storage)

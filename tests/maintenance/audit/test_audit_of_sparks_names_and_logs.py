@@ -97,7 +97,9 @@ def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Check
 
 def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage) -> None:
     of_hdfs = {**STATE_CONF, PROVIDER: PROVIDER.replace("providerClass", "HDFSBackedStateStoreProvider")}
-    v1.replace(names.offsets(5), logs.encode_offsets(OffsetLog(0, 0, of_hdfs, ())))
+    v1.replace(
+        names.offsets(5), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=of_hdfs, sources=()))
+    )
     with pytest.raises(
         UnknownFormatVersion, match="offsets/5: the query's state store provider is HDFSBackedStateStoreProvider"
     ):
@@ -136,7 +138,8 @@ def test_a_missing_folder_of_a_partition_in_v1_is_a_finding(tmp_path: Path, desc
     assert heads is not None
     assert set(heads.heads) == {StorePath(0, partition) for partition in range(4)}
     assert not retention.plan(
-        retention.gather(storage, RetentionPolicy(1, 0), clock=SystemClock()), RetentionPolicy(1, 0)
+        retention.gather(storage, RetentionPolicy(versions=1, grace_seconds=0), clock=SystemClock()),
+        RetentionPolicy(versions=1, grace_seconds=0),
     ).deletions
 
 
@@ -158,7 +161,10 @@ def test_an_invalid_number_of_partitions_is_rejected_without_a_loop_of_billions(
     v1.delete([names.operator_metadata(0)])
     v1.create(StorePath(0, 1).changelog(VersionId(1)), changelog(1))
     v1.replace(
-        names.offsets(5), logs.encode_offsets(OffsetLog(0, 0, {**STATE_CONF, logs.SHUFFLE_PARTITIONS: number}, ()))
+        names.offsets(5),
+        logs.encode_offsets(
+            OffsetLog(watermark_ms=0, timestamp_ms=0, conf={**STATE_CONF, logs.SHUFFLE_PARTITIONS: number}, sources=())
+        ),
     )
     with pytest.raises(CorruptFile, match=r"offsets/5: sets spark\.sql\.shuffle\.partitions to "):
         catalog.heads(v1)
@@ -171,7 +177,9 @@ def test_a_checkpoint_of_spark_3_5_without_operator_metadata_is_clean(v1: Storag
     )
     old = {name: value for name, value in STATE_CONF.items() if name != logs.ENCODING}
     for batch in range(6):
-        v1.replace(names.offsets(batch), logs.encode_offsets(OffsetLog(0, 0, old, ())))
+        v1.replace(
+            names.offsets(batch), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=old, sources=()))
+        )
     audit = audited(v1, tmp_path / "scratch")
     assert audit.findings == ()
     assert (audit.restart.batch, [store.store for store in audit.stores]) == (5, [STORE])

@@ -155,7 +155,7 @@ def test_old_versions_that_the_next_gc_deletes_are_counted(checkpoint: Checkpoin
 def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, tmp_path: Path) -> None:
     storage.create(names.QUERY_METADATA, logs.encode_metadata(ROOT_ID))
     storage.create(names.state_schema(0), operators.encode_schema(NO_ROWS.key_json, NO_ROWS.value_json))
-    info = operators.StoreInfo(names.DEFAULT_STORE, 0, 1)
+    info = operators.StoreInfo(name=names.DEFAULT_STORE, prefix_columns=0, partitions=1)
     storage.create(names.operator_metadata(0), operators.encode_operator(operators.OperatorMetadata(0, "agg", (info,))))
     store = StorePath(0, 0)
     for number in range(1, 6):
@@ -164,7 +164,10 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
         writer.append(column([b"key %d" % number]), column([b"value"]))
         writer.finish()
         storage.create(store.changelog(VersionId(number)), body.getvalue())
-        storage.create(names.offsets(number - 1), logs.encode_offsets(logs.OffsetLog(0, 0, logs.STATE_CONF, ())))
+        storage.create(
+            names.offsets(number - 1),
+            logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=logs.STATE_CONF, sources=())),
+        )
         storage.create(names.commits(number - 1), logs.encode_commit(logs.CommitLog(0, None)))
     publish_snapshot(storage, store, VersionId(3), {b"key %d" % n: b"value" for n in (1, 2, 3)}, tmp_path)
     audit = audited(storage, tmp_path / "scratch")
@@ -182,7 +185,10 @@ def test_a_checkpoint_of_structure_v1_is_audited_by_its_names(storage: Storage, 
     # Spark 3.5 describes no operator, and its queries keep the confs that they began with.
     old = {name: value for name, value in logs.STATE_CONF.items() if name != logs.ENCODING}
     for number in range(5):
-        storage.replace(names.offsets(number), logs.encode_offsets(logs.OffsetLog(0, 0, old, ())))
+        storage.replace(
+            names.offsets(number),
+            logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=old, sources=())),
+        )
     audit = audited(storage)
     assert the_only_finding(audit).kind is FindingKind.CHANGELOG_MISSING
     assert [one.store for one in audit.stores] == [store]
