@@ -369,8 +369,8 @@ class BatchDriver:
                 sent = ready.bases[store.operator][of_partition.partition]
                 if not store.base.is_same(sent):
                     raise BaseIdMismatch(
-                        f"operator {store.operator}, partition {of_partition.partition}: built on version "
-                        f"{store.base.version} ({store.base.mark}), not on {sent.version} ({sent.mark})"
+                        f"a task changed version {store.base.version} ({store.base.mark}) of operator {store.operator}, "
+                        f"partition {of_partition.partition}; the driver had sent version {sent.version} ({sent.mark})"
                     )
         return [chosen[task] for task in range(partitioning.tasks)]
 

@@ -314,7 +314,7 @@ class _Partition:
             )
         if len(places.unique()) != len(places):
             raise WrongResult(
-                f"store {name!r}: the function returned state of one key twice", hint="return each key at most once"
+                f"store {name!r}: the function returned one key twice", hint="return each key at most once"
             )
         return keys.take(places)
 

@@ -105,8 +105,8 @@ def require_none(storage: Storage) -> None:
         raise HalfSwitched(
             f"a switchover to structure {begun.to.value} is half done; no other change is possible before it ends",
             path=names.switchover(begun.number, "begun"),
-            hint=f"to finish it, run: statekeeper switch ROOT --to {begun.to.value} --apply; to reverse it, run: "
-            f"statekeeper switch ROOT --abort",
+            hint=f"to finish it, run: statekeeper switch ROOT --to {begun.to.value} --apply --confirm-stopped; "
+            f"to reverse it, run: statekeeper switch ROOT --abort --confirm-stopped",
         )
 
 

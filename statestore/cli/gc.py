@@ -87,8 +87,8 @@ def gc(
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
     A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, all
-    stores keep an older floor. If the audit reports errors, nothing is deleted. Before gc deletes files because a
-    newer snapshot makes them unneeded, it reads this snapshot in full, once. If the snapshot is corrupt, nothing is
+    stores keep an older floor. If the audit reports errors, nothing is deleted. A newer snapshot can make
+    older files unneeded. Before gc deletes them, it reads that snapshot in full, once. If it is corrupt, nothing is
     deleted.
     """
     policy = root.policies.retention

@@ -77,13 +77,16 @@ GARBAGE = {
     ),
     "a key twice": (
         Update(OUT, pa.concat_tables([NEW, NEW.slice(1, 1)])),
-        "the function returned state of one key twice",
+        "the function returned one key twice",
     ),
     "a null key twice": (
         Update(OUT, pa.concat_tables([NEW, NEW.slice(2, 1)])),
-        "the function returned state of one key twice",
+        "the function returned one key twice",
     ),
-    "a deleted key twice": (Update(OUT, None, pa.concat_tables([RIGHT_KEYS, RIGHT_KEYS])), "state of one key twice"),
+    "a deleted key twice": (
+        Update(OUT, None, pa.concat_tables([RIGHT_KEYS, RIGHT_KEYS])),
+        "the function returned one key twice",
+    ),
     "a deleted stranger": (Update(OUT, None, STRANGER), "a key that is not in the rows"),
     "a key kept and deleted": (
         Update(OUT, NEW, RIGHT_KEYS.slice(2, 1)),

@@ -208,8 +208,8 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
             (v.version for v in files.snapshots if v.version <= zips[-1].version - RETAINED_VERSIONS + 1), default=0
         )
         meaning = (
-            "the query was rolled back, and these files remain; no load uses them, but Spark's maintenance takes "
-            "their newest version as the newest of the store and deletes snapshots and changelogs that are still needed"
+            "the query was rolled back, and these files remain; no load uses them, but Spark's maintenance "
+            "counts from the largest version number and deletes snapshots and changelogs that are still needed"
         )
         if kept > newest:
             meaning += f" (all below version {kept:,})"

@@ -57,7 +57,7 @@ def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tm
     worse = audited(v2.storage).findings[0]
     assert "/9" in worse.file
     assert worse.severity is Severity.WARNING
-    assert "maintenance takes their newest version as the newest of the store" in worse.meaning
+    assert "maintenance counts from the largest version number" in worse.meaning
     for number in (120, 300):
         publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
     worst = audited(v2.storage).findings[0]
