@@ -18,7 +18,7 @@ from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.passes.audit import Looked
-from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, Rule
+from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
 
@@ -120,6 +120,17 @@ def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:
     )
 
 
+def _of_batch_logs(kept: KeptBatchLogs | None) -> dict[str, Figure]:
+    if kept is None:
+        return {}
+    shown: dict[str, Figure] = {
+        "batch_logs": kept.files,
+        "batch_log_bytes": kept.size_bytes,
+        "batch_log_live_bytes": kept.live_bytes,
+    }
+    return shown if kept.laggard is None else {**shown, "batch_log_laggard": str(kept.laggard)}
+
+
 def of_retention(done: RetentionPass) -> Metadata:
     """The files that each rule keeps or deletes, and the deletions that the pass made."""
     planned = done.planned
@@ -142,6 +153,7 @@ def of_retention(done: RetentionPass) -> Metadata:
         "read_files": sum(step.read_files for step in done.done),
         "read_bytes": sum(step.read_bytes for step in done.done),
         "deferred_files": planned.left_out,
+        **_of_batch_logs(planned.batch_logs),
     }
     reasons = table(
         {"action": "string", "files": "int", "bytes": "int", "rule": "string"},

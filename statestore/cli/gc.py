@@ -37,7 +37,7 @@ from statestore.maintenance.audit.view import ranges
 from statestore.maintenance.codes import code
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention
-from statestore.maintenance.retention import Deleted, DeletionOutcome, Rule
+from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
 
 
 @click.command(short_help="Delete files that are no longer needed.")
@@ -174,6 +174,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
         "findings": list(planned.findings),
         "rules": by_rule,
         "left_out": planned.left_out,
+        "batch_logs": _batch_logs_object(planned.batch_logs),
         "reads": [
             {
                 "store": str(read.store),
@@ -212,6 +213,24 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
     }
 
 
+def _batch_logs_object(kept: KeptBatchLogs | None) -> dict[str, Any] | None:
+    if kept is None:
+        return None
+    return {**asdict(kept), "laggard": kept.laggard and str(kept.laggard)}
+
+
+def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
+    yield (
+        f"{kept.files:,} batch logs are kept with {kept.size_bytes:,} bytes; stores still need {kept.live_bytes:,} bytes "
+        "of them"
+    )
+    if kept.laggard is not None:
+        yield (
+            f"{kept.laggard} has the oldest base and keeps {kept.of_laggard:,} of them, which other stores do not need; to "
+            "free them, run: statekeeper snapshot ROOT --all"
+        )
+
+
 def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
     planned = prepared.planned
     if planned.stateless is not None or planned.head is None:
@@ -239,6 +258,8 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
         tables.show(console, files)
     for finding in planned.findings:
         console.print(tables.plain(finding), soft_wrap=True)
+    for line in _batch_log_lines(planned.batch_logs) if planned.batch_logs else ():
+        console.print(tables.plain(line), soft_wrap=True)
     if planned.left_out:
         console.print(f"the next run deletes {planned.left_out:,} more files")
     if planned.reads and not done:

@@ -102,6 +102,16 @@ def test_one_store_without_a_snapshot_holds_the_objects_that_it_needs(checkpoint
         checkpoint.stores[1]: 10,
         laggard: 6,
     }
+    kept = plan.batch_logs
+    assert kept is not None
+    # Versions 7 to 10 are needed by one of three stores, 11 and 12 by all.
+    assert (kept.files, kept.laggard, kept.of_laggard) == (6, laggard, 4)
+    objects = {entry.path: checkpoint.storage.read(entry.path) for entry in checkpoint.storage.list(names.BATCH_LOGS)}
+    heads = [batch_log.parse_head(data, path) for path, data in objects.items()]
+    members = [head.members for head in heads if head.version > 6]
+    assert kept.size_bytes == sum(head.size_bytes for head in heads if head.version > 6)
+    needed = [one.length for log in members for (store, v), one in log.items() if store == laggard or v.version > 10]
+    assert kept.live_bytes == sum(needed) < kept.size_bytes
     collect(checkpoint.storage, plan)
     assert logs(checkpoint.storage) == [7, 8, 9, 10, 11, 12]
     for batch in (9, 10, 11):

@@ -17,13 +17,21 @@ from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.forecast import Amount, Forecast, Later, forecast
 from statestore.maintenance.retention.gather import gather
 from statestore.maintenance.retention.plan import judge_stores, plan
-from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts, Verdict
+from statestore.maintenance.retention.verdicts import (
+    KeptBatchLogs,
+    RetentionPlan,
+    RetentionPolicy,
+    Rule,
+    StoreVerdicts,
+    Verdict,
+)
 
 __all__ = [
     "Amount",
     "Deleted",
     "DeletionOutcome",
     "Forecast",
+    "KeptBatchLogs",
     "Later",
     "RetentionFacts",
     "RetentionPlan",

@@ -24,10 +24,10 @@ Strays = Mapping[StorePath, Mapping[VersionId, StoredSnapshot]]
 
 @dataclass(frozen=True)
 class BatchLogFile:
-    """A listed batch log. `members`: the changelogs in it; None if it cannot be read."""
+    """A listed batch log. `members`: the changelogs in it and their bytes; None if it cannot be read."""
 
     entry: Entry
-    members: tuple[Place, ...] | None
+    members: Mapping[Place, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -265,7 +265,8 @@ def _log_files(storage: Storage, members: Members) -> LogFiles:
         leftovers=leftovers,
         checksums=(*hidden_checksums.of_deleted_logs(offsets), *hidden_checksums.of_deleted_logs(commits)),
         batch_logs=tuple(
-            BatchLogFile(entry, None if log is None else tuple(log.members)) for entry, log in members.logs
+            BatchLogFile(entry, None if log is None else {place: one.length for place, one in log.members.items()})
+            for entry, log in members.logs
         ),
     )
 

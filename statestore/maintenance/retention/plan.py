@@ -24,6 +24,7 @@ from statestore.maintenance.retention.facts import (
 )
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
+    KeptBatchLogs,
     RetentionPlan,
     RetentionPolicy,
     Rule,
@@ -68,6 +69,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
         stores=stores,
         logs=judge.logs(),
         findings=tuple(findings),
+        batch_logs=judge.kept_batch_logs(),
     )
     planned = _bounded(whole, policy.most_files)
     return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
@@ -343,6 +345,29 @@ class Judge:
         if kept:
             return kept[0]
         return Rule.SUPERSEDED if Rule.SUPERSEDED in rules else of_batch
+
+    def kept_batch_logs(self) -> KeptBatchLogs | None:
+        """Return the kept batch logs, how much of them is needed, and the store that keeps most."""
+        kept = [log for log in self.gathered.logs.batch_logs if not self._batch_log_rule(log).deletes]
+        if not kept:
+            return None
+        live_bytes = 0
+        needing: list[set[StorePath]] = []
+        for log in kept:
+            members = log.members or {}
+            live = {place: size for place, size in members.items() if not self._member_rule(*place, log.entry).deletes}
+            live_bytes += sum(live.values())
+            needing.append({store for store, _ in live})
+        bases = {store: base.version for store, base in self._bases.items() if base is not None}
+        laggard = min(bases, key=lambda store: (bases[store], store), default=None)
+        of_laggard = sum(1 for stores in needing if laggard in stores and len(stores) < len(self._chains))
+        return KeptBatchLogs(
+            files=len(kept),
+            size_bytes=sum(log.entry.size_bytes for log in kept),
+            live_bytes=live_bytes,
+            laggard=laggard if of_laggard else None,
+            of_laggard=of_laggard,
+        )
 
     def _member_rule(self, store: StorePath, version: VersionId, entry: Entry) -> Rule:
         chain = self._chains.get(store)

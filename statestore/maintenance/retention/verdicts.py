@@ -102,6 +102,23 @@ class StoreVerdicts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptBatchLogs:
+    """Batch logs that retention keeps. One store that needs a changelog keeps the whole object (as in FLIP-306).
+
+    files, size_bytes   objects and their bytes
+    live_bytes          bytes of the changelogs in them that a store needs
+    laggard             the store with the oldest base, if it keeps objects that not every store needs
+    of_laggard          number of these objects
+    """
+
+    files: int
+    size_bytes: int
+    live_bytes: int
+    laggard: StorePath | None
+    of_laggard: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RetentionPlan:
     """The verdicts on all files.
 
@@ -111,6 +128,7 @@ class RetentionPlan:
     stateless         why the checkpoint has no store
     reads             snapshots to read in full before the first deletion, because no file can replace them afterwards
     reads_on_record   the record of earlier reads, without deleted files
+    batch_logs        the kept batch logs; None if there are none
     """
 
     is_own: bool
@@ -124,6 +142,7 @@ class RetentionPlan:
     stateless: Stateless | None = None
     reads: tuple[SnapshotRead, ...] = ()
     reads_on_record: Reads = field(default_factory=dict)
+    batch_logs: KeptBatchLogs | None = None
 
     @property
     def read_bytes(self) -> int:
