@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -71,6 +72,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "stateless": gathered.stateless and code(gathered.stateless),
         "structure": about.structure and about.structure.value,
         "operators": {str(number): name for number, name in about.operators.items()},
+        "batch_logs": about.batch_logs and asdict(about.batch_logs),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, about, fact) for fact in gathered.stores],
@@ -126,6 +128,13 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     operators = ", ".join(f"{number} {name or 'without metadata'}" for number, name in about.operators.items())
     if operators:
         console.print(tables.plain(f"operators: {operators}"), soft_wrap=True)
+    if about.batch_logs is not None:
+        logs = about.batch_logs
+        console.print(
+            f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, versions {logs.oldest} to {logs.newest}; Spark "
+            "reads their changelogs after: statekeeper unpack ROOT",
+            soft_wrap=True,
+        )
     for fact in worst[: tables.ROWS]:
         if fact.problem:
             console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)

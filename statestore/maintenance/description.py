@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from statestore import catalog
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
@@ -16,25 +17,38 @@ from statestore.storage import Storage, at_once
 
 
 @dataclass(frozen=True)
+class BatchLogs:
+    """The batch logs of a root, and the versions that they hold."""
+
+    files: int
+    size_bytes: int
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True)
 class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
-    metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it."""
+    metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
+    None if there are none."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
     keys: Mapping[StorePath, int] = field(default_factory=dict)
+    batch_logs: BatchLogs | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
-    """Describe a checkpoint. One request per operator and one per store with a snapshot. Raises `StorageError`."""
+    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, and one for the batch logs of a
+    Statekeeper job. Raises `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
     structure = Structure.V1 if gathered.stores[0].head.id is None else Structure.V2
-    names: dict[int, str | None] = {}
+    operators: dict[int, str | None] = {}
     for operator in sorted({fact.store.operator for fact in gathered.stores}):
         metadata = catalog.operator_at(storage, operator, batch)
-        names[operator] = None if metadata is None else metadata.name
+        operators[operator] = None if metadata is None else metadata.name
     keys: dict[StorePath, int] = {}
 
     def read(fact: StoreSnapshotFacts) -> None:
@@ -44,7 +58,16 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    return Description(structure, names, keys)
+    return Description(structure, operators, keys, _batch_logs(storage) if gathered.is_own else None)
+
+
+def _batch_logs(storage: Storage) -> BatchLogs | None:
+    listed = [(names.parse_batch_log(entry.path), entry.size_bytes) for entry in storage.list(names.BATCH_LOGS)]
+    found = [(place[0], size_bytes) for place, size_bytes in listed if place is not None]
+    if not found:
+        return None
+    versions = [version for version, _ in found]
+    return BatchLogs(len(found), sum(size_bytes for _, size_bytes in found), min(versions), max(versions))
 
 
 def _keys(storage: Storage, store: StorePath, version: VersionId) -> int | None:

@@ -41,6 +41,34 @@ def test_a_dry_run_shows_the_files_and_a_run_writes_them(logged: Checkpoint, tmp
     assert "no file to write" in statekeeper(root).output
 
 
+def test_inspect_shows_the_batch_logs_and_the_command_for_spark(logged: Checkpoint, tmp_path: Path) -> None:
+    root = tmp_path / "logged"
+    sizes = [path.stat().st_size for path in root.glob("_statekeeper/log/*")]
+    shown = CliRunner().invoke(main, ["inspect", str(root), "--output", "json"], obj=MAINTAINER)
+    expected = {"files": 4, "size_bytes": sum(sizes), "oldest": 1, "newest": 4}
+    assert json.loads(shown.stdout)["batch_logs"] == expected
+    text = CliRunner().invoke(main, ["inspect", str(root)], obj=MAINTAINER).output
+    assert f"batch logs: 4 with {sum(sizes):,} bytes, versions 1 to 4" in text
+    assert "Spark reads their changelogs after: statekeeper unpack ROOT" in text
+
+
+def test_gc_names_the_store_that_keeps_batch_logs(logged: Checkpoint, tmp_path: Path) -> None:
+    root = tmp_path / "logged"
+    options = ["--retain", "1", "--grace", "0s"]
+    run = [["snapshot", str(root), "--at-head"], ["gc", str(root), *options]]
+    CliRunner().invoke(main, run[0], obj=MAINTAINER)
+    logged.grow(2)
+    laggard = logged.stores[1]
+    [snapshot] = root.glob(f"{laggard.folder}/*.zip")
+    snapshot.unlink()
+    shown = CliRunner().invoke(main, run[1], obj=MAINTAINER).output
+    assert f"{laggard} has the oldest base and keeps" in shown, shown
+    assert "run: statekeeper snapshot ROOT --all" in shown
+    kept = json.loads(CliRunner().invoke(main, [*run[1], "--output", "json"], obj=MAINTAINER).stdout)["batch_logs"]
+    assert (kept["laggard"], kept["of_laggard"]) == (str(laggard), 4)
+    assert kept["live_bytes"] < kept["size_bytes"]
+
+
 def test_an_older_batch_needs_fewer_files(logged: Checkpoint, tmp_path: Path) -> None:
     shown = statekeeper(tmp_path / "logged", "--batch", "1", "--dry-run", "--output", "json")
     assert len(json.loads(shown.stdout)["files"]) == 4
