@@ -207,7 +207,13 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
     Checkpoint(open_storage(str(root)), tmp_path)
     assert said("snapshot", root, "--all") == {"batch": None, "take": [], "leave": [], "taken": [], "failed": []}
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
-    assert said("inspect", root) == {**nothing, "stateless": None, "structure": None, "operators": {}}
+    assert said("inspect", root) == {
+        **nothing,
+        "stateless": None,
+        "structure": None,
+        "operators": {},
+        "batch_logs": None,
+    }
     assert "no batch is committed yet" in run("inspect", root).output
     assert "no batch is committed yet" in run("snapshot", root, "--all").output
 

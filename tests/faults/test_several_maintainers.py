@@ -23,7 +23,8 @@ retention = {{ versions = 3, grace = "0s" }}
 """
 AT_ONCE = (("snapshot",), ("gc", "--apply"), ("lease", "--break"), ("snapshot", "--all"), ("gc", "--apply"))
 """The lease alone would have one of them at work at a time: it is broken in between."""
-DONE, CHANGED, PARTLY_DONE, HELD = 0, 3, 4, 11
+DONE, CHANGED, PARTLY_DONE, HELD, REFUSED = 0, 3, 4, 11, 13
+"""`REFUSED`: the audit of a gc sees a file as missing that another gc deletes at the same time, and nothing is deleted."""
 ROUNDS = 3
 RETAINED = 3
 
@@ -58,7 +59,9 @@ def test_maintainers_that_break_each_others_lease_lose_no_version(folder: Path, 
         checkpoint.grow(2)
         for process in running:
             code, stdout, stderr = ended(process)
-            assert code in (DONE, CHANGED, PARTLY_DONE, HELD), (stdout, stderr)
+            assert code in (DONE, CHANGED, PARTLY_DONE, HELD, REFUSED), (stdout, stderr)
+            if code == REFUSED:
+                print(stdout, stderr)
             codes.append(code)
         for batch in range(len(checkpoint.versions) - 1 - RETAINED, len(checkpoint.versions) - 1):
             checkpoint.assert_right(folder / f"host-{number}-{batch}", batch)

@@ -40,10 +40,10 @@ commits = st.builds(CommitLog, st.integers(0, 2**62), st.none() | by_store) | st
 lines = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), max_size=30)
 offsets = st.builds(
     OffsetLog,
-    st.integers(0, 2**62),
-    st.integers(0, 2**62),
-    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4),
-    st.lists(lines, max_size=4).map(tuple),
+    watermark_ms=st.integers(0, 2**62),
+    timestamp_ms=st.integers(0, 2**62),
+    conf=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4),
+    sources=st.lists(lines, max_size=4).map(tuple),
 )
 
 

@@ -26,7 +26,7 @@ BY_SPARK = (
     b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":2}]}'
 )
 store_names = st.from_regex(r"[A-Za-z0-9$][A-Za-z0-9$_-]*", fullmatch=True)
-stores = st.builds(StoreInfo, store_names, st.integers(0, 3), st.integers(1, 1000))
+stores = st.builds(StoreInfo, name=store_names, prefix_columns=st.integers(0, 3), partitions=st.integers(1, 1000))
 
 
 @given(

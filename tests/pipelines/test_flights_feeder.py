@@ -71,7 +71,7 @@ def test_a_feeder_that_lost_the_race_for_a_day_does_not_append_it_again(tmp_path
 
 def test_a_table_with_other_data_is_rejected(tmp_path):
     write_deltalake(tmp_path / "departures", pa.table({"other": [1]}))
-    with pytest.raises(SchemaMismatch, match="does not hold flights"):
+    with pytest.raises(SchemaMismatch, match="its columns are not those of the flights"):
         Feeder(tmp_path / "departures", source.SCHEMA.empty_table())
 
 
