@@ -69,6 +69,7 @@ def of_snapshots(done: SnapshotPass) -> Metadata:
         "changelogs_before": sum(before.values()),
         "changelogs_after": sum(after.values()),
         "restore_seconds_before": round(sum(done.gathered.restore_seconds(fact) for fact in done.gathered.stores), 3),
+        "restore_seconds_after": round(done.plan.seconds_after, 3),
         "uploaded_bytes": sum(one.uploaded_bytes for one in done.taken),
         "keys": sum(one.keys for one in done.taken),
     }

@@ -48,6 +48,7 @@ _ROOT_KEYS = {
 _MEANINGS = {
     "snapshot.changelogs": "take a snapshot after this number of changelogs",
     "snapshot.restore": "take a snapshot if the replay of the tail takes this long, estimated from the newest snapshots",
+    "snapshot.restore_target": "take snapshots of the longest tails until the replay of all tails takes at most this long",
     "retention.versions": "number of versions to retain",
     "retention.grace": "minimum age of a file before it is deleted; `versions` must also permit the deletion",
     "retention.history": "retention time of maintenance records",

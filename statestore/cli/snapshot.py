@@ -17,6 +17,7 @@ from statestore.cli.common import (
     FAILED,
     FINDINGS,
     PARTLY_DONE,
+    Duration,
     Opened,
     Output,
     for_spark_option,
@@ -64,6 +65,13 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
     type=click.IntRange(1),
     help="Take a snapshot after this many changelogs. Default: 50, or the configured number.",
 )
+@click.option(
+    "--restore-target",
+    "restore_target_seconds",
+    type=Duration(),
+    help="Also take snapshots of the longest tails, until the replay of all remaining tails takes at most this long, for "
+    "example 30s. The prediction uses the speed that the newest snapshots measured.",
+)
 @scratch_option
 @workers_option
 @memory_option
@@ -77,6 +85,7 @@ def snapshot(
     mode: str | None,
     dry_run: bool,
     changelogs: int | None,
+    restore_target_seconds: float | None,
     scratch: Path,
     workers: int,
     memory_bytes: int,
@@ -88,7 +97,10 @@ def snapshot(
     others continue.
     """
     policy = root.policies.snapshot
-    policy = replace(policy, changelogs=policy.changelogs if changelogs is None else changelogs)
+    if changelogs is not None:
+        policy = replace(policy, changelogs=changelogs)
+    if restore_target_seconds is not None:
+        policy = replace(policy, restore_target_seconds=restore_target_seconds)
     by = this_process()
     prepared = passes.snapshot.plan(
         root.storage,
@@ -165,7 +177,8 @@ def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], f
 def _plan_table(plan: SnapshotPlan) -> Table:
     """The plan as a table."""
     table = tables.table(
-        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip",
+        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip; replay of all "
+        f"tails {plan.seconds_before:,.1f} s before, {plan.seconds_after:,.1f} s after",
         "store",
         "action",
         "reason",

@@ -32,6 +32,8 @@ def of_snapshot_plan(plan: SnapshotPlan) -> Record:
         "batch": plan.batch,
         "take": [of_action(action) for action in plan.take],
         "leave": [of_action(action) for action in plan.leave],
+        "restore_seconds_before": round(plan.seconds_before, 3),
+        "restore_seconds_after": round(plan.seconds_after, 3),
     }
 
 

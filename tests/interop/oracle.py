@@ -104,10 +104,7 @@ class Twin:
         # Of a join the view of a side is of both its stores.
         operator = replace(operator, views=[view for view in operator.views if "storeName" not in view])
         query = NativeQuery(
-            spark=cast(SparkSession, self.spark),
-            checkpoint=self.folder,
-            settings=operator,
-            rows={FORMAT: form.structure, **form.confs},
+            cast(SparkSession, self.spark), self.folder, operator, {FORMAT: form.structure, **form.confs}
         )
         shutil.rmtree(query.checkpoint, ignore_errors=True)
         shutil.copytree(self.folder / "whole", query.checkpoint)

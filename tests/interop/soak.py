@@ -110,7 +110,7 @@ def soak(
 ) -> dict[str, int]:
     """One query; the figures of it. Raises `AssertionError` where something is not as it should be."""
     confs = {"spark.sql.shuffle.partitions": str(PARTITIONS), **confs}
-    query = NativeQuery(spark=spark, checkpoint=folder / "query", settings=OPERATORS["aggregation"], rows=confs)
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], confs)
     each = -(-batches // (restarts + 1))
     ours = 0
     with Maintenance(str(query.checkpoint), str(folder / "scratch")) as maintenance:

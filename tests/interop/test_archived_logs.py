@@ -30,12 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NativeQuery:
     """Three versions with a snapshot each; those of the newest name an archived log. Then it goes on with changelogs."""
     folder = tmp_path_factory.mktemp("archived")
-    query = NativeQuery(
-        spark=spark,
-        checkpoint=folder / "query",
-        settings=OPERATORS["aggregation"],
-        rows={FORMAT: "1", CHANGELOGS: "false"},
-    )
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1", CHANGELOGS: "false"})
     query.run(3)
     query.saved("before")
     for partition in range(2):

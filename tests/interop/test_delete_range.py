@@ -60,9 +60,7 @@ def test_keys_deleted_by_a_range_are_absent_from_snapshot_and_dump(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("ranges")
-    query = NativeQuery(
-        spark=spark, checkpoint=folder / "query", settings=OPERATORS["transformWithState"], rows={FORMAT: "1"}
-    )
+    query = NativeQuery(spark, folder / "query", OPERATORS["transformWithState"], {FORMAT: "1"})
     query.run(3)
     root, store = query.checkpoint, query.checkpoint / "state" / "0" / "0"
     spark.conf.set(CHANGELOGS, "true")

@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: p
     name, structure, how = request.param
     folder = tmp_path_factory.mktemp("dump")
     confs = {FORMAT: structure} if how == "plain" else {FORMAT: structure, **BY_THE_WAY}
-    query = NativeQuery(spark=spark, checkpoint=folder / "query", settings=OPERATORS[name], rows=confs)
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], confs)
     query.run(BATCHES)
     return Run(query, folder)
 

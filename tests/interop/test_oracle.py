@@ -31,7 +31,7 @@ def test_spark_starts_from_each_checkpoint_that_a_deep_audit_accepts(spark: Spar
 
 @pytest.mark.slow
 def test_spark_starts_from_a_moved_checkpoint_after_its_repair(spark: SparkSession, tmp_path: Path) -> None:
-    query = NativeQuery(spark=spark, checkpoint=tmp_path / "query", settings=OPERATOR, rows={FORMAT: "2"})
+    query = NativeQuery(spark, tmp_path / "query", OPERATOR, {FORMAT: "2"})
     query.run(2)
     before = state(query)
     place, former = tmp_path / "moved" / "checkpoint", query.checkpoint
@@ -51,7 +51,7 @@ def test_spark_starts_from_a_moved_checkpoint_after_its_repair(spark: SparkSessi
     assert state(query) == before
     query.run(0)
     assert judge(gather(open_storage(query.root), scratch=tmp_path / "scratch")).findings == ()
-    twin = NativeQuery(spark=spark, checkpoint=tmp_path / "twin", settings=OPERATOR, rows={FORMAT: "2"})
+    twin = NativeQuery(spark, tmp_path / "twin", OPERATOR, {FORMAT: "2"})
     twin.run(3)
     assert query.outputs == twin.outputs
     assert state(query) == state(twin)

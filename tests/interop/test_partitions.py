@@ -40,7 +40,7 @@ SHUFFLED = 2
 def test_a_checkpoint_repartitioned_by_spark_is_maintained(
     spark: SparkSession, tmp_path: Path, name: str, structure: str, partitions: int
 ) -> None:
-    query = NativeQuery(spark=spark, checkpoint=tmp_path / "query", settings=OPERATORS[name], rows={FORMAT: structure})
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], {FORMAT: structure})
     query.run(3)
     before = state(query)
     query.repartition(partitions)
@@ -81,9 +81,7 @@ def test_a_checkpoint_repartitioned_by_spark_is_maintained(
 
 def test_an_added_partition_is_not_missing_in_earlier_batches(spark: SparkSession, tmp_path: Path) -> None:
     """Of the floor as of the audit: a version before a store's first one needs nothing of it."""
-    query = NativeQuery(
-        spark=spark, checkpoint=tmp_path / "query", settings=OPERATORS["aggregation"], rows={FORMAT: "2"}
-    )
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     query.run(3)
     query.repartition(3)
     query.run(1)

@@ -72,10 +72,7 @@ def starts_from_what_is_left(
 
 @pytest.mark.spark
 def test_spark_starts_from_the_logs_that_retention_leaves(spark: SparkSession, tmp_path: Path) -> None:
-    query, twin = (
-        NativeQuery(spark=spark, checkpoint=tmp_path / f, settings=OPERATORS["aggregation"], rows={FORMAT: "2"})
-        for f in ("query", "twin")
-    )
+    query, twin = (NativeQuery(spark, tmp_path / f, OPERATORS["aggregation"], {FORMAT: "2"}) for f in ("query", "twin"))
     starts_from_what_is_left(query, twin, state, tmp_path)
 
 

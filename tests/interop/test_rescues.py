@@ -24,9 +24,7 @@ V2 = {FORMAT: "2"}
 
 @pytest.fixture
 def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NativeQuery:
-    return NativeQuery(
-        spark=spark, checkpoint=tmp_path_factory.mktemp("rescued") / "query", settings=OPERATORS["aggregation"], rows=V2
-    )
+    return NativeQuery(spark, tmp_path_factory.mktemp("rescued") / "query", OPERATORS["aggregation"], V2)
 
 
 def snapshots(storage: Storage) -> list[str]:

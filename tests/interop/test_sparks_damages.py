@@ -76,11 +76,7 @@ class Made:
 def queries(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     folder = tmp_path_factory.mktemp("damaged")
     return {
-        structure: Made(
-            NativeQuery(
-                spark=spark, checkpoint=folder / structure, settings=OPERATORS["aggregation"], rows={FORMAT: structure}
-            )
-        )
+        structure: Made(NativeQuery(spark, folder / structure, OPERATORS["aggregation"], {FORMAT: structure}))
         for structure in ("1", "2")
     }
 
@@ -310,7 +306,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
 ) -> None:
     """SPARK-56216: the snapshot that the lineage starts from is gone, and older changelogs were purged, as they should."""
     folder = tmp_path_factory.mktemp("repair")
-    query = NativeQuery(spark=spark, checkpoint=folder / "query", settings=OPERATORS["aggregation"], rows={FORMAT: "2"})
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     scratch = str(folder / "scratch")
     at_head = ["--at-head", "--confirm-stopped", "--mode", "snapshots", "--scratch", scratch]
 
@@ -344,7 +340,7 @@ def test_spark_cannot_read_column_families_without_a_snapshot_that_names_them(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("families")
-    query = NativeQuery(spark=spark, checkpoint=folder / "query", settings=OPERATORS["join 3"], rows={FORMAT: "1"})
+    query = NativeQuery(spark, folder / "query", OPERATORS["join 3"], {FORMAT: "1"})
     query.run(2)
     storage = open_storage(str(query.checkpoint))
     assert judge(gather(storage)).findings == ()
@@ -386,9 +382,7 @@ def test_sparks_cleanup_fails_on_an_invalid_name_and_deletes_too_much_on_a_wrong
     left: set[int],
 ) -> None:
     folder = tmp_path_factory.mktemp("cleanup")
-    query = NativeQuery(
-        spark=spark, checkpoint=folder / "query", settings=OPERATORS["aggregation"], rows={FORMAT: "2", **CLEANS_UP}
-    )
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2", **CLEANS_UP})
     query.run(1)
     store = query.checkpoint / "state" / "0" / "0"
     if name is not None:

@@ -42,9 +42,7 @@ def leave_sidecars(query: NativeQuery) -> None:
 def test_spark_continues_after_a_stray_sidecar_blocked_a_snapshot(
     spark: SparkSession, tmp_path: Path, operator: str
 ) -> None:
-    query = NativeQuery(
-        spark=spark, checkpoint=tmp_path / "query", settings=OPERATORS[operator], rows={**ONLY_CHANGELOGS, FORMAT: "2"}
-    )
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS[operator], {**ONLY_CHANGELOGS, FORMAT: "2"})
     query.run(3)
     query.saved("middle")
     middle = state(query)

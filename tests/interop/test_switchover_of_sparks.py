@@ -38,9 +38,7 @@ CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) 
 def begun(
     spark: SparkSession, folder: Path, name: str, structure: Structure, confs: Mapping[str, str] = PLAIN
 ) -> NativeQuery:
-    return NativeQuery(
-        spark=spark, checkpoint=folder / "query", settings=OPERATORS[name], rows={**structure.conf, **confs}
-    )
+    return NativeQuery(spark, folder / "query", OPERATORS[name], {**structure.conf, **confs})
 
 
 def _told(value: object) -> str:

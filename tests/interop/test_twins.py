@@ -78,9 +78,7 @@ def test_spark_continues_from_our_snapshots_like_a_twin_without_them(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: str, how: str
 ) -> None:
     folder = tmp_path_factory.mktemp("twins")
-    query = NativeQuery(
-        spark=spark, checkpoint=folder / "query", settings=OPERATORS[name], rows={FORMAT: structure, **HOW[how]}
-    )
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], {FORMAT: structure, **HOW[how]})
     oracle = twins.Oracle(lambda: state(query), lambda: views_as_json(query))
     twin = twins.untouched(query, oracle)
 
@@ -107,12 +105,7 @@ def test_a_query_with_a_zip_per_version_continues_with_and_without_changelogs(
     spark: SparkSession, tmp_path: Path, name: str, structure: str
 ) -> None:
     """As queries did before there were changelogs, and do while these are not switched on."""
-    query = NativeQuery(
-        spark=spark,
-        checkpoint=tmp_path / "query",
-        settings=OPERATORS[name],
-        rows={FORMAT: structure, CHANGELOGS: "false"},
-    )
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], {FORMAT: structure, CHANGELOGS: "false"})
     query.run(3)
     query.saved("zips")
     middle = state(query)

@@ -86,6 +86,28 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
     assert [(action.store.partition, action.reason) for action in every.take] == [(0, SnapshotReason.ASKED)]
 
 
+def test_a_restore_target_takes_the_longest_tails_until_the_rest_meets_it() -> None:
+    stores = [facts(0, 3, 100), facts(1, 3, 400), facts(2, 3, 300), facts(3, 3, 200), facts(4, 0, 0)]
+    gathered = SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0)
+    without = plan(gathered, SnapshotPolicy(10, 90.0))
+    assert (without.take, without.seconds_before, without.seconds_after) == ((), 10.0, 10.0)
+    for target, partitions in {10.0: [], 9.9: [1], 6.0: [1], 5.9: [1, 2], 3.0: [1, 2], 0.5: [1, 2, 3, 0]}.items():
+        made = plan(gathered, SnapshotPolicy(10, 90.0, target))
+        assert [action.store.partition for action in made.take] == partitions, target
+        assert {action.reason for action in made.take} <= {SnapshotReason.TARGET}
+        assert made.seconds_before == 10.0
+        assert made.seconds_after == 10.0 - sum(stores[partition].tail_bytes for partition in partitions) / 100
+        assert made.seconds_after <= target
+
+
+def test_a_restore_target_counts_the_stores_that_another_rule_takes_as_done() -> None:
+    stores = [facts(0, 12, 900), facts(1, 3, 100)]
+    gathered = SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0)
+    made = plan(gathered, SnapshotPolicy(10, 90.0, 2.0))
+    assert [(action.store.partition, action.reason) for action in made.take] == [(0, SnapshotReason.COUNT)]
+    assert (made.seconds_before, made.seconds_after) == (10.0, 1.0)
+
+
 def taken_record(tail_bytes: int, restore_seconds: float) -> dict[str, object]:
     return {
         "store": "state/0/0",

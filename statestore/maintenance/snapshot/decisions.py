@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 from statestore.format.names import StorePath, VersionId
@@ -13,10 +13,17 @@ from statestore.stateless import Stateless
 
 @dataclass(frozen=True)
 class SnapshotPolicy:
-    """When a store needs a snapshot: its tail has `changelogs` files, or its replay takes `restore_seconds`."""
+    """When a store needs a snapshot.
+
+    changelogs               its tail has this many files
+    restore_seconds          the replay of its tail takes this long
+    restore_target_seconds   the replays of all tails, one after another, take longer than this: the longest tails get
+                             snapshots until the rest takes at most this long; None for no target
+    """
 
     changelogs: int = 50
     restore_seconds: float = 10.0
+    restore_target_seconds: float | None = None
 
 
 class SnapshotReason(Enum):
@@ -24,6 +31,7 @@ class SnapshotReason(Enum):
 
     COUNT = "many changelogs since the newest snapshot"
     RESTORE = "the replay of its tail takes too long"
+    TARGET = "the replays of all tails take longer than the restore target"
     ASKED = "requested"
 
 
@@ -99,9 +107,15 @@ class LeaveAlone:
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """The action for each store, longest tail first. `stateless`: why the checkpoint has no store."""
+    """The action for each store, longest tail first. `stateless`: why the checkpoint has no store.
+
+    `seconds_before`, `seconds_after`: predicted replay of all tails, one after another, without and with the snapshots.
+    """
 
     batch: int | None
     take: tuple[TakeSnapshot, ...]
     leave: tuple[LeaveAlone, ...]
     stateless: Stateless | None = None
+    _: KW_ONLY
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.lineage import BaseKind
 from statestore.maintenance.snapshot.decisions import (
@@ -19,10 +22,12 @@ def plan(
     gathered: SnapshotFacts, policy: SnapshotPolicy, *, take_all: bool = False, spark: Spark | None = None
 ) -> SnapshotPlan:
     """Plan which stores get a snapshot, longest tail first. `spark`: the release that continues, if known. Pure."""
+    reasons = {fact.store: _reason(gathered, fact, policy, take_all=take_all) for fact in gathered.stores}
+    reasons |= dict.fromkeys(_beyond_target(gathered, policy, reasons), SnapshotReason.TARGET)
     take: list[TakeSnapshot] = []
     leave: list[LeaveAlone] = []
     for fact in gathered.stores:
-        reason = _reason(gathered, fact, policy, take_all=take_all)
+        reason = reasons[fact.store]
         if isinstance(reason, SnapshotReason) and spark is None and _depends_on_spark(gathered, fact):
             reason = SkipReason.WHICH_SPARK
         if isinstance(reason, SnapshotReason):
@@ -43,7 +48,31 @@ def plan(
         else:
             leave.append(LeaveAlone(fact.store, fact.head, reason, _detail(fact, reason)))
     take.sort(key=lambda action: (-action.tail_bytes, -len(action.load.replay), action.store))
-    return SnapshotPlan(gathered.batch, tuple(take), tuple(leave), gathered.stateless)
+    taken = {action.store for action in take}
+    return SnapshotPlan(
+        gathered.batch,
+        tuple(take),
+        tuple(leave),
+        gathered.stateless,
+        seconds_before=sum(map(gathered.restore_seconds, gathered.stores)),
+        seconds_after=sum(gathered.restore_seconds(fact) for fact in gathered.stores if fact.store not in taken),
+    )
+
+
+def _beyond_target(
+    gathered: SnapshotFacts, policy: SnapshotPolicy, reasons: Mapping[StorePath, SnapshotReason | SkipReason]
+) -> Iterator[StorePath]:
+    """Yield the stores with short tails that must get a snapshot so that the other replays meet the restore target."""
+    if policy.restore_target_seconds is None:
+        return
+    rest = [fact for fact in gathered.stores if not isinstance(reasons[fact.store], SnapshotReason)]
+    seconds = sum(map(gathered.restore_seconds, rest))
+    for fact in sorted(rest, key=lambda fact: (-fact.tail_bytes, fact.store)):
+        if seconds <= policy.restore_target_seconds:
+            return
+        if reasons[fact.store] is SkipReason.SHORT_TAIL:
+            seconds -= gathered.restore_seconds(fact)
+            yield fact.store
 
 
 def _depends_on_spark(gathered: SnapshotFacts, fact: StoreSnapshotFacts) -> bool:

@@ -61,9 +61,7 @@ def serve(structure: str) -> None:
 
 
 def _answer(spark: SparkSession, asked: Mapping[str, Any]) -> dict[str, Any]:
-    query = native.NativeQuery(
-        spark=spark, checkpoint=Path(asked["folder"]), settings=native.OPERATORS[asked["operator"]], rows=asked["confs"]
-    )
+    query = native.NativeQuery(spark, Path(asked["folder"]), native.OPERATORS[asked["operator"]], asked["confs"])
     if asked["do"] == "run":
         query.batches = asked["done"]
         query.run(asked["batches"])

@@ -52,7 +52,7 @@ class RemoteSpark:
         self._process.stdin.flush()
         answer = self._answer()
         if "refused" in answer:
-            raise Refused(keeper=answer["refused"])
+            raise Refused(answer["refused"])
         return answer
 
     def _answer(self) -> dict[str, Any]:
