@@ -178,6 +178,8 @@ def _kind(one: Field[Any]) -> str:
 def _default(one: Field[Any]) -> str:
     if one.default is MISSING:
         raise PluginError(f"{one.name} has no default")
+    if one.default is None:
+        return "none"
     return f'"{duration(one.default)}"' if one.name.endswith("_seconds") else str(one.default)
 
 
