@@ -226,7 +226,7 @@ def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
     )
     if kept.laggard is not None:
         yield (
-            f"{kept.laggard} has the oldest base and keeps {kept.of_laggard:,} of them, which other stores do not need; to "
+            f"{kept.laggard} has the oldest base and keeps {kept.of_laggard:,} of them, which not every store needs; to "
             "free them, run: statekeeper snapshot ROOT --all"
         )
 
