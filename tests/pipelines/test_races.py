@@ -37,21 +37,11 @@ from statestore.errors import (
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from tests.support import tasks
-from tests.support.counting import INPUT, ONE_JOB, V1, V2, Job, Watching, conf, in_a_process, once, rows_of, variant
+from tests.support.counting import INPUT, ONE_JOB, V1, V2, Job, Watching, conf, in_a_process, once, rows_of
 
 pytestmark = pytest.mark.spark
 
 STRANGER = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture(params=[V2, pytest.param(V1, marks=pytest.mark.slow), pytest.param(ONE_JOB, marks=pytest.mark.slow)])
-def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
-    return variant(tmp_path, request.param)
-
-
-@pytest.fixture
-def session(delta_session: SparkSession) -> SparkSession:
-    return delta_session
 
 
 ONLY_ROWS = pytest.mark.parametrize("job", [V2, pytest.param(V1, marks=pytest.mark.slow)], indirect=True)

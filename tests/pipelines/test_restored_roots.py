@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,20 +18,10 @@ from statestore.errors import (
     SinkConflict,
 )
 from statestore.format import batch_log
-from tests.support.counting import ONE_JOB, V1, V2, Job, once, variant
+from tests.support.counting import Job, once
 
 pytestmark = pytest.mark.spark
 STRANGER = "00000000-0000-4000-8000-000000000000"
-
-
-@pytest.fixture(params=[V2, pytest.param(V1, marks=pytest.mark.slow), pytest.param(ONE_JOB, marks=pytest.mark.slow)])
-def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
-    return variant(tmp_path, request.param)
-
-
-@pytest.fixture
-def session(delta_session: SparkSession) -> SparkSession:
-    return delta_session
 
 
 def change_recorded_offsets(job: Job, batch: int) -> None:
