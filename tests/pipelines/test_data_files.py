@@ -216,6 +216,20 @@ def test_a_commit_that_fails_again_and_again_says_that_the_batch_runs_again(sink
         written(sink, simple("b"), 1)
 
 
+def test_a_driver_that_dies_between_making_the_table_and_adding_files_leaves_a_table_that_takes_the_batch(tmp_path):
+    path = str(tmp_path / "table")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", failing)
+        with pytest.raises(StorageError, match="the commit of batch 0 failed"):
+            written(DeltaSink(path, writer=Writer.TASKS), simple("lost"), 0, "first")
+    assert DeltaTable(path).to_pyarrow_table().num_rows == 0
+    restarted = DeltaSink(path, writer=Writer.TASKS)
+    assert restarted.look("query", 0, None).held is None
+    written(restarted, simple("kept"), 0, "second")
+    assert restarted.held("query", 0) == "second"
+    assert DeltaTable(path).to_pyarrow_table().column("region").to_pylist() == ["kept"]
+
+
 def failing(*_, **__):
     raise DeltaError("lost the connection")
 
