@@ -49,7 +49,7 @@ def test_a_cold_load_passes_its_version_through_at_most_ten_returns(tmp_path: Pa
 
     def count(frame: FrameType, event: str, value: object) -> None:
         code = frame.f_code
-        is_of_load = code.co_filename.startswith(FOLDER) or code is StateStore.load.__func__.__code__  # type: ignore[attr-defined]
+        is_of_load = code.co_filename.startswith(FOLDER) or code is StateStore.load.__code__
         # The frames of generators and comprehensions are parts of a function.
         is_function = (
             not inspect.isgenerator(value) and not code.co_flags & inspect.CO_GENERATOR and code.co_name[0] != "<"
