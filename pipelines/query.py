@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -103,6 +104,7 @@ def start(
     tasks: int | None = None,
     structure: Structure = Structure.V2,
     log: LogLayout | str = LogLayout.STORES,
+    storage_timeout_seconds: float = 120.0,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
     observer: Observer | None = None,
@@ -122,6 +124,9 @@ def start(
                  the query fails with `OtherStructure`; `statekeeper switch` changes the structure
     log          "stores": each changelog is an object, which Spark can read. "batch": the small changelogs of a batch are
                  one object, so that the requests per batch do not depend on the partitions (FLIP-158); structure V2 only
+    storage_timeout_seconds
+                 how long a batch waits for unavailable storage. The query keeps the changes and sends the same request
+                 again until it succeeds. After this time it fails with `StorageError`. 0: a few tries
     trigger      arguments of `DataStreamWriter.trigger`
 
     Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
@@ -150,11 +155,14 @@ def start(
         sink.require_ready(session, operator.output)
     if not sink.supports_exactly_once:
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
+    # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.
+    waiting_spec = replace(root_spec, timeout_seconds=storage_timeout_seconds)
+    waiting_checkpoint = replace(checkpoint_spec, timeout_seconds=storage_timeout_seconds)
     driver = BatchDriver(
         operator,
         row_columns,
-        root=root_spec,
-        checkpoint=checkpoint_storage,
+        root=waiting_spec,
+        checkpoint=open_storage(waiting_checkpoint, clock=clock, ids=ids),
         sink=sink,
         host=host or Host(tempfile.gettempdir()),
         partitions=partitions,

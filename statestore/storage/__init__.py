@@ -23,11 +23,9 @@ from statestore.storage.base import (
     Entry,
     Kind,
     Omitted,
-    PartsUpload,
     RequestCounts,
     Requests,
     Storage,
-    UnfinishedUpload,
     checked_folder,
     is_hidden,
     read_or_none,
@@ -47,12 +45,10 @@ __all__ = [
     "MemberEntry",
     "Members",
     "Omitted",
-    "PartsUpload",
     "RequestCounts",
     "Requests",
     "Storage",
     "StorageSpec",
-    "UnfinishedUpload",
     "at_once",
     "canonical",
     "is_hidden",
@@ -73,10 +69,14 @@ class StorageSpec:
 
     Workers are forked from one daemon. They would share a connection that was opened before the fork, and its event
     loop would run in none of them. So each worker opens its own. `options` may contain a secret and is not displayed.
+
+    `timeout_seconds`: how long a request to unavailable storage is sent again, see `resending`. 0: a few tries, for
+    about two seconds. Local disks ignore it.
     """
 
     url: str
     options: tuple[tuple[str, str], ...] = ()
+    timeout_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(url={redacted(self.url)!r})"
@@ -92,9 +92,9 @@ def open_storage(
     """Open the root at a URL: a local path, `file:///path`, `s3://bucket/folder`, or a URL with a driver (`abfss://`,
     `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`. Sends no request.
 
-    `options` override those of the spec. S3 supports `endpoint_url`, `key`, `secret`, `region` and `anon` ("true").
-    Missing options come from the usual environment variables and files (AWS_* for S3). Raises StorageError for an
-    unknown scheme or option, and if a driver is not installed.
+    `options` override those of the spec. S3 supports `endpoint_url`, `key`, `secret`, `region`, `anon` ("true") and
+    `hedge` ("false"). Missing options come from the usual environment variables and files (AWS_* for S3). Raises
+    StorageError for an unknown scheme or option, and if a driver is not installed.
     """
     return LoggedStorage(_open_backend(where, clock, ids, options))
 
@@ -122,13 +122,28 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
 
         _refuse_unknown(chosen, s3.OPTIONS, spec.url)
         bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
-        return s3.S3Storage(bucket, checked_folder(folder.strip("/")), clock=clock, ids=ids, options=chosen)
+        return s3.S3Storage(
+            bucket,
+            checked_folder(folder.strip("/")),
+            clock=clock,
+            ids=ids,
+            options=chosen,
+            timeout_seconds=spec.timeout_seconds,
+        )
     if scheme in _DRIVEN and parts.netloc:
-        from statestore.storage import drivers, remote
+        from statestore.storage import drivers, hedging, remote
 
         _refuse_unknown(chosen, drivers.options_of(scheme), spec.url)
         checked_folder(parts.path.strip("/"))
-        return remote.RemoteStorage(spec.url, drivers.open_driver(spec.url, chosen))
+        options_of_driver, is_hedged = hedging.chosen(chosen)
+        return remote.RemoteStorage(
+            spec.url,
+            drivers.open_driver(spec.url, options_of_driver),
+            clock=clock,
+            ids=ids,
+            timeout_seconds=spec.timeout_seconds,
+            is_hedged=is_hedged,
+        )
     if scheme == "hdfs":
         raise StorageError(
             "hdfs:// is not supported",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
@@ -77,7 +77,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestCounts:
-    """Requests by kind and transferred bytes, including failed tries, which cost money too."""
+    """Requests by kind and transferred bytes, including failed tries and hedges, which cost money too.
+
+    hedges_sent   requests that were sent a second time because they were slow, see `hedging`
+    hedges_won    those whose second reply came first
+    wait_seconds  pauses before requests were sent again after a failure
+    """
 
     read: int = 0
     create: int = 0
@@ -87,6 +92,9 @@ class RequestCounts:
     delete: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    hedges_sent: int = 0
+    hedges_won: int = 0
+    wait_seconds: float = field(default=0.0, compare=False)
 
     @property
     def total(self) -> int:
@@ -99,7 +107,8 @@ class Requests:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = {field.name: 0 for field in fields(RequestCounts)}
+        self._counts = {one.name: 0 for one in fields(RequestCounts) if one.name != "wait_seconds"}
+        self._wait_seconds = 0.0
 
     def count(self, kind: Kind, *, bytes_written: int = 0) -> None:
         with self._lock:
@@ -110,49 +119,28 @@ class Requests:
         with self._lock:
             self._counts["bytes_read"] += size_bytes
 
+    def count_hedge(self) -> None:
+        with self._lock:
+            self._counts["hedges_sent"] += 1
+
+    def count_hedge_won(self) -> None:
+        with self._lock:
+            self._counts["hedges_won"] += 1
+
+    def count_wait(self, seconds: float) -> None:
+        with self._lock:
+            self._wait_seconds += seconds
+
     def snapshot(self) -> RequestCounts:
         with self._lock:
-            return RequestCounts(**self._counts)
+            return RequestCounts(**self._counts, wait_seconds=self._wait_seconds)
 
     def since(self, earlier: RequestCounts) -> RequestCounts:
         """The requests after `earlier`."""
         now = self.snapshot()
         return RequestCounts(
-            **{field.name: getattr(now, field.name) - getattr(earlier, field.name) for field in fields(RequestCounts)}
+            **{one.name: getattr(now, one.name) - getattr(earlier, one.name) for one in fields(RequestCounts)}
         )
-
-
-class PartsUpload(Protocol):
-    """An object that is created in parts of one size; the last part may be smaller. See `Storage.create_in_parts`."""
-
-    def send(self, number: int, data: bytes) -> None:
-        """Send part `number`, from 0. Several threads may send parts. Raises StorageError; ObjectMissing if another
-        process aborted the upload."""
-
-    def complete(self, file: Path) -> Created:
-        """Make the object visible. `file` has the bytes of all parts, to verify a conflict.
-
-        Raises as `Storage.create`; ObjectMissing if another process aborted the upload.
-        """
-
-    def abort(self) -> None:
-        """Drop the parts. Raises StorageError."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedUpload:
-    """An upload in parts that is neither complete nor aborted. Listings of objects omit it, but its parts are billed.
-
-    `size_bytes`: of the parts that arrived; the time is the backend's, in seconds since the epoch.
-    """
-
-    path: str
-    id: str
-    size_bytes: int
-    started_at_seconds: float
-
-
-Uploads = list[UnfinishedUpload]
 
 
 class Storage(Protocol):
@@ -202,22 +190,6 @@ class Storage(Protocol):
         *Danger*: the last writer wins silently. Use it only for control files, and for changelogs of structure V1, where
         digests identify the confirmed bytes.
         *Guarantee*: a reader sees the old bytes or the new bytes.
-        """
-
-    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
-        """Begin to create an object in parts; None if this backend creates an object only in one request.
-
-        `replaces`: complete as `replace` does instead of `create`. Nothing is visible before the upload is complete.
-        """
-
-    def unfinished_uploads(self) -> Uploads:
-        """List the uploads in parts below the root that are neither complete nor aborted, also of running tasks, sorted
-        by path. On a file system they are unfinished files in TEMP_FOLDER instead."""
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Drop the parts of an upload. An upload that no longer exists is not an error.
-
-        *Danger*: a running task then sends its changelog again from the start.
         """
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
@@ -317,17 +289,6 @@ class OpenedStore:
 
     def require_ownership(self) -> None:
         """Do nothing: readers of an object store do not check owners."""
-
-    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
-        """Return None: the backend creates an object in one request."""
-        return None
-
-    def unfinished_uploads(self) -> Uploads:
-        """Return none."""
-        return []
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Do nothing: the backend has no uploads."""
 
     def __reduce__(self) -> Never:
         # Connections, event loops and locks do not survive pickling or a fork. Spark's workers do both.

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from statestore.errors import StorageError
+from statestore.storage import hedging
 from statestore.storage.base import TEMP_FOLDER
 from statestore.storage.content import PIECE_BYTES
 
@@ -111,6 +112,7 @@ _AZURE = Driver(
         "client_id",
         "client_secret",
         "anon",
+        hedging.OPTION,
     ),
     # It creates with If-None-Match, also when it commits the blocks of a large blob.
     upload={"max_concurrency": 1},
@@ -136,7 +138,7 @@ _DRIVERS = {
         # Not fsspec's default class: it asks by gRPC whether the bucket is zonal, and writes to zonal ones differently.
         kind="gcsfs.core:GCSFileSystem",
         release="2025.5.0",
-        options=("project", "token", "endpoint_url"),
+        options=("project", "token", "endpoint_url", hedging.OPTION),
         # It creates with ifGenerationMatch=0, also at the start of a resumable upload.
         upload={"chunksize": PIECE_BYTES},
         failures=("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),

@@ -1,16 +1,21 @@
 """A root behind a driver: on Azure, Google Cloud Storage or HDFS. See `drivers`.
 
 One call of the driver counts as one request. Its own retries, and several requests in one call, are not counted.
+Azure and Google Cloud Storage have hedged requests; a namenode of HDFS would execute a second one on the same disks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsspec.asyn import AsyncFileSystem, sync
+
+from statestore.clock import Clock, Ids
 from statestore.errors import (
     AccessDenied,
     AlreadyExists,
@@ -18,6 +23,7 @@ from statestore.errors import (
     ObjectMissing,
     StorageError,
 )
+from statestore.storage import hedging
 from statestore.storage.base import (
     MOST_READ_BYTES,
     Created,
@@ -39,11 +45,16 @@ from statestore.storage.base import (
 from statestore.storage.content import PIECE_BYTES, Content, scratch_file
 from statestore.storage.drivers import Opened
 from statestore.storage.parallel import at_once
+from statestore.storage.resending import Resending
 
 _TIMES = ("last_modified", "mtime", "updated", "LastModified")
 """Names of the modification time in the entries of the drivers."""
 
 _DENIED = {401, 403}
+_THROTTLED = {429, 503}
+_UNANSWERED = ("aiohttp.", "azure.core.exceptions.ServiceRe")
+"""Names of errors without a reply. `ServiceRequestError` and `ServiceResponseError` are Azure's."""
+
 _MISSING = 404
 
 T = TypeVar("T")
@@ -52,7 +63,9 @@ T = TypeVar("T")
 class RemoteStorage(OpenedStore):
     """Storage through a driver."""
 
-    def __init__(self, url: str, opened: Opened) -> None:
+    def __init__(
+        self, url: str, opened: Opened, *, clock: Clock, ids: Ids, timeout_seconds: float, is_hedged: bool = True
+    ) -> None:
         super().__init__(url.rstrip("/"))
         self._files = opened.files
         self._place = opened.place
@@ -61,6 +74,14 @@ class RemoteStorage(OpenedStore):
         self._failures = opened.failures
         self._upload = opened.upload
         self._is_seen = False
+        # The driver retries transient failures itself.
+        self._resending = Resending(
+            self.url, self.requests, clock=clock, ids=ids, tries=1, timeout_seconds=timeout_seconds
+        )
+        self._hedging: hedging.Hedging | None = None
+        if isinstance(self._files, AsyncFileSystem):
+            # Roots with the same driver share a store; see `drivers`.
+            self._hedging = hedging.shared(id(self._files), self._files.loop, is_on=is_hedged)
 
     def read(self, path: str) -> bytes:
         data = self.read_range(path, 0, MOST_READ_BYTES + 1)
@@ -134,10 +155,8 @@ class RemoteStorage(OpenedStore):
 
     def stat(self, path: str) -> Entry | None:
         place = self._at(path)
-        self.requests.count(Kind.STAT)
         try:
-            with self._translated(path):
-                about = self._files.info(place)
+            about = self._send(Kind.STAT, path, lambda: self._files.info(place))
         except ObjectMissing:
             self._require_bucket()
             return None
@@ -149,11 +168,13 @@ class RemoteStorage(OpenedStore):
         if not places:
             return
 
+        if self._hedging and (late := self._hedging.late(places.values())):
+            sync(self._files.loop, self._hedging.settle, late)
+
         def delete(path: str) -> None:
-            self.requests.count(Kind.DELETE)
-            with suppress(ObjectMissing), self._translated(path):
+            with suppress(ObjectMissing):
                 # One by one: the drivers' bulk delete interprets `*` and `?` in a name as a pattern.
-                self._files.rm_file(places[path])
+                self._send(Kind.DELETE, path, lambda: self._files.rm_file(places[path]))
 
         at_once(delete, list(places))
 
@@ -162,13 +183,22 @@ class RemoteStorage(OpenedStore):
 
     def _put(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         place = self._at(path)
-        self.requests.count(kind, bytes_written=content.size_bytes)
+        data = content.data
+
+        async def create() -> None:
+            await self._files._pipe_file(place, data, **how)  # noqa: SLF001 - the driver's coroutine
+
+        def put() -> None:
+            if isinstance(data, Path):
+                self._files.put_file(str(data), place, **how, **self._upload)
+            elif self._hedging and kind is Kind.CREATE:
+                hedged = partial(self._hedging.create, name=place, size_bytes=len(data), is_final=_is_answer)
+                sync(self._files.loop, hedged, create, self.requests)
+            else:
+                self._files.pipe_file(place, data, **how)
+
         try:
-            with self._translated(path):
-                if isinstance(content.data, Path):
-                    self._files.put_file(str(content.data), place, **how, **self._upload)
-                else:
-                    self._files.pipe_file(place, content.data, **how)
+            self._send(kind, path, put, bytes_written=content.size_bytes)
         except ObjectMissing as error:
             if not self._bucket:
                 raise
@@ -176,9 +206,17 @@ class RemoteStorage(OpenedStore):
 
     def _cat(self, path: str, **how: int) -> bytes:
         place = self._at(path)
-        self.requests.count(Kind.READ)
-        with self._translated(path):
-            data = bytes(self._files.cat_file(place, **how))
+
+        async def read() -> Any:
+            return await self._files._cat_file(place, **how)  # noqa: SLF001 - the driver's coroutine
+
+        def cat() -> Any:
+            if self._hedging is None:
+                return self._files.cat_file(place, **how)
+            hedged = partial(self._hedging.read, size_bytes=how["end"] - how["start"], is_final=_is_answer)
+            return sync(self._files.loop, hedged, read, self.requests)
+
+        data = bytes(self._send(Kind.READ, path, cat))
         self.requests.count_bytes_read(len(data))
         return data
 
@@ -195,10 +233,8 @@ class RemoteStorage(OpenedStore):
         return found if isinstance(found, dict) else {}
 
     def _listing(self, prefix: str, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        self.requests.count(Kind.LIST)
         try:
-            with self._translated(prefix):
-                found = ask()
+            found = self._send(Kind.LIST, prefix, ask)
         except ObjectMissing:
             found = {}
         if found:
@@ -212,10 +248,8 @@ class RemoteStorage(OpenedStore):
         root."""
         if self._is_seen or not self._bucket:
             return
-        self.requests.count(Kind.LIST)
         try:
-            with self._translated(""):
-                self._files.ls(self._bucket, detail=True)
+            self._send(Kind.LIST, "", lambda: self._files.ls(self._bucket, detail=True))
         except ObjectMissing as error:
             raise self._no_bucket() from error
         self._is_seen = True
@@ -238,15 +272,25 @@ class RemoteStorage(OpenedStore):
             return Created.SAME
         raise another_exists(shown)
 
-    @contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
+    def _send(self, kind: Kind, path: str, call: Callable[[], T], *, bytes_written: int = 0) -> T:
+        """Call the driver, again after transient failures if there is a time limit."""
+
+        def attempt() -> T:
+            self.requests.count(kind, bytes_written=bytes_written)
+            return call()
+
+        def is_transient(error: Exception) -> bool:
+            if self._hedging and _status(error) in _THROTTLED:
+                self._hedging.throttled()
+            return isinstance(error, self._failures) and _is_transient(error)
+
         try:
-            yield
+            return self._resending.send(attempt, is_transient)
         except self._failures as error:
             raise self._translation(error, self._shown(path)) from error
 
     def _translation(self, error: Exception, shown: str) -> StorageError | Exception:
-        status = getattr(error, "status_code", None) or getattr(error, "code", None)
+        status = _status(error)
         if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError) or status == _MISSING:
             return ObjectMissing("does not exist", path=shown)
         if isinstance(error, FileExistsError):
@@ -288,6 +332,25 @@ def _entry(path: str, about: Mapping[str, Any]) -> Entry:
         found = found.timestamp()
     etag = about.get("etag")
     return Entry(path, int(about["size"]), found, None if etag is None else str(etag).strip('"'))
+
+
+def _status(error: BaseException) -> object:
+    """Return the HTTP status of a driver's error; None if there was no reply."""
+    return getattr(error, "status_code", None) or getattr(error, "code", None)
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later."""
+    status = _status(error)
+    if isinstance(status, int):
+        return status >= 500 or status in _THROTTLED
+    name = f"{type(error).__module__}.{type(error).__name__}"
+    return isinstance(error, ConnectionError | TimeoutError) or name.startswith(_UNANSWERED)
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Return whether the error is the store's answer to the request, and neither transient nor a conflict."""
+    return not _is_transient(error) and not isinstance(error, FileExistsError)
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,7 @@ listing and instance caches of s3fs are disabled; `StorageSpec` explains the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from fsspec.asyn import sync
 
 from statestore.clock import Clock, Ids
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
-from statestore.storage import s3_clients, s3_conditions, s3_parts
+from statestore.storage import hedging, s3_clients, s3_conditions
 from statestore.storage.base import (
     DELETE_BATCH,
     MOST_READ_BYTES,
@@ -31,9 +31,6 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
-    PartsUpload,
-    UnfinishedUpload,
-    Uploads,
     another_exists,
     checked,
     checked_folder,
@@ -43,14 +40,14 @@ from statestore.storage.base import (
     too_large,
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
-from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_passing, translate
-from statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
+from statestore.storage.resending import TRIES, Resending
+from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_answer, is_passing, is_throttling, translate
 
-OPTIONS = ("endpoint_url", "key", "secret", "region", "anon")
+OPTIONS = ("endpoint_url", "key", "secret", "region", "anon", hedging.OPTION)
 
-_TRIES = 5
-_FIRST_PAUSE_SECONDS = 0.1
 T = TypeVar("T")
+# aiobotocore creates clients from service descriptions at run time; they have no static types.
+Call = Callable[[Any], Awaitable[T]]
 
 
 class S3Storage(OpenedStore):
@@ -60,15 +57,26 @@ class S3Storage(OpenedStore):
     uncounted. So a conflict may be caused by our own request even without a retry in this module.
     """
 
-    def __init__(self, bucket: str, folder: str, *, clock: Clock, ids: Ids, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        folder: str,
+        *,
+        clock: Clock,
+        ids: Ids,
+        options: Mapping[str, str],
+        timeout_seconds: float,
+    ) -> None:
         super().__init__(f"s3://{bucket}/{folder}".rstrip("/"))
         self._bucket = bucket
         self._before = f"{folder}/" if folder else ""
-        self._clock = clock
         self._ids = ids
         self._bucket_seen = False
         self._endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL", "")
+        options, is_hedged = hedging.chosen(options)
         self._connection = s3_clients.shared(options)
+        self._hedging = hedging.shared((self._endpoint, bucket), self._connection.loop, is_on=is_hedged)
+        self._resending = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=timeout_seconds)
 
     def read(self, path: str) -> bytes:
         return self._get(path)
@@ -86,7 +94,7 @@ class S3Storage(OpenedStore):
         key = self._key(path)
 
         async def call(client: Any) -> int:
-            answer = await client.get_object(Bucket=self._bucket, Key=key)
+            answer = await self._opened(client, key)
             size_bytes = 0
             async with answer["Body"] as body:
                 with scratch_file(target) as write:
@@ -164,7 +172,7 @@ class S3Storage(OpenedStore):
             self._delete_batch(batch)
 
     def delete_unchanged(self, path: str, data: bytes) -> Deletion:
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             try:
                 found, etag = self._get_with_etag(path)
             except ObjectMissing:
@@ -196,11 +204,17 @@ class S3Storage(OpenedStore):
     def _delete_if(self, path: str, etag: str) -> None:
         """Delete the object if it has this ETag, else raise `AlreadyExists`."""
         key = self._key(path)
+        self._settle([key])
 
         async def call(client: Any) -> None:
             await client.delete_object(Bucket=self._bucket, Key=key, IfMatch=etag)
 
         self._request(Kind.DELETE, path, call)
+
+    def _settle(self, keys: Iterable[str]) -> None:
+        """Wait for slower creates of objects that are about to be deleted, which could create them again."""
+        if late := self._hedging.late(keys):
+            sync(self._connection.loop, self._hedging.settle, late)
 
     def _pages(self, shown: str, folder: str, **how: str) -> Iterator[Any]:
         """Iterate over the pages of a listing of all keys with the prefix `folder`, one request each."""
@@ -223,7 +237,7 @@ class S3Storage(OpenedStore):
         key = self._key(path)
 
         async def call(client: Any) -> tuple[bytes, str]:
-            answer = await client.get_object(Bucket=self._bucket, Key=key, **how)
+            answer = await self._opened(client, key, **how)
             async with answer["Body"] as body:
                 if "Range" not in how and answer["ContentLength"] > MOST_READ_BYTES:
                     raise too_large(answer["ContentLength"], self._shown(path))
@@ -232,6 +246,16 @@ class S3Storage(OpenedStore):
             return data, answer["ETag"]
 
         return self._request(Kind.READ, path, call)
+
+    async def _opened(self, client: Any, key: str, **how: str) -> Any:
+        """Return the reply of a GET whose body is not read yet."""
+
+        async def send() -> Any:
+            return await client.get_object(Bucket=self._bucket, Key=key, **how)
+
+        return await self._hedging.read(
+            send, self.requests, is_final=is_answer, discard=lambda answer: answer["Body"].close()
+        )
 
     def _head(self, path: str) -> Any:
         key = self._key(path)
@@ -260,51 +284,60 @@ class S3Storage(OpenedStore):
         key = self._key(path)
 
         async def call(client: Any) -> None:
-            await client.put_object(Bucket=self._bucket, Key=key, Body=data, **how)
+            async def send() -> None:
+                await client.put_object(Bucket=self._bucket, Key=key, Body=data, **how)
+
+            if "IfNoneMatch" in how:
+                await self._hedging.create(send, self.requests, name=key, size_bytes=len(data), is_final=is_answer)
+            else:
+                await send()
 
         self._request(kind, path, call, bytes_written=len(data))
 
     def _upload_pieces(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         """Upload in several requests. The object becomes visible with the last one."""
-        upload = S3Upload(kind, path, self._where(path), self._request)
+        where = {"Bucket": self._bucket, "Key": self._key(path)}
+
+        async def begin(client: Any) -> str:
+            return str((await client.create_multipart_upload(**where))["UploadId"])
+
+        upload = {**where, "UploadId": self._request(kind, path, begin)}
         try:
-            for number in range(content.pieces):
-                upload.send(number, content.piece(number))
+            parts = [self._upload_piece(kind, path, upload, content, number) for number in range(content.pieces)]
+
+            async def finish(client: Any) -> None:
+                await client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **how)
+
             try:
-                upload.finish(**how)
+                self._request(kind, path, finish)
             except ObjectMissing as error:
+                # The upload is unknown because it is complete: the reply to the first try was lost.
                 raise _UploadGone(error.what, path=error.path) from error
         except Exception:
-            # The earlier error is reported; retention aborts the upload later.
-            with suppress(StorageError):
-                upload.abort()
+            self._abandon(path, upload)
             raise
 
-    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
-        kind = Kind.REPLACE if replaces else Kind.CREATE
-        return S3PartsUpload(
-            S3Upload(kind, path, self._where(path), self._request),
-            part_bytes=part_bytes,
-            how={} if replaces else {"IfNoneMatch": "*"},
-            exists=lambda: self.stat(path) is not None,
-            compare=lambda content: self._compare(path, content),
-        )
+    def _upload_piece(
+        self, kind: Kind, path: str, upload: dict[str, str], content: Content, number: int
+    ) -> dict[str, object]:
+        piece = content.piece(number)
 
-    def unfinished_uploads(self) -> Uploads:
-        def path_of(key: str) -> str | None:
-            path = key.removeprefix(self._before)
-            with suppress(ValueError):
-                return checked(path)
-            return None
+        async def call(client: Any) -> dict[str, object]:
+            answer = await client.upload_part(**upload, PartNumber=number + 1, Body=piece)
+            return {"PartNumber": number + 1, "ETag": answer["ETag"]}
 
-        found = s3_parts.unfinished(self._bucket, self._before, path_of, self._request)
-        return sorted(found, key=lambda upload: (upload.path, upload.id))
+        return self._request(kind, path, call, bytes_written=len(piece))
 
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
-        s3_parts.abort(self._bucket, self._key(upload.path), upload, self._request)
+    def _abandon(self, path: str, upload: dict[str, str]) -> None:
+        """Abort an upload. Its pieces would be invisible but billed until they are dropped."""
 
-    def _where(self, path: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": self._key(path)}
+        async def call(client: Any) -> None:
+            await client.abort_multipart_upload(**upload)
+
+        try:
+            self._request(Kind.DELETE, path, call)
+        except StorageError:
+            return  # The earlier error is reported; a lifecycle rule of the bucket drops the pieces.
 
     def _compare(self, path: str, content: Content) -> Created:
         """Return SAME if the object has this content, else raise AlreadyExists. Raises StorageError if it cannot be
@@ -337,6 +370,8 @@ class S3Storage(OpenedStore):
     def _delete_batch(self, keys: Iterable[str]) -> None:
         remaining = list(keys)
 
+        self._settle(remaining)
+
         async def call(client: Any) -> None:
             nonlocal remaining
             names = {"Objects": [{"Key": key} for key in remaining], "Quiet": True}
@@ -350,7 +385,7 @@ class S3Storage(OpenedStore):
         self._request(Kind.DELETE, remaining[0].removeprefix(self._before), call)
 
     def _request(self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0) -> T:
-        """Send a request. Retry it after transient failures, up to the maximum number of tries."""
+        """Send a request, again after transient failures."""
 
         async def send() -> T:
             try:
@@ -359,27 +394,24 @@ class S3Storage(OpenedStore):
                 raise StorageError(str(error), path=self.url, hint="correct endpoint_url") from error
             return await call(client)
 
-        for tries_left in reversed(range(_TRIES)):
+        def attempt() -> T:
             self.requests.count(kind, bytes_written=bytes_written)
-            try:
-                answer: T = sync(self._connection.loop, send)
-            except FAILURES as error:
-                if not tries_left or not is_passing(error):
-                    translated = translate(error, self._shown(path))
-                    if isinstance(translated, AccessDenied):
-                        s3_clients.forget(self._connection)
-                    raise translated from error
-            else:
-                self._bucket_seen = True
-                return answer
-            self._clock.sleep(self._pause_seconds(_TRIES - tries_left))
-        raise AssertionError("the last try returns or raises")
+            return sync(self._connection.loop, send)  # type: ignore[no-any-return]
 
-    def _pause_seconds(self, failed_tries: int) -> float:
-        """Return a doubling pause minus a random part, so that tasks of a batch that were rejected together retry
-        apart."""
-        longest = _FIRST_PAUSE_SECONDS * 2.0**failed_tries
-        return longest * (1 + int(self._ids.fresh()[:2], 16) / 255) / 2
+        def is_transient(error: Exception) -> bool:
+            if is_throttling(error):
+                self._hedging.throttled()
+            return isinstance(error, FAILURES) and is_passing(error)
+
+        try:
+            answer = self._resending.send(attempt, is_transient)
+        except FAILURES as error:
+            translated = translate(error, self._shown(path))
+            if isinstance(translated, AccessDenied):
+                s3_clients.forget(self._connection)
+            raise translated from error
+        self._bucket_seen = True
+        return answer
 
     def _key(self, path: str) -> str:
         return self._before + checked(path)

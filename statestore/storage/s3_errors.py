@@ -45,6 +45,8 @@ _PASSING = {
     "SlowDown",
     "Throttling",
 }
+_THROTTLING = {"SlowDown", "ServiceUnavailable", "Throttling"}
+_CONFLICTS = {"PreconditionFailed", "412"}
 
 
 class BeyondEnd(StorageError):
@@ -54,9 +56,18 @@ class BeyondEnd(StorageError):
 def is_passing(error: Exception) -> bool:
     """Return whether a retry of the same request may succeed."""
     if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return _code(error) in _PASSING or status >= 500 or status == 429
+        return _code(error) in _PASSING or _status(error) >= 500 or _status(error) == 429
     return isinstance(error, NETWORK_ERRORS)
+
+
+def is_throttling(error: Exception) -> bool:
+    """Return whether the store asks for fewer requests."""
+    return isinstance(error, ClientError) and (_code(error) in _THROTTLING or _status(error) in (503, 429))
+
+
+def is_answer(error: BaseException) -> bool:
+    """Return whether the error is the store's answer to the request, and neither transient nor a conflict."""
+    return isinstance(error, ClientError) and not is_passing(error) and _code(error) not in _CONFLICTS
 
 
 def translate(error: Exception, shown: str) -> StorageError:
@@ -78,7 +89,7 @@ def translate(error: Exception, shown: str) -> StorageError:
     if code in _DENIED:
         hint = "correct the credentials or the bucket policy; without s3:ListBucket, a missing object looks forbidden"
         return AccessDenied(f"access denied ({code})", path=shown, hint=hint)
-    if code in ("PreconditionFailed", "412"):
+    if code in _CONFLICTS:
         return another_exists(shown)
     if code in ("InvalidRange", "416"):
         return BeyondEnd("the range starts after the end of the object", path=shown)
@@ -89,3 +100,7 @@ def translate(error: Exception, shown: str) -> StorageError:
 
 def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from pipelines import DeltaSink, Host, StatefulOperator, Update, start
 from statestore.storage import Storage, StorageSpec, open_storage
-from tests.support.s3_server import S3Server
+from tests.support.s3_server import S3Server, Wire
+from tests.support.streams import Seen
 
 pytestmark = pytest.mark.spark
 
@@ -30,6 +31,34 @@ def count(rows: pa.Table, state: pa.Table) -> Update:
 def _append(path: Path, batch: int) -> None:
     keys = [f"key {i % (3 + batch)}" for i in range(20)]
     deltalake.write_deltalake(path, pa.table({"k": keys, "x": list(range(20))}), mode="append")
+
+
+def test_a_batch_waits_for_unavailable_storage_and_computes_nothing_again(
+    delta_session: SparkSession, s3_server: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = s3_server.make_bucket()
+    spec = StorageSpec(f"s3://{bucket}/state", tuple(s3_server.options.items()))
+    _append(tmp_path / "source", 0)
+    # More tries than a request has without a time limit; the objects of batch 0 carry version 1.
+    s3_server.next("PUT", f"{bucket}/state/_statekeeper/log/1-", Wire.REFUSE, times=7)
+    seen = Seen()
+    query = start(
+        StatefulOperator(keys=["k"], order_by=["x"], state=COUNT, output=OUTPUT, update=count),
+        delta_session.readStream.format("delta").load(str(tmp_path / "source")),
+        root=spec,
+        checkpoint=str(tmp_path / "checkpoint"),
+        sink=DeltaSink(str(tmp_path / "sink")),
+        partitions=2,
+        log="batch",
+        host=Host(str(tmp_path / "host")),
+        observer=seen,
+        trigger={"availableNow": True},
+    )
+    query.await_termination()
+    assert [report.attempts for report in seen.batches] == [1]
+    assert "is available again" in caplog.text
+    facts = deltalake.DeltaTable(str(tmp_path / "sink")).to_pyarrow_table()
+    assert pc.sum(facts["n"]).as_py() == 20
 
 
 def _copied(root: Storage, folder: Path) -> None:

@@ -50,7 +50,7 @@ class Linking(LocalFileSystem):
 
 def on_disk(folder: Path) -> RemoteStorage:
     opened = Opened(Linking(skip_instance_cache=True), str(folder), {}, (OSError,))
-    return RemoteStorage(f"linking://{folder}", opened)
+    return RemoteStorage(f"linking://{folder}", opened, clock=SystemClock(), ids=RandomIds(), timeout_seconds=0.0)
 
 
 def test_a_root_behind_a_driver_behaves_like_one_on_disk(tmp_path: Path) -> None:

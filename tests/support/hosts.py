@@ -41,7 +41,6 @@ class Host:
     folder: Path
     clock: Clock = field(default_factory=SystemClock)
     structure: Structure = Structure.V2
-    limits: StoreLimits = field(default_factory=lambda: StoreLimits(block_cache_bytes=1024 * 1024))
 
     @property
     def address(self) -> StoreAddress:
@@ -57,7 +56,7 @@ class Host:
             clock=self.clock,
             ids=RandomIds(),
             snapshots=snapshots,
-            limits=limits or self.limits,
+            limits=limits or StoreLimits(block_cache_bytes=1024 * 1024),
             structure=self.structure,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -17,6 +19,8 @@ from werkzeug.serving import make_server
 
 CREDENTIALS = {"key": "a-key", "secret": "a-secret", "region": "us-east-1"}
 
+
+_LONGEST_HOLD_SECONDS = 60.0
 
 _BUCKET_NUMBERS = itertools.count(1)
 """Of all servers of this process: moto keeps their buckets in one place."""
@@ -27,8 +31,9 @@ class Wire(Enum):
 
     LOSE_REPLY = "done by the store, then the connection breaks"
     REFUSE = "answered with 503 SlowDown, not done"
-    NO_UPLOAD = "answered with 404 NoSuchUpload, not done; moto answers 500 for an unknown upload"
     CUT = "half of the body arrives, then the connection breaks"
+    HOLD = "not done until the test releases it"
+    HOLD_REPLY = "done by the store, answered when the test releases it"
 
 
 @dataclass
@@ -37,6 +42,7 @@ class _Rule:
     part_of_url: str
     wire: Wire
     times: int
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 class S3Server:
@@ -47,10 +53,13 @@ class S3Server:
         # S3 decides about If-None-Match atomically; moto looks, then writes. One request at a time makes it so.
         self._one_at_a_time = threading.Lock()
         self._rules: list[_Rule] = []
+        self._answers: deque[tuple[str, str, int]] = deque(maxlen=10_000)
         self.deletes_on_condition = False
         """Whether it honours If-Match on DELETE, as Amazon's does; moto itself deletes whatever is there."""
         self.ignores_if_none_match = False
         """As stores of other makers do: an upload overwrites what is there."""
+        self.latency_seconds: Callable[[], float] | None = None
+        """Draws the time that a request takes beside its processing; requests wait for it side by side."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -87,6 +96,16 @@ class S3Server:
         """Let it happen to the next requests of this method whose quoted url contains the part."""
         self._rules.append(_Rule(method, part_of_url, wire, times))
 
+    def hold(self, method: str, part_of_url: str, *, replies: bool = False) -> threading.Event:
+        """Hold the next such request, or its reply, until the event is set."""
+        rule = _Rule(method, part_of_url, Wire.HOLD_REPLY if replies else Wire.HOLD, 1)
+        self._rules.append(rule)
+        return rule.released
+
+    def answered(self, method: str, part_of_url: str) -> list[int]:
+        """The statuses of the store's answers to such requests, in the order in which they were sent."""
+        return [status for found, url, status in self._answers if found == method and part_of_url in url]
+
     def _ask(self, method: str, path: str, body: bytes = b"", acl: str = "private") -> bytes:
         headers = {"Content-Length": str(len(body)), "Content-Type": "application/octet-stream", "x-amz-acl": acl}
         request = urllib.request.Request(self.endpoint + path, data=body, method=method, headers=headers)
@@ -94,22 +113,32 @@ class S3Server:
             return bytes(answer.read())
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        wire = self._wire_for(environ)
+        rule = self._rule_for(environ)
+        wire = rule and rule.wire
+        if self.latency_seconds is not None:
+            time.sleep(self.latency_seconds())
+        if rule and wire is Wire.HOLD:
+            rule.released.wait(_LONGEST_HOLD_SECONDS)
         if wire is Wire.REFUSE:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
-        if wire is Wire.NO_UPLOAD:
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            start("404 Not Found", [("Content-Type", "application/xml")])
-            return [b"<Error><Code>NoSuchUpload</Code><Message>The upload does not exist.</Message></Error>"]
         with self._one_at_a_time:
             if self.ignores_if_none_match:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
             if self.deletes_on_condition and not self._matches(environ):
                 start("412 Precondition Failed", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>PreconditionFailed</Code><Message>The ETag differs.</Message></Error>"]
-            body = b"".join(self._store(environ, start))
+            statuses: list[int] = []
+
+            def noting(status: str, *how: Any) -> Any:
+                statuses.append(int(status[:3]))
+                return start(status, *how)
+
+            body = b"".join(self._store(environ, noting))
+        if rule and wire is Wire.HOLD_REPLY:
+            rule.released.wait(_LONGEST_HOLD_SECONDS)
+        self._answers.append((environ["REQUEST_METHOD"], environ["RAW_URI"], *statuses))
         if wire is Wire.LOSE_REPLY:
             # Nothing was sent so far: the head goes out with the first bytes of the body.
             with suppress(OSError):
@@ -128,13 +157,13 @@ class S3Server:
         list(self._store(head, lambda _, headers, *__: found.extend(headers)))
         return wanted.strip('"') == {name.lower(): value for name, value in found}.get("etag", "").strip('"')
 
-    def _wire_for(self, environ: dict[str, Any]) -> Wire | None:
+    def _rule_for(self, environ: dict[str, Any]) -> _Rule | None:
         for rule in self._rules:
             if rule.method == environ["REQUEST_METHOD"] and rule.part_of_url in environ["RAW_URI"]:
                 rule.times -= 1
                 if not rule.times:
                     self._rules.remove(rule)
-                return rule.wire
+                return rule
         return None
 
 
