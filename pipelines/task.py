@@ -291,7 +291,8 @@ class _Partition:
         if part is not None and not self._operator.has_one_store:
             if not isinstance(part, Mapping):
                 raise WrongResult(
-                    f"{what} is a {type(part).__name__}", hint="with several stores it is a mapping from a store's name"
+                    f"{what} is a {type(part).__name__}",
+                    hint="an operator with several stores must return a dict of them, by name",
                 )
             unknown = set(part) - set(self._operator.stores)
             if unknown:

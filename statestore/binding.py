@@ -81,8 +81,8 @@ class Bound:
             storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
         except AlreadyExists as error:
             raise SchemaMismatch(
-                f"an earlier attempt at batch {batch} changed the schema to another one than the job declares; the batch "
-                f"was not started",
+                f"an earlier attempt at batch {batch} recorded a new schema, and this job declares a different one; "
+                "the batch was not started",
                 path=names.later_schema(batch),
                 hint="run the batch with the schema of its first attempt, then add the next column",
             ) from error

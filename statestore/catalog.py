@@ -216,7 +216,8 @@ def state_conf(storage: Storage, heads: Heads) -> StateConf:
         raise ObjectMissing(
             f"is missing, but batch {batch} is committed; the state configuration of the query is unknown",
             path=path,
-            hint="restore the file from a backup. For the batch of a possible restart, run: statekeeper audit ROOT",
+            hint="restore the file from a backup. To find the batch from which a restart is possible, run: "
+            "statekeeper audit ROOT",
         )
     return conf.state_conf(logs.parse_offsets(data, path), path)
 

@@ -256,7 +256,8 @@ class StateRoot:
         wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:
             raise CorruptFile(
-                f"does not name {self.binding.partitions} partitions of operator {wrong[0]}; batch {batch} was not started",
+                f"has ids for {len(by_store.get(wrong[0], ()))} partitions of operator {wrong[0]} instead of "
+                f"{self.binding.partitions}; batch {batch} was not started",
                 path=path,
                 hint="restore the file from a backup",
             )

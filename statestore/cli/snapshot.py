@@ -70,7 +70,7 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
     "restore_target_seconds",
     type=Duration(),
     help="Also take snapshots of the longest tails, until the replay of all remaining tails takes at most this long, for "
-    "example 30s. The prediction uses the speed that the newest snapshots measured.",
+    "example 30s. The replay time is predicted from the speed at which the newest snapshots were made.",
 )
 @scratch_option
 @workers_option

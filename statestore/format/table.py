@@ -87,10 +87,10 @@ def require_whole(table: Readable, path: str) -> int:
     at = 0
     for handle in found:
         if handle.offset != at:
-            raise NotVerified(f"{path}: no block is known of byte {at:,}")
+            raise NotVerified(f"{path}: no known block contains byte {at:,}")
         at = handle.end
     if at != len(table) - FOOTER_BYTES:
-        raise NotVerified(f"{path}: no block is known of byte {at:,}")
+        raise NotVerified(f"{path}: no known block contains byte {at:,}")
     for handle in data:
         blocks.require_checksum(handle)
     return len(found)

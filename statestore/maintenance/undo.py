@@ -99,7 +99,7 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
         raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
     if gathered.position_at_repair is None:
         raise RefusedAsUnsafe(
-            "is missing: the query position at the repair is unknown",
+            "is missing; the newest batch at the time of the repair is unknown",
             path=names.quarantine_position(gathered.run),
             hint="if a switchover quarantined these files, run: statekeeper switch ROOT; if not, retention deletes them",
         )
@@ -112,7 +112,7 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
             "present state",
             path=names.commits(max(batch, newest)),
             hint=f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
-            f"those from batch {batch + 1} on away, run this again, and move them back",
+            f"commits/{batch + 1} and later commits to another folder, run this again, and move these commits back",
         )
     for one in gathered.kept:
         if one.there is There.OTHER:

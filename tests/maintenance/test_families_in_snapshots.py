@@ -95,7 +95,9 @@ def test_with_a_damaged_newest_base_an_older_one_may_lack_families_and_no_snapsh
     paths = publish(root, 5, keys, {"default": 0, "values": 1, "timers": 2}, tmp_path)
     root.replace(next(path for name, path in paths.items() if name != "zip"), b"damaged")
     before = {entry.path for entry in root.list(names.STATE)}
-    with pytest.raises(CorruptFile, match="no other snapshot certainly names all families") as refused:
+    with pytest.raises(
+        CorruptFile, match="cannot be replaced by an older snapshot, which may not name all column families"
+    ) as refused:
         taken(root, tmp_path)
     assert refused.value.path == STORE.snapshot(version(5))
     assert {entry.path for entry in root.list(names.STATE)} == before

@@ -175,7 +175,7 @@ def test_pandas_frames_with_missing_values_keep_them_missing(tmp_path):
     ("state", "said"),
     [
         ({"first": NEW, "third": NEW}, r"state of stores that are not declared: \['third'\]"),
-        (NEW, "state is a Table .*with several stores it is a mapping"),
+        (NEW, "state is a Table .*several stores must return a dict"),
         (
             {"first": NEW, "second": STRANGER},
             "store 'second': the function returned state of a key that is not in the rows",

@@ -112,8 +112,8 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
         yield root_finding(
             FindingKind.COMMITS_MIXED,
             names.commits(after),
-            f"has structure {now}, but {names.commits(before)} has {then}, and not every store has the snapshot of version "
-            f"{after + 1:,} with which a switchover begins",
+            f"has structure {now}, but {names.commits(before)} has {then}. A switchover does not explain this, because "
+            f"some stores lack its first snapshot, of version {after + 1:,}",
             f"Spark cannot load versions of the other structure; Spark 4.0 and 4.1 reject its commits; {restart.explained}",
             f"restore {names.COMMITS}/ from a backup",
         )

@@ -128,7 +128,7 @@ def test_during_the_deletion_of_a_quarantine_no_part_of_it_is_restored(checkpoin
     run = apply(storage, planned(storage))
     before = contents(storage)
     storage.delete([names.quarantine_position(run)])
-    with pytest.raises(RefusedAsUnsafe, match="is missing: the query position at the repair is unknown"):
+    with pytest.raises(RefusedAsUnsafe, match="is missing; the newest batch at the time of the repair is unknown"):
         roll_back(storage, run)
     assert contents(storage) == before
 
