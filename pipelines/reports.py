@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.data_files import DataFile
+from statestore.commit_metrics import CommitMetrics
 from statestore.errors import StatekeeperError
 from statestore.format.names import VersionId
 from statestore.loading.loaded import LoadReport
-from statestore.store import CommitMetrics
 
 
 def tag_of(fresh_id: str) -> int:

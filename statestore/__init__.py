@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statestore.clock import Clock, Ids, RandomIds, SystemClock
+    from statestore.commit_metrics import CommitMetrics
     from statestore.errors import StatekeeperError
     from statestore.format.names import EMPTY, StorePath, VersionId
     from statestore.format.structure import Structure
     from statestore.loading.loaded import LoadReport
     from statestore.storage import Entry, RequestCounts, Storage, StorageSpec, open_storage
-    from statestore.store import CommitMetrics, StateStore, StoreAddress, StoreLimits
+    from statestore.store import StateStore, StoreAddress, StoreLimits
 
 __all__ = [
     "EMPTY",
@@ -41,12 +42,13 @@ __all__ = [
 
 _MODULES = {
     "statestore.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
+    "statestore.commit_metrics": ("CommitMetrics",),
     "statestore.errors": ("StatekeeperError",),
     "statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
     "statestore.format.structure": ("Structure",),
     "statestore.loading.loaded": ("LoadReport",),
     "statestore.storage": ("Entry", "RequestCounts", "Storage", "StorageSpec", "open_storage"),
-    "statestore.store": ("CommitMetrics", "StateStore", "StoreAddress", "StoreLimits"),
+    "statestore.store": ("StateStore", "StoreAddress", "StoreLimits"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

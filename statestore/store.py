@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from statestore import digests
 from statestore.clock import Clock, Ids
+from statestore.commit_metrics import CommitMetrics
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.pending_changes import PendingChanges
 from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
@@ -33,6 +34,7 @@ from statestore.lineage import Lineage
 from statestore.loading.loaded import Loaded, LoadReport
 from statestore.loading.loader import Loader
 from statestore.storage import Storage
+from statestore.storage.parts import PART_BYTES, EarlyUpload
 
 LINEAGE_STOP_BYTES = 62_000
 """Spark reads at most 65,535 bytes of lineage. The store stops about 45 versions earlier, in time for a snapshot."""
@@ -48,28 +50,11 @@ _AHEAD_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """The limits of a store on its host."""
+    """The limits of a store on its host. `part_bytes`: size of the parts in which a changelog is uploaded."""
 
     block_cache_bytes: int = 32 * 1024 * 1024
     lock_timeout_seconds: float = 30.0
-
-
-@dataclass(kw_only=True)
-class CommitMetrics:
-    """The work of a commit. `changed_bytes` is uncompressed; `uploaded_bytes` is compressed.
-
-    lineage_versions  the number of versions that the changelog names, 0 in structure V1
-    tail_changelogs   the number of changelogs since the newest snapshot, including this one
-    """
-
-    changed_keys: int = 0
-    changed_bytes: int = 0
-    uploaded_bytes: int = 0
-    requests: int = 0
-    encode_milliseconds: float = 0.0
-    upload_milliseconds: float = 0.0
-    lineage_versions: int = 0
-    tail_changelogs: int = 0
+    part_bytes: int = PART_BYTES
 
 
 @dataclass(frozen=True)
@@ -105,6 +90,7 @@ class _Changelog:
     path: Path
     file: BinaryIO
     writer: ChangelogWriter
+    upload: EarlyUpload
     finished: bool = field(default=False)
 
 
@@ -128,6 +114,7 @@ class StateStore:
         ids: Ids,
         structure: Structure = Structure.V2,
         batch_log: BatchLogPart | None = None,
+        part_bytes: int = PART_BYTES,
     ) -> None:
         self.base = base
         self.next = VersionId(base.version + 1, None if structure is Structure.V1 else ids.fresh())
@@ -144,6 +131,7 @@ class StateStore:
         self._folder = folder
         self._clock = clock
         self._changelog: _Changelog | None = None
+        self._part_bytes = part_bytes
         self._failure: LocalStateError | None = None
         self._released = False
         ahead_keys = len(loaded.ahead)
@@ -210,6 +198,7 @@ class StateStore:
             ids=ids,
             structure=structure,
             batch_log=batch_log,
+            part_bytes=limits.part_bytes,
         )
 
     @property
@@ -270,7 +259,9 @@ class StateStore:
         with self._writing():
             self._writer().append(keys, values)
             self._pending.put_many(changed, values.to_pylist())
-        self.commit_metrics.encode_milliseconds += (self._clock.monotonic_seconds() - started) * 1000
+            self.commit_metrics.encode_milliseconds += (self._clock.monotonic_seconds() - started) * 1000
+            assert self._changelog is not None
+            self._changelog.upload.extend(self._changelog.file)
 
     def delete(self, keys: pa.LargeBinaryArray) -> None:
         """Delete each key."""
@@ -279,23 +270,29 @@ class StateStore:
     def commit(self) -> VersionId:
         """Upload the changelog of the next version, also without changes. Return the version (in V1 with its digest).
 
-        A small changelog of a store with a batch log is not uploaded: it is in `member`, and becomes durable with the
-        driver's batch log. Raises `StorageError`; the changes are then kept, and another call uploads the same object.
+        `put` and `delete` have uploaded the full parts of a large changelog. A small changelog of a store with a batch log
+        becomes durable with the driver's batch log: it is in `member`. Raises `StorageError`; the changes are then kept,
+        and another call uploads the same object.
         """
+        metrics = self.commit_metrics
+        if self._changelog is not None:
+            self._changelog.upload.seal()
         changelog = self._finished_changelog()
         started = self._clock.monotonic_seconds()
+        changelog.upload.send_rest()
         before = self._storage.requests.snapshot()
         if self._batch_log is not None and batch_log.path_of(self.next) is not None:
             with translated(changelog.path):
                 self.member = changelog.path.read_bytes()
         else:
-            self._send(changelog.path)
+            self._send(changelog)
         spent = self._storage.requests.since(before)
-        metrics = self.commit_metrics
         metrics.changed_keys = changelog.writer.records
         metrics.changed_bytes = changelog.writer.record_bytes
         metrics.uploaded_bytes = changelog.path.stat().st_size
-        metrics.requests = spent.total
+        metrics.requests = spent.total + changelog.upload.metrics.requests
+        metrics.early_bytes = changelog.upload.metrics.sent_bytes
+        metrics.back_pressure_seconds = changelog.upload.metrics.back_pressure_seconds
         metrics.upload_milliseconds = (self._clock.monotonic_seconds() - started) * 1000
         # Once the driver has confirmed the id, the next load on this host replays these bytes without a request.
         with contextlib.suppress(OSError):
@@ -304,18 +301,22 @@ class StateStore:
         self._release()
         return self.next
 
-    def _send(self, file: Path) -> None:
+    def _send(self, changelog: _Changelog) -> None:
         path = self._path.changelog(self.next)
         if self._structure is Structure.V2:
-            self._storage.create(path, file)
+            if not changelog.upload.complete():
+                self._storage.create(path, changelog.path)
         # Race: a zombie attempt resumes after another attempt has committed its batch. The file is confirmed and must not
         # be replaced. If the zombie stalls after this check instead, the next load detects the other digest.
-        elif self._storage.stat(names.commits(self.base.version)) is None:
-            self._storage.replace(path, file)
+        elif self._storage.stat(names.commits(self.base.version)) is not None:
+            changelog.upload.abort()
+        elif not changelog.upload.complete():
+            self._storage.replace(path, changelog.path)
 
     def abort(self) -> None:
-        """Discard the changes. Storage is not changed. Safe to call at any time."""
+        """Discard the changes, and drop uploaded parts. No object of storage changes. Safe to call at any time."""
         if self._changelog is not None:
+            self._changelog.upload.abort()
             with contextlib.suppress(OSError):
                 self._changelog.file.close()  # fails again on a full disk
             self._changelog.path.unlink(missing_ok=True)
@@ -366,7 +367,17 @@ class StateStore:
             path = self._folder.unfinished_file()
             file = path.open("wb")
             lineage = None if self._structure is Structure.V1 else self._loaded.lineage
-            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(lineage)))
+            upload = EarlyUpload(
+                self._storage,
+                self._path.changelog(self.next),
+                path,
+                clock=self._clock,
+                part_bytes=self._part_bytes,
+                # A smaller changelog may become a member of the batch log, and then has another id.
+                least_bytes=0 if self._batch_log is None else self._batch_log.most_bytes + 1,
+                replaces=self._structure is Structure.V1,
+            )
+            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(lineage)), upload)
         return self._changelog.writer
 
     def _finished_changelog(self) -> _Changelog:

@@ -143,6 +143,39 @@ class Requests:
         )
 
 
+class PartsUpload(Protocol):
+    """An object that is created in parts of one size; the last part may be smaller. See `Storage.create_in_parts`."""
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send part `number`, from 0. Several threads may send parts. Raises StorageError; ObjectMissing if another
+        process aborted the upload."""
+
+    def complete(self, file: Path) -> Created:
+        """Make the object visible. `file` has the bytes of all parts, to verify a conflict.
+
+        Raises as `Storage.create`; ObjectMissing if another process aborted the upload.
+        """
+
+    def abort(self) -> None:
+        """Drop the parts. Raises StorageError."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """An upload in parts that is neither complete nor aborted. Listings of objects omit it, but its parts are billed.
+
+    `size_bytes`: of the parts that arrived; the time is the backend's, in seconds since the epoch.
+    """
+
+    path: str
+    id: str
+    size_bytes: int
+    started_at_seconds: float
+
+
+Uploads = list[UnfinishedUpload]
+
+
 class Storage(Protocol):
     """A root in a storage backend. Paths are relative, with '/'; absolute paths, '.', '..' and empty parts: ValueError.
 
@@ -190,6 +223,22 @@ class Storage(Protocol):
         *Danger*: the last writer wins silently. Use it only for control files, and for changelogs of structure V1, where
         digests identify the confirmed bytes.
         *Guarantee*: a reader sees the old bytes or the new bytes.
+        """
+
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
+        """Begin to create an object in parts; None if this backend creates an object only in one request.
+
+        `replaces`: complete as `replace` does instead of `create`. Nothing is visible before the upload is complete.
+        """
+
+    def unfinished_uploads(self) -> Uploads:
+        """List the uploads in parts below the root that are neither complete nor aborted, also of running tasks, sorted
+        by path. On a file system they are unfinished files in TEMP_FOLDER instead."""
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Drop the parts of an upload. An upload that no longer exists is not an error.
+
+        *Danger*: a running task then sends its changelog again from the start.
         """
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
@@ -289,6 +338,17 @@ class OpenedStore:
 
     def require_ownership(self) -> None:
         """Do nothing: readers of an object store do not check owners."""
+
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
+        """Return None: the backend creates an object in one request."""
+        return None
+
+    def unfinished_uploads(self) -> Uploads:
+        """Return none."""
+        return []
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Do nothing: the backend has no uploads."""
 
     def __reduce__(self) -> Never:
         # Connections, event loops and locks do not survive pickling or a fork. Spark's workers do both.

@@ -28,8 +28,11 @@ from statestore.storage.base import (
     Entry,
     Names,
     Omissions,
+    PartsUpload,
     Requests,
     Storage,
+    UnfinishedUpload,
+    Uploads,
     is_below,
 )
 from statestore.storage.content import scratch_file
@@ -178,6 +181,15 @@ class LoggedStorage:
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         self.inner.replace(path, data, like=like)
+
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
+        return self.inner.create_in_parts(path, part_bytes=part_bytes, replaces=replaces)
+
+    def unfinished_uploads(self) -> Uploads:
+        return self.inner.unfinished_uploads()
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self.inner.abort_upload(upload)
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         return self.inner.list(prefix, hidden=hidden)

@@ -31,6 +31,7 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    PartsUpload,
     another_exists,
     checked,
     checked_folder,
@@ -39,6 +40,7 @@ from statestore.storage.base import (
     too_large,
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
+from statestore.storage.local_parts import LocalPartsUpload
 from statestore.storage.ownership import Ownership
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
@@ -90,26 +92,56 @@ class LocalStorage(OpenedStore):
         target = self._place(path)
         self.requests.count(Kind.CREATE, bytes_written=content.size_bytes)
         with self._translated(path), self._unfinished(content, target, like) as temp:
-            if not target.exists():
-                _forget_sidecar(target)
-            if self._link(temp, target, path):
-                created = Created.NEW
-            else:
-                self._compare(path, target, content)
-                created = Created.SAME
-                # The process that created it may have died before its flush, and the caller relies on the file.
-                _flush(target)
-            _flush(target.parent)
+            return self._name(temp, target, path, content)
+
+    def _name(self, temp: Path, target: Path, path: str, content: Content) -> Created:
+        """Give a flushed file its name if the name is free. Raises as `create`."""
+        if not target.exists():
+            _forget_sidecar(target)
+        if self._link(temp, target, path):
+            created = Created.NEW
+        else:
+            self._compare(path, target, content)
+            created = Created.SAME
+            # The process that created it may have died before its flush, and the caller relies on the file.
+            _flush(target)
+        _flush(target.parent)
         return created
+
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
+        target, temp = self._place(path), self._temp_file()
+
+        def publish(descriptor: int, file: Path) -> Created:
+            self._make_folder(target.parent)
+            ownership.give(descriptor, self._ownership(target, path if replaces and target.exists() else None))
+            os.fsync(descriptor)
+            if not replaces:
+                return self._name(temp, target, path, Content.of(file))
+            self._rename(temp, target)
+            return Created.NEW
+
+        with self._translated(path):
+            self._make_folder(temp.parent)
+        return LocalPartsUpload(
+            temp,
+            part_bytes=part_bytes,
+            kind=Kind.REPLACE if replaces else Kind.CREATE,
+            requests=self.requests,
+            translated=lambda: self._translated(path),
+            publish=publish,
+        )
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         content = Content.of(data)
         target = self._place(path)
         self.requests.count(Kind.REPLACE, bytes_written=content.size_bytes)
         with self._translated(path), self._unfinished(content, target, path if target.exists() else like) as temp:
-            _forget_sidecar(target)
-            temp.replace(target)
-            _flush(target.parent)
+            self._rename(temp, target)
+
+    def _rename(self, temp: Path, target: Path) -> None:
+        _forget_sidecar(target)
+        temp.replace(target)
+        _flush(target.parent)
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = self._place(prefix) if checked_folder(prefix) else self._root

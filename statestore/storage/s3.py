@@ -8,7 +8,7 @@ listing and instance caches of s3fs are disabled; `StorageSpec` explains the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from fsspec.asyn import sync
 
 from statestore.clock import Clock, Ids
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
-from statestore.storage import hedging, s3_clients, s3_conditions
+from statestore.storage import hedging, s3_clients, s3_conditions, s3_parts
 from statestore.storage.base import (
     DELETE_BATCH,
     MOST_READ_BYTES,
@@ -31,6 +31,9 @@ from statestore.storage.base import (
     Kind,
     Names,
     OpenedStore,
+    PartsUpload,
+    UnfinishedUpload,
+    Uploads,
     another_exists,
     checked,
     checked_folder,
@@ -42,12 +45,11 @@ from statestore.storage.base import (
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
 from statestore.storage.resending import TRIES, Resending
 from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_answer, is_passing, is_throttling, translate
+from statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
 
 OPTIONS = ("endpoint_url", "key", "secret", "region", "anon", hedging.OPTION)
 
 T = TypeVar("T")
-# aiobotocore creates clients from service descriptions at run time; they have no static types.
-Call = Callable[[Any], Awaitable[T]]
 
 
 class S3Storage(OpenedStore):
@@ -77,6 +79,7 @@ class S3Storage(OpenedStore):
         self._connection = s3_clients.shared(options)
         self._hedging = hedging.shared((self._endpoint, bucket), self._connection.loop, is_on=is_hedged)
         self._resending = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=timeout_seconds)
+        self._briefly = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=0.0)
 
     def read(self, path: str) -> bytes:
         return self._get(path)
@@ -296,48 +299,45 @@ class S3Storage(OpenedStore):
 
     def _upload_pieces(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         """Upload in several requests. The object becomes visible with the last one."""
-        where = {"Bucket": self._bucket, "Key": self._key(path)}
-
-        async def begin(client: Any) -> str:
-            return str((await client.create_multipart_upload(**where))["UploadId"])
-
-        upload = {**where, "UploadId": self._request(kind, path, begin)}
+        upload = S3Upload(kind, path, self._where(path), self._request)
         try:
-            parts = [self._upload_piece(kind, path, upload, content, number) for number in range(content.pieces)]
-
-            async def finish(client: Any) -> None:
-                await client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **how)
-
+            for number in range(content.pieces):
+                upload.send(number, content.piece(number))
             try:
-                self._request(kind, path, finish)
+                upload.finish(**how)
             except ObjectMissing as error:
-                # The upload is unknown because it is complete: the reply to the first try was lost.
                 raise _UploadGone(error.what, path=error.path) from error
         except Exception:
-            self._abandon(path, upload)
+            # The earlier error is reported; retention aborts the upload later.
+            with suppress(StorageError):
+                upload.abort()
             raise
 
-    def _upload_piece(
-        self, kind: Kind, path: str, upload: dict[str, str], content: Content, number: int
-    ) -> dict[str, object]:
-        piece = content.piece(number)
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
+        kind = Kind.REPLACE if replaces else Kind.CREATE
+        return S3PartsUpload(
+            S3Upload(kind, path, self._where(path), self._request, is_early=True),
+            part_bytes=part_bytes,
+            how={} if replaces else {"IfNoneMatch": "*"},
+            exists=lambda: self.stat(path) is not None,
+            compare=lambda content: self._compare(path, content),
+        )
 
-        async def call(client: Any) -> dict[str, object]:
-            answer = await client.upload_part(**upload, PartNumber=number + 1, Body=piece)
-            return {"PartNumber": number + 1, "ETag": answer["ETag"]}
+    def unfinished_uploads(self) -> Uploads:
+        def path_of(key: str) -> str | None:
+            path = key.removeprefix(self._before)
+            with suppress(ValueError):
+                return checked(path)
+            return None
 
-        return self._request(kind, path, call, bytes_written=len(piece))
+        found = s3_parts.unfinished(self._bucket, self._before, path_of, self._request)
+        return sorted(found, key=lambda upload: (upload.path, upload.id))
 
-    def _abandon(self, path: str, upload: dict[str, str]) -> None:
-        """Abort an upload. Its pieces would be invisible but billed until they are dropped."""
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        s3_parts.abort(self._bucket, self._key(upload.path), upload, self._request)
 
-        async def call(client: Any) -> None:
-            await client.abort_multipart_upload(**upload)
-
-        try:
-            self._request(Kind.DELETE, path, call)
-        except StorageError:
-            return  # The earlier error is reported; a lifecycle rule of the bucket drops the pieces.
+    def _where(self, path: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._key(path)}
 
     def _compare(self, path: str, content: Content) -> Created:
         """Return SAME if the object has this content, else raise AlreadyExists. Raises StorageError if it cannot be
@@ -384,8 +384,8 @@ class S3Storage(OpenedStore):
 
         self._request(Kind.DELETE, remaining[0].removeprefix(self._before), call)
 
-    def _request(self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0) -> T:
-        """Send a request, again after transient failures."""
+    def _request(self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0, is_optional: bool = False) -> T:
+        """Send a request, again after transient failures. `is_optional`: do not wait for storage that is unavailable."""
 
         async def send() -> T:
             try:
@@ -404,7 +404,7 @@ class S3Storage(OpenedStore):
             return isinstance(error, FAILURES) and is_passing(error)
 
         try:
-            answer = self._resending.send(attempt, is_transient)
+            answer = (self._briefly if is_optional else self._resending).send(attempt, is_transient)
         except FAILURES as error:
             translated = translate(error, self._shown(path))
             if isinstance(translated, AccessDenied):

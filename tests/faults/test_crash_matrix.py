@@ -6,10 +6,11 @@ the operation must run to its end.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_ma
 from tests.support.hosts import STORE, History, Host, changed, column
 from tests.support.snapshots import publish_snapshot
 
-CHANGES = {b"counter": b"new", b"key 002": None, b"one more": b"x"}
+PART_BYTES = 20_000
+CHANGES: dict[bytes, bytes | None] = {b"counter": b"new", b"key 002": None, b"one more": b"x"}
+CHANGES |= {b"large %d" % number: random.Random(number).randbytes(10_000) for number in range(10)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,18 @@ def commit(host: Host, scene: Scene) -> VersionId | None:
         return store.commit()
 
 
+def commit_in_parts(host: Host, scene: Scene) -> VersionId | None:
+    """Five full parts go out before the commit, and a last one with it."""
+    host = replace(host, limits=replace(host.limits, part_bytes=PART_BYTES))
+    with host.load(scene.history.head) as store:
+        for key, value in CHANGES.items():
+            store.put(column([key]), column([b"overwritten below"]))
+            store.put(column([key]), column([value]))
+        version = store.commit()
+        assert store.commit_metrics.uploaded_bytes > 5 * PART_BYTES
+        return version
+
+
 Act = Callable[[Host, Scene], VersionId | None]
 
 # What the host's folder holds when it begins: nothing, a version to be caught up from, or the head.
@@ -59,9 +74,21 @@ ACTS: dict[str, tuple[Act, int | None]] = {
     "load that catches up": (load, 4),
     "cold load and commit": (commit, None),
     "warm load and commit": (commit, 6),
+    "warm load and commit in parts": (commit_in_parts, 6),
 }
-FEWEST_CASES = {"cold load": 17, "load that catches up": 8, "cold load and commit": 21, "warm load and commit": 4}
+FEWEST_CASES = {
+    "cold load": 17,
+    "load that catches up": 8,
+    "cold load and commit": 21,
+    "warm load and commit": 4,
+    "warm load and commit in parts": 24,
+}
 """Fewer would mean that requests are no longer seen."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", PART_BYTES)
 
 
 @pytest.fixture

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from statestore.errors import StorageError
-from statestore.storage import TEMP_FOLDER, Created, Deletion, Entry, Kind, Requests, Storage
+from statestore.storage import (
+    TEMP_FOLDER,
+    Created,
+    Deletion,
+    Entry,
+    Kind,
+    PartsUpload,
+    Requests,
+    Storage,
+    UnfinishedUpload,
+)
 from statestore.storage.base import Omissions
 
 T = TypeVar("T")
@@ -102,6 +112,21 @@ class FaultyStorage:
 
         self._do(Kind.REPLACE, path, act, lambda: self._leave_half(data))
 
+    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
+        kind = Kind.REPLACE if replaces else Kind.CREATE
+
+        def act() -> PartsUpload | None:
+            return self._inner.create_in_parts(path, part_bytes=part_bytes, replaces=replaces)
+
+        begun = self._do(kind, path, act)
+        return None if begun is None else _FaultyParts(begun, kind, path, self)
+
+    def unfinished_uploads(self) -> list[UnfinishedUpload]:
+        return self._do(Kind.LIST, "", self._inner.unfinished_uploads)
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self._do(Kind.DELETE, upload.path, lambda: self._inner.abort_upload(upload))
+
     def require_ownership(self) -> None:
         self._inner.require_ownership()
 
@@ -146,11 +171,38 @@ class FaultyStorage:
             raise StorageError("timed out", path=path, hint="try again")
         raise SimulatedCrash(f"{fault.value}: {request}")
 
+    def on_disk(self) -> bool:
+        """Whether it keeps files, which can be written in half."""
+        return self._inner.url.startswith("file:")
+
     def _fault_of(self, request: Request) -> Fault | None:
         return self._plan.get(request.number)
 
     def _leave_half(self, data: bytes | Path) -> None:
-        if self._inner.url.startswith("file:"):
+        if self.on_disk():
             whole = data.read_bytes() if isinstance(data, Path) else data
             # Who dies twice at the same request leaves the later half.
             self._inner.replace(f"{TEMP_FOLDER}/torn-{len(self.trace)}", whole[: len(whole) // 2])
+
+
+class _FaultyParts:
+    """An upload in parts, each of whose calls is a request of its storage."""
+
+    def __init__(self, inner: PartsUpload, kind: Kind, path: str, storage: FaultyStorage) -> None:
+        self._inner = inner
+        self._kind = kind
+        self._path = path
+        self._storage = storage
+
+    def send(self, number: int, data: bytes) -> None:
+        def tear() -> None:
+            self._inner.send(number, data[: len(data) // 2])
+
+        tears = tear if self._storage.on_disk() else None
+        self._storage._do(self._kind, self._path, lambda: self._inner.send(number, data), tears)
+
+    def complete(self, file: Path) -> Created:
+        return self._storage._do(self._kind, self._path, lambda: self._inner.complete(file))
+
+    def abort(self) -> None:
+        self._storage._do(Kind.DELETE, self._path, self._inner.abort)

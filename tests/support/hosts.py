@@ -41,6 +41,7 @@ class Host:
     folder: Path
     clock: Clock = field(default_factory=SystemClock)
     structure: Structure = Structure.V2
+    limits: StoreLimits = field(default_factory=lambda: StoreLimits(block_cache_bytes=1024 * 1024))
 
     @property
     def address(self) -> StoreAddress:
@@ -56,7 +57,7 @@ class Host:
             clock=self.clock,
             ids=RandomIds(),
             snapshots=snapshots,
-            limits=limits or StoreLimits(block_cache_bytes=1024 * 1024),
+            limits=limits or self.limits,
             structure=self.structure,
         )
 

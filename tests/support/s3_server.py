@@ -31,6 +31,7 @@ class Wire(Enum):
 
     LOSE_REPLY = "done by the store, then the connection breaks"
     REFUSE = "answered with 503 SlowDown, not done"
+    NO_UPLOAD = "answered with 404 NoSuchUpload, not done; moto answers 500 for an unknown upload"
     CUT = "half of the body arrives, then the connection breaks"
     HOLD = "not done until the test releases it"
     HOLD_REPLY = "done by the store, answered when the test releases it"
@@ -123,6 +124,10 @@ class S3Server:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
+        if wire is Wire.NO_UPLOAD:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("404 Not Found", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>NoSuchUpload</Code><Message>The upload does not exist.</Message></Error>"]
         with self._one_at_a_time:
             if self.ignores_if_none_match:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
