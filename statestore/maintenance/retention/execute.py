@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
 from pathlib import Path
 
 from statestore import catalog
@@ -18,7 +18,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements, quarantine, verification
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.retention import last_pass
+from statestore.maintenance.retention import last_pass, uploads
 from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import (
@@ -114,7 +114,11 @@ def execute(
             if changed is not None:
                 yield changed
                 logs = [verdict for verdict in logs if not names.parse_batch_log(verdict.path)]
-        for part in _delete(storage, logs, may_delete):
+        files = [verdict for verdict in logs if verdict.upload is None]
+        unfinished = [verdict for verdict in logs if verdict.upload is not None]
+        for part in itertools.chain(
+            _delete(storage, files, may_delete), uploads.abort(storage, unfinished, may_delete)
+        ):
             yield Deleted(
                 store=None,
                 outcome=DeletionOutcome.DONE,
@@ -195,7 +199,7 @@ def _execute_store(
         named |= {store.table_file(table.dfs_name) for table in facts.metadata.named_files}
     spared = tuple(sorted(going & named))
     chosen = [verdict for verdict in deletions if verdict.path not in named]
-    for _, alike in groupby(chosen, key=lambda verdict: deletion_order(verdict)[0]):
+    for _, alike in itertools.groupby(chosen, key=lambda verdict: deletion_order(verdict)[0]):
         for part in _delete(storage, list(alike), may_delete):
             yield Deleted(
                 store=store,

@@ -16,7 +16,7 @@ from statestore.maintenance.quarantine import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.verification import Reads
 from statestore.stateless import Stateless
-from statestore.storage import Entry
+from statestore.storage import Entry, UnfinishedUpload
 
 Strays = Mapping[StorePath, Mapping[VersionId, StoredSnapshot]]
 """Snapshots that are not on the chain of their store, by store."""
@@ -32,7 +32,12 @@ class BatchLogFile:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFiles:
-    """Listed files of the query's logs and of maintenance. `checksums`: hidden Hadoop checksums whose log is deleted."""
+    """Listed files of the query's logs and of maintenance.
+
+    checksums         hidden Hadoop checksums whose log is deleted
+    uploads           unfinished uploads, if they were listed
+    upload_problem    why they could not be listed
+    """
 
     offsets: tuple[Entry, ...] = ()
     commits: tuple[Entry, ...] = ()
@@ -43,6 +48,8 @@ class LogFiles:
     quarantine: tuple[Entry, ...] = ()
     checksums: tuple[Entry, ...] = ()
     batch_logs: tuple[BatchLogFile, ...] = ()
+    uploads: tuple[UnfinishedUpload, ...] = ()
+    upload_problem: str | None = None
 
     @property
     def newest_seconds(self) -> float:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.maintenance import announcements
+from statestore.maintenance.retention import uploads
 from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts
 from statestore.storage import TEMP_FOLDER, Entry
@@ -149,6 +150,7 @@ def _entries(gathered: RetentionFacts) -> Iterator[Entry]:
         yield from chain.files.entries
     logs = gathered.logs
     yield from (log.entry for log in logs.batch_logs)
+    yield from map(uploads.entry_of, logs.uploads)
     for entries in (
         logs.offsets,
         logs.commits,
@@ -166,6 +168,8 @@ def _stays_seconds(path: str, rule: Rule, policy: RetentionPolicy) -> float:
         return policy.quarantine_seconds
     if path.startswith(f"{names.HISTORY}/"):
         return policy.history_seconds
+    if uploads.is_upload(path):
+        return uploads.LIFE_SECONDS
     if path.startswith((f"{names.DELETING}/", f"{TEMP_FOLDER}/")):
         return announcements.LIFE_SECONDS
     return policy.grace_seconds

@@ -18,7 +18,7 @@ from statestore.format.state_conf import OURS
 from statestore.maintenance import announcements, hidden_checksums, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.history_records import FailedSnapshot
-from statestore.maintenance.retention import last_pass
+from statestore.maintenance.retention import last_pass, uploads
 from statestore.maintenance.retention.facts import (
     BatchLogFile,
     LogFiles,
@@ -42,15 +42,20 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     Requests in all cases: the newest commit; a listing of each log, of the quarantine and of the switchovers; the record of
     reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores: one listing of `state/`;
     one request for each retained batch of the commit log, and for each older batch down to a base; one for the lineage of
-    each head; one for each retained snapshot. For due stores only: the same, for these stores. Raises `NotACheckpoint`;
-    `CorruptFile` if the commit log cannot be read (then nothing may be deleted); `UnknownFormatVersion`, also for a state
-    store that is not RocksDB; `StorageError`.
+    each head; one for each retained snapshot. For due stores only: the same, for these stores. With `everything`, in an own
+    root on S3: one for the unfinished uploads, and one for each. Raises `NotACheckpoint`; `CorruptFile` if the commit log
+    cannot be read (then nothing may be deleted); `UnknownFormatVersion`, also for a state store that is not RocksDB;
+    `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # Read the log before the files: a batch that is committed in between is newer than this head, and its files are kept.
     heads = catalog.heads(storage)
     members = list_members(storage)
     logs = _log_files(storage, members)
+    if everything and is_own:
+        # Spark's connector has uploads of its own below a native root.
+        unfinished, problem = uploads.find(storage)
+        logs = replace(logs, uploads=unfinished, upload_problem=problem)
     now = clock.now_seconds()
     if heads is None:
         return RetentionFacts(is_own=is_own, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)

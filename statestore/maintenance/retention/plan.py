@@ -14,6 +14,7 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
+from statestore.maintenance.retention import uploads
 from statestore.maintenance.retention.facts import (
     BatchLogFile,
     RetentionFacts,
@@ -56,7 +57,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
             stateless=gathered.stateless,
         )
     floor = _floor(gathered)
-    findings = list(_findings(gathered, floor))
+    findings = [*_findings(gathered, floor), *filter(None, [gathered.logs.upload_problem])]
     judge = Judge(gathered, policy, floor, stopped=stopped)
     stores = tuple(judge.store(chain) for chain in gathered.chains)
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
@@ -293,6 +294,7 @@ class Judge:
         verdicts += [self._record(e, life, Rule.OLD_RECORD, now) for e in files.announcements]
         # A running upload is never older than the lifetime of an announcement.
         verdicts += [self._record(e, life, Rule.LEFTOVER, now) for e in files.leftovers]
+        verdicts += [uploads.verdict(upload, self.gathered.now_seconds) for upload in files.uploads]
         verdicts += self._quarantine()
         return tuple(sorted(verdicts, key=_log_order))
 

@@ -10,6 +10,7 @@ from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.verification import Reads, SnapshotRead
 from statestore.stateless import Stateless
+from statestore.storage import UnfinishedUpload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +75,12 @@ REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_QUARANTINE, Rule.U
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision about one file."""
+    """The decision about one file, or about an unfinished upload."""
 
     path: str
     size_bytes: int
     rule: Rule
+    upload: UnfinishedUpload | None = None
 
 
 @dataclass(frozen=True)
