@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from pipelines.reports import PartitionReport
+from pipelines.reports import PartitionReport, StoreReport
+from statestore.format import batch_log
 
 
 class Phase(Enum):
@@ -42,6 +43,22 @@ class BatchReport:
     milliseconds: Mapping[Phase, float]
     driver_requests: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def early_upload_share(self) -> float | None:
+        """The share of the bytes of changelogs with an object of their own that was in storage before the commits; None
+        if all changelogs are in the batch log."""
+        own = [store.commit for store in self._stores() if batch_log.path_of(store.new) is None]
+        uploaded_bytes = sum(commit.uploaded_bytes for commit in own)
+        return sum(commit.early_bytes for commit in own) / uploaded_bytes if uploaded_bytes else None
+
+    @property
+    def back_pressure_seconds(self) -> float:
+        """The time that tasks waited for their uploads before the commits, in total."""
+        return sum(store.commit.back_pressure_seconds for store in self._stores())
+
+    def _stores(self) -> Iterator[StoreReport]:
+        return (store for partition in self.partitions for store in partition.stores)
 
 
 class Observer(Protocol):
