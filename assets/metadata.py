@@ -21,6 +21,7 @@ from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
+from statestore.query_metrics import Prices, QueryMetrics
 
 Figure: TypeAlias = str | int | float
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
@@ -81,6 +82,31 @@ def of_snapshots(done: SnapshotPass) -> Metadata:
         ),
     )
     return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
+
+
+def of_job(metrics: QueryMetrics | None, prices: Prices) -> Metadata:
+    """The figures that the job recorded: its requests, its batch logs, their latency and price. Nothing without them."""
+    if metrics is None:
+        return {}
+    p50, p99, p999 = metrics.record_milliseconds
+    shown: dict[str, Figure] = {
+        "batches": metrics.batches,
+        "seconds": round(metrics.seconds, 1),
+        "write_requests": metrics.writes,
+        "read_requests": metrics.reads,
+        "dollars_a_day": round(metrics.dollars_a_day(prices), 4),
+        "record_bytes": metrics.record_bytes,
+        "record_members": metrics.members,
+        "record_milliseconds_p50": round(p50, 1),
+        "record_milliseconds_p99": round(p99, 1),
+        "record_milliseconds_p999": round(p999, 1),
+        "hedges_sent": metrics.hedges_sent,
+        "hedges_won": metrics.hedges_won,
+        "wait_seconds": round(metrics.wait_seconds, 1),
+        "back_pressure_seconds": round(metrics.back_pressure_seconds, 1),
+        **({} if metrics.early_share is None else {"early_upload_percent": round(100 * metrics.early_share, 1)}),
+    }
+    return {"job": figures(shown)}
 
 
 def of_taken(one: Taken) -> Metadata:

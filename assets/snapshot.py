@@ -7,12 +7,14 @@ from assets.checks import TAIL_IS_SHORT, tail_is_short
 from assets.partitions import QUERIES, STORE_SET, store_key
 from assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
 from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet
+from resources.fleet import Fleet, OpenedQuery
 from resources.worker import holder
+from statestore.attempts import metrics_at
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.passes import Maintainer, SnapshotPass
 from statestore.maintenance.snapshot import Taken
+from statestore.query_metrics import QueryMetrics
 
 
 @dg.asset(
@@ -30,18 +32,25 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
 
     It adds files and overwrites none, so it is safe while the query runs; a running job starts its lineage at the new
     snapshots. A store with a short tail gets no snapshot. `reasons` lists the decision for each store with its figures.
+    `job` shows the requests, latencies and price that a Statekeeper job recorded.
     Policy: `[roots.QUERY.snapshot]` in statekeeper.toml. By hand: `statekeeper snapshot QUERY`.
     """
     query = fleet.open(context.partition_key)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
     done = passes.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
     _record(context, query.name, done.taken)
-    shown = metadata.of_snapshots(done)
+    shown = {**metadata.of_snapshots(done), **metadata.of_job(_metrics(query, done), query.prices)}
     if done.failed:
         action, error = done.failed[0]
         raise dg.Failure(f"{len(done.failed)} snapshots failed. First: store {action.store}: {error}", metadata=shown)
     results = with_fleet_verdicts(context, [tail_is_short(done, query)])
     return dg.MaterializeResult(metadata=shown, check_results=results)
+
+
+def _metrics(query: OpenedQuery, done: SnapshotPass) -> QueryMetrics | None:
+    """Read the figures that the job recorded; None for a native query, which records none."""
+    batch = done.plan.batch
+    return metrics_at(query.storage, batch) if done.gathered.is_own and batch is not None else None
 
 
 def _record(context: dg.AssetExecutionContext, query: str, taken: tuple[Taken, ...]) -> None:

@@ -29,7 +29,7 @@ from pipelines.reports import TaskReport
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.storage import open_storage
+from statestore.storage import RequestCounts, open_storage
 
 PARTITIONS = (10, 200, 1_000)
 BATCHES = (10, 1_000, 100_000)
@@ -77,7 +77,7 @@ class _Context:
 def _reports_kept(partitions: int, batches: int) -> int:
     context: Any = _Context()
     channel = ReportChannel(context)
-    report = TaskReport(0, 0, ())
+    report = TaskReport(task=0, tag=0, partitions=(), requests=RequestCounts())
     reporter = None
     for number in range(batches):
         reporter = channel.open(str(number))

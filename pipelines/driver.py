@@ -24,6 +24,7 @@ from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.host import Host
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
 from pipelines.materialised import Materialised
+from pipelines.metrics import MetricsWindow
 from pipelines.operator import StatefulOperator
 from pipelines.operator_job import run_to_files
 from pipelines.partitioning import Partitioning
@@ -107,6 +108,7 @@ class BatchDriver:
             ids=ids,
             warn=warn,
         )
+        self._metrics = MetricsWindow(clock)
         self._phases: dict[Phase, float] = {}
         self._now: tuple[Phase, float] | None = None
 
@@ -150,6 +152,7 @@ class BatchDriver:
     def _run(self, rows: DataFrame, batch: int) -> None:
         self._phases = {}
         self._now = None
+        self._metrics.begin()
         self._enter(batch, Phase.STARTED)
         before = self._storage.requests.snapshot()
         query_id = str(rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
@@ -186,6 +189,7 @@ class BatchDriver:
                 partitions=tuple(partitions),
                 milliseconds=dict(self._phases),
                 driver_requests=spent.total,
+                metrics=self._metrics.end(spent),
                 notes=notes,
             )
         )
@@ -304,7 +308,10 @@ class BatchDriver:
             structure=root.structure,
             sink=self._sink_position,
         )
-        root.write_pending(pending, None if self._log is LogLayout.STORES else changelogs_of(reports))
+        changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
+        began = self._clock.monotonic_seconds()
+        size_bytes = root.write_pending(pending, changelogs, metrics=self._metrics.newest)
+        self._metrics.add_record(size_bytes, len(changelogs or ()), self._clock.monotonic_seconds() - began)
         self._enter(attempt.batch, Phase.PENDING_WRITTEN)
         self._enter(attempt.batch, Phase.SINK_WRITING)
         return pending
@@ -372,6 +379,7 @@ class BatchDriver:
                         f"a task changed version {store.base.version} ({store.base.mark}) of operator {store.operator}, "
                         f"partition {of_partition.partition}; the driver had sent version {sent.version} ({sent.mark})"
                     )
+        self._metrics.add_tasks(chosen.values())
         return [chosen[task] for task in range(partitioning.tasks)]
 
     def _settled_with_sink(

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pipelines.reports import PartitionReport, StoreReport
 from statestore.format import batch_log
+from statestore.query_metrics import QueryMetrics
 
 
 class Phase(Enum):
@@ -34,7 +35,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReport:
-    """Report of a committed batch. `milliseconds`: phase -> time until the next phase."""
+    """Report of a committed batch. `milliseconds`: phase -> time until the next phase. `metrics`: the figures of this batch
+    and the newest ones before it."""
 
     batch: int
     outcome: Outcome
@@ -42,6 +44,7 @@ class BatchReport:
     partitions: tuple[PartitionReport, ...]
     milliseconds: Mapping[Phase, float]
     driver_requests: int
+    metrics: QueryMetrics
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from statestore.commit_metrics import CommitMetrics
 from statestore.errors import StatekeeperError
 from statestore.format.names import VersionId
 from statestore.loading.loaded import LoadReport
+from statestore.storage import RequestCounts
 
 
 def tag_of(fresh_id: str) -> int:
@@ -45,17 +46,19 @@ class PartitionReport:
     peak_memory_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskReport:
     """Report of a task to the driver after the commits of all its partitions.
 
-    tag     tag of the attempt's rows, see `tag_of`
-    files   data files of the output, if the task writes them
+    tag       tag of the attempt's rows, see `tag_of`
+    requests  its requests to the root
+    files     data files of the output, if the task writes them
     """
 
     task: int
     tag: int
     partitions: tuple[PartitionReport, ...]
+    requests: RequestCounts
     files: tuple[DataFile, ...] = ()
 
 

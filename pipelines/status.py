@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.clock import Clock
+from statestore.query_metrics import Prices, QueryMetrics
 from statestore.store import LINEAGE_WARN_BYTES
 
 _WINDOW_BATCHES = 200
@@ -39,7 +40,8 @@ class Status:
     """An `Observer` that shows the progress of a job: a live table on a terminal, otherwise a line from time to time.
 
     `stop_after`: number of batches after which `wanted_batches_are_done` is set. `beside`: name -> figure of a process
-    beside the job; shown in the live table, or as a line when a figure changes (see `print_figures_beside`).
+    beside the job; shown in the live table, or as a line when a figure changes (see `print_figures_beside`). `prices`: of
+    requests; the default is S3 Standard.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Status:
         *,
         stop_after: int | None = None,
         beside: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        prices: Prices | None = None,
     ) -> None:
+        self._prices = prices or Prices()
         self.wanted_batches_are_done = threading.Event()
         self._console = console
         self._clock = clock
@@ -146,6 +150,7 @@ class Status:
             ("changelogs replayed", f"{totals.replayed:,}"),
             ("requests", f"{totals.requests:,}"),
         ]
+        figures.extend(_of_metrics(newest.metrics, self._prices))
         if totals.not_computed:
             figures.append(("batches found done after a restart", f"{totals.not_computed:,}"))
         return figures
@@ -157,6 +162,22 @@ class Status:
         lineage = max(commit.lineage_versions for commit in commits) * _LINEAGE_ITEM_BYTES
         near = " (near the lineage ceiling: take snapshots)" if lineage > LINEAGE_WARN_BYTES else ""
         return f"{max(commit.tail_changelogs for commit in commits):,}{near}"
+
+
+def _of_metrics(metrics: QueryMetrics, prices: Prices) -> Iterator[tuple[str, str]]:
+    times = " / ".join(f"{one:,.1f}" for one in metrics.record_milliseconds)
+    if metrics.record_bytes:
+        size = f"{_size(metrics.record_bytes)} with {metrics.members:,} changelogs"
+        yield "record of a batch, ms p50 / p99 / p999", f"{times}, {size}"
+    yield "dollars a day for requests", f"{metrics.dollars_a_day(prices):,.2f}"
+    if metrics.early_share is not None:
+        yield "uploaded before the commit", f"{metrics.early_share:.0%}"
+    if metrics.back_pressure_seconds:
+        yield "waited for uploads", f"{metrics.back_pressure_seconds:,.1f} s"
+    if metrics.hedges_sent:
+        yield "slow requests sent twice / second reply first", f"{metrics.hedges_sent:,} / {metrics.hedges_won:,}"
+    if metrics.wait_seconds:
+        yield "waited for storage", f"{metrics.wait_seconds:,.0f} s"
 
 
 def _percentiles(values: list[float]) -> str:

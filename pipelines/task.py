@@ -117,6 +117,7 @@ class _Task:
         self._ids = RandomIds()
         self._tag = tag_of(self._ids.fresh())
         self._storage = _worker_storage(plan.root, os.getpid())
+        self._requests_before = self._storage.requests.snapshot()
         self._reports: list[PartitionReport] = []
         self._wanting: list[tuple[StoreAddress, VersionId]] = []
 
@@ -148,7 +149,13 @@ class _Task:
             return self._report(files.complete())
 
     def _report(self, files: tuple[DataFile, ...] = ()) -> TaskReport:
-        return TaskReport(self._task, self._tag, tuple(self._reports), files)
+        return TaskReport(
+            task=self._task,
+            tag=self._tag,
+            partitions=tuple(self._reports),
+            requests=self._storage.requests.since(self._requests_before),
+            files=files,
+        )
 
     def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the partitions and return their output piece by piece."""

@@ -10,16 +10,19 @@ from resources.worker import Worker
 from statestore.maintenance import config, fleet
 from statestore.maintenance.config import Configuration, Policies
 from statestore.maintenance.quiet import QUIET_SECONDS
+from statestore.query_metrics import Prices
 from statestore.storage import Storage, open_storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
-    """A checkpoint to maintain: its name, its storage, its policies and the configuration file that names it."""
+    """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
+    requests."""
 
     name: str
     storage: Storage
     policies: Policies
+    prices: Prices
     config_file: str
 
     def command(self, verb: str, *options: str) -> str:
@@ -52,8 +55,15 @@ class Fleet(dg.ConfigurableResource):
 
     def open(self, query: str) -> OpenedQuery:
         """Open a checkpoint by its name. Raises `BadConfiguration`, or `StorageError` for an unknown name."""
-        root = self.configuration().find(query)
-        return OpenedQuery(query, open_storage(root.spec), root.policies, self.config_file)
+        configuration = self.configuration()
+        root = configuration.find(query)
+        return OpenedQuery(
+            name=query,
+            storage=open_storage(root.spec),
+            policies=root.policies,
+            prices=configuration.prices,
+            config_file=self.config_file,
+        )
 
     def command(self, verb: str, query: str) -> str:
         """The `statekeeper` command that applies a verb to a query."""

@@ -17,11 +17,11 @@ Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit dec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from statestore import catalog, switch_journal
+from statestore import attempts, catalog, switch_journal
 from statestore.binding import Binding, Bound, bind, require_bindable, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
@@ -34,13 +34,12 @@ from statestore.errors import (
 )
 from statestore.format import batch_log, logs, names, operators
 from statestore.format.batch_log import Place
-from statestore.format.json_object import json_object
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
+from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, read_or_none
-from statestore.storage.batch_logs import BatchLogs
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,17 @@ class StateRoot:
         """Compute the digest of the schemas of the newest computed batch."""
         return schema_digest(self.binding.stores)
 
-    def write_pending(self, pending: Pending, changelogs: Mapping[Place, bytes] | None = None) -> None:
-        """Record an attempt before it writes to the sink.
+    def write_pending(
+        self,
+        pending: Pending,
+        changelogs: Mapping[Place, bytes] | None = None,
+        *,
+        metrics: QueryMetrics | None = None,
+    ) -> int:
+        """Record an attempt before it writes to the sink. Return the size of the record in bytes.
 
-        `changelogs`: if given, the record is in a batch log with these members; see `format.batch_log`.
+        changelogs  if given, the record is in a batch log with these members; see `format.batch_log`
+        metrics     the figures of the query before this batch, for Dagster and `inspect`
         """
         body: dict[str, Any] = {
             "root": pending.root_id,
@@ -167,27 +173,24 @@ class StateRoot:
         }
         if pending.sink is not None:
             body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
+        if metrics is not None:
+            body["metrics"] = metrics.as_json()
         if changelogs is None:
-            self.storage.create(names.pending(pending.batch, pending.attempt), json.dumps(body).encode())
-            return
-        version, tag = pending.batch + 1, batch_log.tag_of(pending.attempt)
-        self.storage.create(names.batch_log(version, tag), batch_log.encode(version, tag, body, changelogs))
+            path, data = names.pending(pending.batch, pending.attempt), json.dumps(body).encode()
+        else:
+            version, tag = pending.batch + 1, batch_log.tag_of(pending.attempt)
+            path, data = names.batch_log(version, tag), batch_log.encode(version, tag, body, changelogs)
+        self.storage.create(path, data)
+        return len(data)
 
     def pending(self, batch: int, attempt: str) -> Pending | None:
         """Read the record of an attempt; None if there is none."""
-        path = names.pending(batch, attempt)
-        data = read_or_none(self.storage, path)
-        if data is not None:
-            return _parsed_pending(json_object(data, path), path)
-        found = self._pending_in(names.batch_log(batch + 1, batch_log.tag_of(attempt)))
-        return found if found is not None and found.attempt == attempt else None
-
-    def _pending_in(self, path: str) -> Pending | None:
-        """Read the record in a batch log; None if the object is missing."""
-        try:
-            return _parsed_pending(BatchLogs(self.storage).head(path).record, path)
-        except ObjectMissing:
-            return None
+        for path in (names.pending(batch, attempt), names.batch_log(batch + 1, batch_log.tag_of(attempt))):
+            record = attempts.record_in(self.storage, path)
+            found = None if record is None else _parsed_pending(record, path)
+            if found is not None and found.attempt == attempt:
+                return found
+        return None
 
     def sink_before(self, batch: int) -> SinkPosition | None:
         """Find the position of the sink before the committed attempt of a batch, or its later accepted position; None if
@@ -197,21 +200,10 @@ class StateRoot:
         if data is None:
             return None
         committed = _ids_of_partitions(logs.parse_commit(data, path).marks)
-        found = [pending for pending in self._attempts_at(batch) if pending.ids == committed]
+        recorded = [_parsed_pending(record, path) for path, record in attempts.records_at(self.storage, batch)]
+        found = [pending for pending in recorded if pending.ids == committed]
         positions = (pending.sink for pending in found if pending.sink is not None)
         return max(positions, key=lambda position: position.version, default=None)
-
-    def _attempts_at(self, batch: int) -> Iterator[Pending]:
-        """Read the records of all attempts at a batch."""
-        for entry in self.storage.list(names.PENDING):
-            place = names.parse_pending(entry.path.rpartition("/")[2])
-            pending = self.pending(*place) if place is not None and place[0] == batch else None
-            if pending is not None:
-                yield pending
-        for entry in self.storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-"):
-            pending = self._pending_in(entry.path) if names.parse_batch_log(entry.path) else None
-            if pending is not None:
-                yield pending
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
         """Commit a batch: write `commits/N`. Raises `BatchConflict` if it exists with other ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.codes import code
 from statestore.maintenance.description import Description, describe
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statestore.query_metrics import QueryMetrics
 
 
 @click.command(short_help="Show stores, heads, bases and tails.")
@@ -73,11 +74,34 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "structure": about.structure and about.structure.value,
         "operators": {str(number): name for number, name in about.operators.items()},
         "batch_logs": about.batch_logs and asdict(about.batch_logs),
+        "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, about, fact) for fact in gathered.stores],
         "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
     }
+
+
+def _metrics_lines(metrics: QueryMetrics) -> Iterator[str]:
+    p50, p99, p999 = metrics.record_milliseconds
+    yield (
+        f"the newest {metrics.batches:,} batches of the job took {metrics.seconds:,.0f} s and sent {metrics.writes:,} "
+        f"write requests and {metrics.reads:,} read requests"
+    )
+    yield (
+        f"record of a batch: {metrics.record_bytes:,} bytes with {metrics.members:,} changelogs, written in {p50:,.0f} ms "
+        f"(p99 {p99:,.0f} ms, p999 {p999:,.0f} ms)"
+    )
+    if metrics.hedges_sent or metrics.wait_seconds or metrics.uploaded_bytes:
+        early = "-" if metrics.early_share is None else f"{metrics.early_share:.0%}"
+        yield (
+            f"slow requests sent twice: {metrics.hedges_sent:,}, the second reply was first for {metrics.hedges_won:,}; "
+            f"waits for unavailable storage: {metrics.wait_seconds:,.0f} s"
+        )
+        yield (
+            f"changelogs uploaded by tasks: {metrics.uploaded_bytes:,} bytes, of which {early} before the commit; waits "
+            f"for these uploads: {metrics.back_pressure_seconds:,.0f} s"
+        )
 
 
 def _fact_object(gathered: SnapshotFacts, about: Description, fact: StoreSnapshotFacts) -> dict[str, Any]:
@@ -135,6 +159,9 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
             "reads their changelogs after: statekeeper unpack ROOT",
             soft_wrap=True,
         )
+    if about.metrics is not None:
+        for line in _metrics_lines(about.metrics):
+            console.print(line, soft_wrap=True)
     for fact in worst[: tables.ROWS]:
         if fact.problem:
             console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)

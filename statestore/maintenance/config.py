@@ -18,15 +18,22 @@
     below = "state"
     forget_after = "1d"
 
+    [prices]
+    per_1000_writes = 0.005
+    per_1000_reads = 0.0004
+
 A root inherits missing keys from `[defaults]`, and `[defaults]` from the defaults of the policies. A relative path is
 relative to the file's folder. An unknown key is an error, so that a misspelt policy is not ignored.
 
 A parent is a folder with a changing set of checkpoints. Its folder `orders` is the root `jobs.orders`, here with the
 checkpoint in `s3://bucket/jobs/orders/state`. Its keys apply to all of them.
+
+The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -38,6 +45,7 @@ from typing import Any, TypeVar
 from statestore.errors import BadConfiguration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.query_metrics import Prices
 from statestore.storage import StorageSpec, canonical
 
 FILE_NAME = "statekeeper.toml"
@@ -119,6 +127,7 @@ class Configuration:
     roots: Mapping[str, Root] = field(default_factory=dict)
     defaults: Policies = field(default_factory=Policies)
     parents: Mapping[str, Parent] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
 
     def find(self, name_or_url: str) -> Root:
         """Return the root of a name or URL, in any spelling; an unconfigured root gets the defaults."""
@@ -155,13 +164,13 @@ def load(path: Path) -> Configuration:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfiguration(str(error), path=str(path), hint="correct the TOML syntax") from error
     reader = _Reader(path)
-    reader.require_known(body, ("defaults", "roots", "parents"), "")
+    reader.require_known(body, ("defaults", "roots", "parents", "prices"), "")
     defaults = reader.policies(reader.table(body, "defaults", ""), Policies(), "defaults")
     roots = {name: reader.root(name, of_root, defaults) for name, of_root in reader.named_tables(body, "roots")}
     parents = {
         name: reader.parent(name, of_parent, defaults) for name, of_parent in reader.named_tables(body, "parents")
     }
-    return Configuration(roots, defaults, parents)
+    return Configuration(roots, defaults, parents, reader.prices(reader.table(body, "prices", "")))
 
 
 class _Reader:
@@ -175,6 +184,15 @@ class _Reader:
             if not _NAME.fullmatch(name):
                 raise self._bad(f"{kind}.{name!r}", "is not a valid name", "use letters, digits, '_' and '-'")
             yield name, self.table(tables, name, f"{kind}.")
+
+    def prices(self, body: dict[str, Any]) -> Prices:
+        self.require_known(body, tuple(one.name for one in fields(Prices)), "prices.")
+        for key, value in body.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise self._bad(
+                    f"prices.{key}", f"is {value!r}", "write the dollars of 1,000 requests, for example 0.005"
+                )
+        return Prices(**{key: float(value) for key, value in body.items()})
 
     def root(self, name: str, body: dict[str, Any], defaults: Policies) -> Root:
         where = f"roots.{name}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from statestore import catalog
+from statestore.attempts import metrics_at
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -13,6 +14,7 @@ from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, at_once
 
 
@@ -26,21 +28,22 @@ class BatchLogs:
     newest: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
-    None if there are none."""
+    None if there are none. `metrics`: the figures that the job recorded with the newest batch."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
     keys: Mapping[StorePath, int] = field(default_factory=dict)
     batch_logs: BatchLogs | None = None
+    metrics: QueryMetrics | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
-    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, and one for the batch logs of a
-    Statekeeper job. Raises `StorageError`."""
+    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, and four for the batch logs and
+    the figures of a Statekeeper job. Raises `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -58,7 +61,15 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    return Description(structure, operators, keys, _batch_logs(storage) if gathered.is_own else None)
+    if not gathered.is_own:
+        return Description(structure=structure, operators=operators, keys=keys)
+    return Description(
+        structure=structure,
+        operators=operators,
+        keys=keys,
+        batch_logs=_batch_logs(storage),
+        metrics=metrics_at(storage, batch),
+    )
 
 
 def _batch_logs(storage: Storage) -> BatchLogs | None:

@@ -101,6 +101,19 @@ class RequestCounts:
         """The number of requests of all kinds."""
         return self.read + self.create + self.replace + self.list + self.stat + self.delete
 
+    @property
+    def writes(self) -> int:
+        """The number of requests at the price of a PUT. Deletions are free."""
+        return self.create + self.replace + self.list
+
+    @property
+    def reads(self) -> int:
+        """The number of requests at the price of a GET."""
+        return self.read + self.stat
+
+    def __add__(self, other: RequestCounts) -> RequestCounts:
+        return RequestCounts(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+
 
 class Requests:
     """Counts the requests of a backend. Thread-safe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from datetime import datetime
@@ -14,13 +15,14 @@ from assets.checks import LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT, TAIL_IS_SHORT
 from assets.fleet_health import FleetFacts, last_clean, of_fleet
 from assets.partitions import REASON_TAG, STORE_SET
 from resources.worker import HOLDER_TAG, is_dead
-from statestore.clock import SystemClock
+from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance import health, lease
 from statestore.maintenance.audit import Finding, FindingKind, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
+from statestore.query_metrics import QueryMetrics
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
@@ -60,6 +62,18 @@ def test_a_run_takes_snapshots_audits_deletes_and_reports_figures(
     }
     for batch in (10, 11, 12):
         flights.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_a_run_shows_the_figures_and_the_price_that_the_job_recorded(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
+) -> None:
+    metrics = QueryMetrics(batches=9, seconds=86_400.0, writes=2_000, members=8, uploaded_bytes=10, early_bytes=8)
+    record = json.dumps({"metrics": metrics.as_json()}).encode()
+    flights.storage.create(names.pending(8, RandomIds().fresh()), record)
+    configuration.write_text(f"{configuration.read_text()}\n[prices]\nper_1000_writes = 3\n")
+    done = shown(maintained(definitions, instance), "snapshot", "job")
+    assert (done["batches"], done["write_requests"], done["record_members"]) == (9, 2_000, 8)
+    assert (done["dollars_a_day"], done["early_upload_percent"]) == (6.0, 80.0)
 
 
 @pytest.mark.parametrize("form", ["asynchronous", "continuous"])

@@ -9,10 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
-from statestore.format import batch_log
+from statestore.format import batch_log, names
+from statestore.query_metrics import QueryMetrics
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
+
+ATTEMPT = "00000000-0000-4000-8000-000000000000"
 
 
 def statekeeper(*arguments: str | Path) -> Result:
@@ -50,6 +53,31 @@ def test_inspect_shows_the_batch_logs_and_the_command_for_spark(logged: Checkpoi
     text = CliRunner().invoke(main, ["inspect", str(root)], obj=MAINTAINER).output
     assert f"batch logs: 4 with {sum(sizes):,} bytes, versions 1 to 4" in text
     assert "Spark reads their changelogs after: statekeeper unpack ROOT" in text
+
+
+def test_inspect_shows_the_figures_of_the_job(logged: Checkpoint, tmp_path: Path) -> None:
+    metrics = QueryMetrics(
+        batches=4,
+        seconds=60.0,
+        writes=12,
+        reads=5,
+        hedges_sent=3,
+        hedges_won=2,
+        record_bytes=4_096,
+        members=8,
+        record_milliseconds=(40.0, 90.0, 300.0),
+        uploaded_bytes=1_000,
+        early_bytes=800,
+    )
+    logged.storage.create(names.pending(3, ATTEMPT), json.dumps({"metrics": metrics.as_json()}).encode())
+    root = str(tmp_path / "logged")
+    shown = CliRunner().invoke(main, ["inspect", root, "--output", "json"], obj=MAINTAINER)
+    assert QueryMetrics.parse(json.loads(shown.stdout)["metrics"]) == metrics
+    text = CliRunner().invoke(main, ["inspect", root], obj=MAINTAINER).output
+    assert "the newest 4 batches of the job took 60 s and sent 12 write requests and 5 read requests" in text
+    assert "record of a batch: 4,096 bytes with 8 changelogs, written in 40 ms (p99 90 ms, p999 300 ms)" in text
+    assert "slow requests sent twice: 3, the second reply was first for 2" in text
+    assert "changelogs uploaded by tasks: 1,000 bytes, of which 80% before the commit" in text
 
 
 def test_gc_names_the_store_that_keeps_batch_logs(logged: Checkpoint, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from statestore.errors import BadConfiguration
 from statestore.maintenance.config import Configuration, Mode, Policies, load, parse_duration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.query_metrics import Prices
 from statestore.storage import StorageSpec
 
 
@@ -126,6 +127,9 @@ def test_the_default_mode_is_full_for_own_roots_and_observe_for_native_checkpoin
         ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write 90s, 10m, 1h or 7d"),
         ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is not a valid name -> use letters"),
         ("roots = 1", "roots has type int, but must be a table -> write it as [roots]"),
+        ("[prices]\nper_1000_writes = -1", "prices.per_1000_writes is -1 -> write the dollars of 1,000 requests"),
+        ("[prices]\nper_1000_reads = '1'", "prices.per_1000_reads is '1' -> write the dollars of 1,000 requests"),
+        ("[prices]\nper_read = 1", "prices.per_read is unknown -> use one of per_1000_writes, per_1000_reads"),
         ("[roots", "correct the TOML syntax"),
     ],
 )
@@ -141,6 +145,11 @@ def test_an_error_for_a_missing_file_names_it_and_the_option_for_another(tmp_pat
         BadConfiguration, match=r"nowhere\.toml: No such file or directory -> set --config or STATEKEEPER_CONFIG"
     ):
         load(tmp_path / "nowhere.toml")
+
+
+def test_prices_that_are_not_given_have_defaults(tmp_path: Path) -> None:
+    found = load(written(tmp_path, "[prices]\nper_1000_writes = 1"))
+    assert found.prices == Prices(per_1000_writes=1.0)
 
 
 def test_durations_are_written_with_their_unit() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from pipelines.batch_log import LogLayout
 from pipelines.progress import Outcome, Phase
+from statestore.attempts import metrics_at
 from statestore.format import names
+from statestore.storage import open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 
@@ -42,6 +44,28 @@ def test_a_batch_writes_one_object_for_all_partitions_and_another_host_continues
     assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [
         (1, 2, 15), (1, 3, 14), (2, 1, 7), (2, 2, 5), (2, 3, 6),
     ]  # fmt: skip
+
+
+def test_the_figures_of_the_batches_are_in_the_reports_and_in_the_root(stream):
+    for key in range(3):
+        stream.append(rows_of((key, 1)))
+    reports = stream.run(adding(), partitions=4)
+    (*_, newest) = reports
+    assert [report.metrics.batches for report in reports] == [1, 2, 3]
+    of_batches = [
+        report.driver_requests + sum(s.commit.requests + s.load.requests for p in report.partitions for s in p.stores)
+        for report in reports
+    ]
+    assert newest.metrics.writes + newest.metrics.reads <= sum(of_batches)
+    assert newest.metrics.writes >= 3 * len(reports), "offsets, batch log and commit"
+    assert newest.metrics.members == 4
+    assert newest.metrics.record_bytes == (stream.root / _objects(stream)[-1]).stat().st_size
+    p50, p99, p999 = newest.metrics.record_milliseconds
+    assert 0 < p50 <= p99 <= p999
+    assert newest.metrics.seconds >= sum(sum(report.milliseconds.values()) for report in reports) / 1000
+    storage = open_storage(str(stream.root))
+    assert metrics_at(storage, 2) == reports[1].metrics, "a record has the figures of the batches before it"
+    assert metrics_at(storage, 0) is None
 
 
 @pytest.mark.parametrize("dies_at", [Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])

@@ -22,6 +22,7 @@ from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY, StorePath
 from statestore.format.state_rows import decode_values
 from statestore.format.structure import Structure
+from statestore.query_metrics import QueryMetrics
 from statestore.storage import TEMP_FOLDER, StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress, StoreLimits
 from tests.support.s3_server import S3Server, Wire
@@ -57,6 +58,18 @@ class Reports:
 
     def add(self, report: TaskReport) -> None:
         self.all += report.partitions
+
+
+def of_batch(outcome: Outcome, *partitions: PartitionReport) -> BatchReport:
+    return BatchReport(
+        batch=0,
+        outcome=outcome,
+        attempts=len(partitions),
+        partitions=partitions,
+        milliseconds={},
+        driver_requests=0,
+        metrics=QueryMetrics(batches=1, seconds=1.0),
+    )
 
 
 def run(
@@ -133,9 +146,7 @@ def test_most_bytes_of_a_large_changelog_are_in_storage_before_the_commit(
     (store,) = report.stores
     assert store.commit.uploaded_bytes > 15 * PART_BYTES
     assert store.commit.early_bytes >= 0.8 * store.commit.uploaded_bytes
-    batch = BatchReport(
-        batch=0, outcome=Outcome.COMPUTED, attempts=1, partitions=(report,), milliseconds={}, driver_requests=0
-    )
+    batch = of_batch(Outcome.COMPUTED, report)
     assert batch.early_upload_share == store.commit.early_bytes / store.commit.uploaded_bytes
     assert batch.back_pressure_seconds == store.commit.back_pressure_seconds >= 0
     assert store.member is None
@@ -174,8 +185,6 @@ def test_a_fault_of_the_network_loses_nothing(
 
 
 def test_a_batch_without_own_files_has_no_share(tmp_path: Path) -> None:
-    batch = BatchReport(
-        batch=0, outcome=Outcome.DONE_BEFORE, attempts=0, partitions=(), milliseconds={}, driver_requests=0
-    )
+    batch = of_batch(Outcome.DONE_BEFORE)
     assert batch.early_upload_share is None
     assert batch.back_pressure_seconds == 0

@@ -17,6 +17,7 @@ import pytest
 
 from statestore.errors import AlreadyExists, LocalStateError, ObjectMissing, StorageError
 from statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
+from statestore.storage.batch_logs import LoggedStorage
 from statestore.storage.remote import RemoteStorage
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
@@ -29,7 +30,8 @@ def names(storage: Storage, prefix: str = "") -> list[str]:
 
 def takes_many(storage: Storage) -> bool:
     """Return whether the backend deletes many objects with one request."""
-    return not isinstance(storage, RemoteStorage)
+    assert isinstance(storage, LoggedStorage)
+    return not isinstance(storage.inner, RemoteStorage)
 
 
 def outcome(act: Callable[[], Created]) -> Created | type[Exception]:

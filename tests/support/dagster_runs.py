@@ -10,11 +10,12 @@ def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.
     return job.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
 
 
-def shown(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, object]:
+def shown(result: dg.ExecuteInProcessResult, asset: str, label: str = "figures") -> dict[str, object]:
+    """The metadata of the asset, with the rows of the table with this label."""
     events = result.asset_materializations_for_node(asset)
     (event,) = [event for event in events if event.asset_key == dg.AssetKey(asset)]  # beside those of the ledger
     found = {name: value.value for name, value in event.metadata.items()}
-    table = found.pop("figures", None)
+    table = found.pop(label, None)
     return found | {row.data["figure"]: row.data["value"] for row in (table.records if table else ())}
 
 

@@ -18,6 +18,7 @@ from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.query_metrics import Prices
 from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
@@ -124,7 +125,9 @@ class Query:
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
         taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
         assert taken.failed == ()
-        query = OpenedQuery("a query", self.storage, policy, "statekeeper.toml")
+        query = OpenedQuery(
+            name="a query", storage=self.storage, policies=policy, prices=Prices(), config_file="statekeeper.toml"
+        )
         results = [checks.tail_is_short(taken, query)]
         looked = passes.audit.look(self.storage, policy, clock=by.clock)
         results += checks.lineage_checks(looked.audit, query)
