@@ -26,10 +26,11 @@ PART_BYTES = 5 * 1024 * 1024
 """The smallest part that S3 accepts. Some stores require parts of one size."""
 
 MOST_IN_FLIGHT = 4
-"""Parts in memory at a time. An upload starts with one, and adds one for every `_PARTS_FOR_ONE_MORE` parts that are
-sent: so a slow store holds back at most a fifth of a file of 12 parts or more until `complete`."""
+"""Parts in memory at a time."""
 
 _PARTS_FOR_ONE_MORE = 16
+"""One part may remain in flight when the caller continues, and one more for every so many parts that are sent. So a slow
+store holds back at most a fifth of a file of 12 parts or more until the commit."""
 
 
 @dataclass(kw_only=True)
@@ -93,10 +94,14 @@ class EarlyUpload:
         if self._has_failed or size_bytes < self._wanted_bytes:
             return
         writer.flush()
+        started = self._clock.monotonic_seconds()
+        has_waited = False
         while not self._has_failed and (self._given + 1) * self._part_bytes <= size_bytes:
-            self._hold_back()
+            has_waited |= self._wait(MOST_IN_FLIGHT - 1)
             self._give(self._part_bytes)
         self._wanted_bytes = (self._given + 1) * self._part_bytes
+        if self._wait(min(MOST_IN_FLIGHT, 1 + self._sent // _PARTS_FOR_ONE_MORE)) or has_waited:
+            self.metrics.back_pressure_seconds += self._clock.monotonic_seconds() - started
 
     def seal(self) -> None:
         """Record the bytes that are in storage before the commit."""
@@ -168,11 +173,6 @@ class EarlyUpload:
             file.seek(number * self._part_bytes)
             upload.send(number, file.read(length))
         return True
-
-    def _hold_back(self) -> None:
-        started = self._clock.monotonic_seconds()
-        if self._wait(min(MOST_IN_FLIGHT, 1 + self._sent // _PARTS_FOR_ONE_MORE) - 1):
-            self.metrics.back_pressure_seconds += self._clock.monotonic_seconds() - started
 
     def _wait(self, most_in_flight: int) -> bool:
         """Wait until at most so many parts are in flight; return whether it had to wait."""
