@@ -83,7 +83,7 @@ class StoreAddress:
     local_folder: Path
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Changelog:
     """The changelog of the next version while it is written."""
 
@@ -377,7 +377,9 @@ class StateStore:
                 least_bytes=0 if self._batch_log is None else self._batch_log.most_bytes + 1,
                 replaces=self._structure is Structure.V1,
             )
-            self._changelog = _Changelog(path, file, ChangelogWriter(file, Header(lineage)), upload)
+            self._changelog = _Changelog(
+                path=path, file=file, writer=ChangelogWriter(file, Header(lineage)), upload=upload
+            )
         return self._changelog.writer
 
     def _finished_changelog(self) -> _Changelog:

@@ -116,6 +116,7 @@ def test_the_daemons_instance_accepts_the_configuration(home: Path, login: Mappi
     assert "PostgresRunStorage" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_the_platform_runs_with_postgres_storage_and_a_root_in_a_bucket(
     home: Path, login: Mapping[str, str], s3_server: S3Server, tmp_path: Path
