@@ -37,7 +37,7 @@ store holds back at most a fifth of a file of 12 parts or more until the commit.
 class EarlyUploadMetrics:
     """The work of an upload before `complete`.
 
-    sent_bytes             bytes in storage when `seal` was called
+    sent_bytes             bytes in storage when `seal` was called; 0 if they were dropped
     back_pressure_seconds  time that the caller waited because too many parts were in flight
     requests               requests that began the upload and sent the parts, without retries
     """
@@ -146,6 +146,7 @@ class EarlyUpload:
         self._pool.shutdown(cancel_futures=True)
         self._in_flight.clear()
         self._has_failed = True
+        self.metrics.sent_bytes = 0
         upload, self._upload = self._upload, None
         if upload is not None:
             with suppress(StorageError):

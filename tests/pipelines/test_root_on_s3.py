@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import deltalake
@@ -11,7 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from pipelines.operator import Pieces
 from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.store import StoreLimits
 from tests.support.s3_server import S3Server, Wire
 from tests.support.streams import Seen
 
@@ -59,6 +62,38 @@ def test_a_batch_waits_for_unavailable_storage_and_computes_nothing_again(
     assert "is available again" in caplog.text
     facts = deltalake.DeltaTable(str(tmp_path / "sink")).to_pyarrow_table()
     assert pc.sum(facts["n"]).as_py() == 20
+
+
+def test_a_task_uploads_a_large_changelog_before_its_commit(
+    delta_session: SparkSession, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part_bytes = 64 * 1024
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", part_bytes)
+    bucket = s3_server.make_bucket()
+    spec = StorageSpec(f"s3://{bucket}/state", tuple(s3_server.options.items()))
+    keys = [random.Random(number).randbytes(100).hex() for number in range(10_000)]
+    deltalake.write_deltalake(tmp_path / "source", pa.table({"k": keys, "x": list(range(len(keys)))}))
+    seen = Seen()
+    query = start(
+        StatefulOperator(keys=["k"], order_by=["x"], state=COUNT, output=OUTPUT, update=count, pieces=Pieces(rows=500)),
+        delta_session.readStream.format("delta").load(str(tmp_path / "source")),
+        root=spec,
+        checkpoint=str(tmp_path / "checkpoint"),
+        sink=DeltaSink(str(tmp_path / "sink")),
+        partitions=2,
+        log="batch",
+        host=Host(str(tmp_path / "host"), limits=StoreLimits(part_bytes=part_bytes)),
+        observer=seen,
+        trigger={"availableNow": True},
+    )
+    query.await_termination()
+    (report,) = seen.batches
+    assert report.early_upload_share is not None
+    assert report.early_upload_share >= 0.8
+    assert s3_server.open_uploads(bucket) == 0
+    _copied(open_storage(spec), tmp_path / "copy")
+    held = delta_session.read.format("statestore").load(str(tmp_path / "copy"))
+    assert {row.key.k for row in held.collect()} == set(keys), "Spark reads an object of several parts"
 
 
 def _copied(root: Storage, folder: Path) -> None:

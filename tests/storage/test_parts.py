@@ -160,6 +160,7 @@ def test_another_process_may_abort_the_upload(on_s3: Storage, s3_server: S3Serve
     grow(second, file, BODY[: 2 * PART_BYTES])
     s3_server.next("POST", "uploadId", Wire.NO_UPLOAD)
     assert not completes(second), "404 NoSuchUpload at the end"
+    assert second.metrics.sent_bytes == 0
     assert nothing_is_left(on_s3)
 
 

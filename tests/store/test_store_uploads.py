@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +17,11 @@ from statestore.format import batch_log, logs, names
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.structure import Structure
 from statestore.storage import TEMP_FOLDER, Storage
+from statestore.storage.s3 import S3Storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.hosts import STORE, History, Host, State, column
+from tests.support.s3_server import CREDENTIALS
 
 PART_BYTES = 40_000
 PIECES = 60
@@ -210,6 +215,35 @@ def test_a_changelog_that_may_be_a_member_of_the_batch_log_is_not_uploaded_early
 class _Ids:
     def fresh(self) -> str:
         return "6ad1f0c2-11aa-4c3d-9f00-0123456789ab"
+
+
+def test_a_task_that_is_killed_leaves_nothing_visible(host: Host, other: Host) -> None:
+    inner = host.storage.inner
+    options = {**CREDENTIALS, "endpoint_url": inner._endpoint} if isinstance(inner, S3Storage) else {}
+    script = f"""
+import os, signal
+from tests.store.test_store_uploads import fill, small
+from tests.support.hosts import Host
+from statestore.format.names import EMPTY
+from statestore.format.structure import Structure
+from statestore.storage import open_storage
+from pathlib import Path
+host = Host(open_storage({host.storage.url!r}, options={options}), Path({str(host.folder)!r}),
+            structure=Structure({host.structure.value!r}))
+with small(host).load(EMPTY) as store:
+    fill(store)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert host.storage.list("") == []
+    left = [*host.storage.unfinished_uploads(), *host.storage.list(TEMP_FOLDER)]
+    assert [one.size_bytes >= 10 * PART_BYTES for one in left] == [True]
+    # The next attempt is not disturbed, on this host or another.
+    with small(host).load(EMPTY) as store:
+        state = fill(store)
+        version = store.commit()
+    assert other.read(version) == state
 
 
 def test_the_next_batch_builds_on_a_changelog_in_parts(host: Host, other: Host, structure: Structure) -> None:
