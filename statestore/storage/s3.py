@@ -330,8 +330,7 @@ class S3Storage(OpenedStore):
                 return checked(path)
             return None
 
-        found = s3_parts.unfinished(self._bucket, self._before, path_of, self._request)
-        return sorted(found, key=lambda upload: (upload.path, upload.id))
+        return s3_parts.unfinished(self._bucket, self._before, path_of, self._request)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         s3_parts.abort(self._bucket, self._key(upload.path), upload, self._request)

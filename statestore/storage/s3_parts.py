@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from statestore.errors import AlreadyExists, ObjectMissing, StorageError
 from statestore.storage.base import Created, Kind, UnfinishedUpload
 from statestore.storage.content import Content
+from statestore.storage.parallel import at_once
 
 T = TypeVar("T")
 # aiobotocore creates clients from service descriptions at run time; they have no static types.
@@ -139,11 +140,29 @@ class S3PartsUpload:
 
 def unfinished(
     bucket: str, folder: str, path_of: Callable[[str], str | None], request: Request
-) -> Iterator[UnfinishedUpload]:
-    """Iterate over the uploads of keys with the prefix `folder` that are neither complete nor aborted.
+) -> list[UnfinishedUpload]:
+    """List the uploads of keys with the prefix `folder` that are neither complete nor aborted, sorted by path.
 
-    One request for 1,000 uploads, and one or more for the parts of each. `path_of`: the path of a key; None to omit it.
+    One request for 1,000 uploads, and one for 1,000 parts of each. `path_of`: the path of a key; None to omit it.
     """
+    listed = [
+        (path, found) for found in _listed(bucket, folder, request) if (path := path_of(found["Key"])) is not None
+    ]
+    uploads: list[UnfinishedUpload] = []
+
+    def measure(item: tuple[str, Any]) -> None:
+        path, found = item
+        where = {"Bucket": bucket, "Key": found["Key"], "UploadId": found["UploadId"]}
+        # Race: the upload is completed after the listing.
+        with suppress(ObjectMissing):
+            size_bytes = _size_bytes(path, where, request)
+            uploads.append(UnfinishedUpload(path, found["UploadId"], size_bytes, found["Initiated"].timestamp()))
+
+    at_once(measure, listed)
+    return sorted(uploads, key=lambda upload: (upload.path, upload.id))
+
+
+def _listed(bucket: str, folder: str, request: Request) -> Iterator[Any]:
     position: dict[str, str] = {}
     while True:
 
@@ -151,15 +170,7 @@ def unfinished(
             return await client.list_multipart_uploads(Bucket=bucket, Prefix=folder, **position)
 
         page = request(Kind.LIST, "", call)
-        for found in page.get("Uploads", []):
-            path = path_of(found["Key"])
-            if path is None:
-                continue
-            where = {"Bucket": bucket, "Key": found["Key"], "UploadId": found["UploadId"]}
-            # Race: the upload is completed after the listing.
-            with suppress(ObjectMissing):
-                size_bytes = _size_bytes(path, where, request)
-                yield UnfinishedUpload(path, found["UploadId"], size_bytes, found["Initiated"].timestamp())
+        yield from page.get("Uploads", [])
         if not page.get("IsTruncated"):
             return
         position = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from statestore.errors import AlreadyExists, ObjectMissing, StorageError
-from statestore.storage import TEMP_FOLDER, Created, PartsUpload, Storage, StorageSpec, open_storage
+from statestore.storage import (
+    TEMP_FOLDER,
+    Created,
+    Kind,
+    PartsUpload,
+    Storage,
+    StorageSpec,
+    UnfinishedUpload,
+    open_storage,
+    s3_parts,
+)
 from statestore.storage.parts import MOST_IN_FLIGHT, EarlyUpload
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage
@@ -246,6 +258,42 @@ def test_uploads_of_other_roots_are_not_listed(on_s3: Storage, s3_server: S3Serv
     assert on_s3.create_in_parts("b", part_bytes=PART_BYTES) is not None
     assert on_s3.create_in_parts("a", part_bytes=PART_BYTES) is not None
     assert [found.path for found in on_s3.unfinished_uploads()] == ["a", "b"]
+
+
+class Pages:
+    """The replies of a store with one upload or part in each page; moto returns all at once."""
+
+    def __init__(self) -> None:
+        self.requests: list[Kind] = []
+
+    async def list_multipart_uploads(self, *, Bucket: str, Prefix: str, **position: str) -> dict[str, object]:
+        assert (Bucket, Prefix) == ("bucket", "root/")
+        number = int(position.get("KeyMarker", "root/0").removeprefix("root/"))
+        assert number == 0 or position["UploadIdMarker"] == f"id {number}"
+        upload = {
+            "Key": f"root/{number + 1}",
+            "UploadId": f"id {number + 1}",
+            "Initiated": datetime.fromtimestamp(7, UTC),
+        }
+        following = {"NextKeyMarker": upload["Key"], "NextUploadIdMarker": upload["UploadId"]}
+        return {"Uploads": [upload], "IsTruncated": number < 2, **following}
+
+    async def list_parts(self, *, UploadId: str, PartNumberMarker: int = 0, **_: str) -> dict[str, object]:
+        if UploadId == "id 2":
+            raise ObjectMissing("does not exist", path="2")
+        part = {"Size": 10 * (PartNumberMarker + 1)}
+        return {"Parts": [part], "IsTruncated": PartNumberMarker < 3, "NextPartNumberMarker": PartNumberMarker + 1}
+
+    def send(self, kind: Kind, path: str, call, *, bytes_written: int = 0, is_optional: bool = False):  # type: ignore[no-untyped-def]
+        self.requests.append(kind)
+        return asyncio.run(call(self))
+
+
+def test_uploads_and_parts_are_listed_page_by_page_and_completed_ones_are_omitted() -> None:
+    pages = Pages()
+    found = s3_parts.unfinished("bucket", "root/", lambda key: key.removeprefix("root/"), pages.send)
+    assert found == [UnfinishedUpload("1", "id 1", 100, 7.0), UnfinishedUpload("3", "id 3", 100, 7.0)]
+    assert pages.requests == [Kind.LIST] * (3 + 4 + 1 + 4)
 
 
 def test_a_process_that_dies_leaves_only_an_unfinished_file(tmp_path: Path) -> None:
