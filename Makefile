@@ -59,7 +59,8 @@ SEED ?= 7
 kill-test: env
 	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED) $(ARGS)
 
-# Schedules of a query and its maintainers in virtual time, a second or two each; one again, turn by turn:
+# Schedules of a query and its maintainers in virtual time, a second or two each; ARGS="--log batch": the query writes
+# batch logs. One again, turn by turn:
 # python -m tests.faults.simulate --seed 17 --trace
 SEEDS ?= 1000
 FIRST ?= 0

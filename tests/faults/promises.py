@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from statestore import catalog
 from statestore.catalog import StoreFiles
 from statestore.errors import CorruptFile
-from statestore.format import logs, names
+from statestore.format import batch_log, logs, names
+from statestore.format.batch_log import BatchLog
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.maintenance.retention import RetentionPlan
@@ -40,6 +41,7 @@ class Promises:
         self._stores = stores
         self._retained_versions = retained_versions
         self._zips: dict[str, tuple[bytes, SnapshotMetadata | None]] = {}
+        self._logs: dict[str, tuple[bytes, BatchLog | None]] = {}
 
     @property
     def head(self) -> int:
@@ -118,7 +120,7 @@ class Promises:
             path
             for of_version in self.committed.values()
             for store, version in of_version.items()
-            for path in (store.changelog(version), store.snapshot(version))
+            for path in (batch_log.object_of(store, version), store.snapshot(version))
         }
         return sorted(path for path in self._root.objects if path in named or f"/{names.TABLES}" in path)
 
@@ -137,10 +139,25 @@ class Promises:
         reached = True
         for number in range(1, len(self.committed)):
             version = self.committed[number][store]
-            reached = version in snapshots or (reached and store.changelog(version) in self._root.objects)
+            reached = version in snapshots or (reached and self._has_changelog(store, version))
             if reached:
                 found.add(number)
         return found
+
+    def _has_changelog(self, store: StorePath, version: VersionId) -> bool:
+        path = batch_log.path_of(version)
+        if path is None:
+            return store.changelog(version) in self._root.objects
+        found = self._root.objects.get(path)
+        if found is None:
+            return False
+        if self._logs.get(path, (b"",))[0] is not found.data:
+            try:
+                self._logs[path] = (found.data, batch_log.parse_head(found.data, path))
+            except CorruptFile:
+                self._logs[path] = (found.data, None)
+        head = self._logs[path][1]
+        return head is not None and head.size_bytes == len(found.data) and (store, version) in head.members
 
     def _metadata(self, path: str) -> SnapshotMetadata | None:
         found = self._root.objects.get(path)

@@ -20,6 +20,7 @@ from statestore.maintenance.retention import (
     facts,
 )
 from statestore.maintenance.retention.execute import MayDelete
+from statestore.maintenance.retention.facts import BatchLogFile
 from statestore.maintenance.retention.plan import Judge
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.maintenance.verification import Reads
@@ -101,6 +102,18 @@ def _floor_rises() -> AbstractContextManager[object]:
     return patched
 
 
+def _one_store_decides() -> AbstractContextManager[object]:
+    """The object with the changelogs of several stores goes when one of them no longer needs its own."""
+    right = Judge._batch_log_rule
+
+    def rule(judging: Judge, log: BatchLogFile) -> Rule:
+        given = right(judging, log)
+        needless = (judging._member_rule(store, version, log.entry) for store, version in log.members or {})
+        return next((one for one in needless if one is Rule.SUPERSEDED), given)
+
+    return mock.patch.object(Judge, "_batch_log_rule", rule)
+
+
 def _many_snapshots(weather: Weather) -> Weather:
     return replace(
         weather,
@@ -138,6 +151,13 @@ PROTECTIONS = {
         _floor_rises,
         lambda weather: replace(
             _many_snapshots(weather), stores=2, has_damage=True, stall_chance_of_changes=0.01, crash_chance=0.0
+        ),
+    ),
+    "every member": Protection(
+        "a batch log is deleted when one of its stores no longer needs it",
+        _one_store_decides,
+        lambda weather: replace(
+            _many_snapshots(weather), stores=3, snapshots=SnapshotPolicy(changelogs=4), in_batch_logs=True
         ),
     ),
     "bounded clocks": Protection(

@@ -1,6 +1,7 @@
 """Simulates many schedules of a query, its maintainers and failures in virtual time: `make simulate SEEDS=1000`.
 
 python -m tests.faults.simulate --seeds 1000 --first 0
+python -m tests.faults.simulate --seeds 300 --log batch      the job writes batch logs
 python -m tests.faults.simulate --seed 17 --trace           one of them again, turn by turn
 python -m tests.faults.simulate --seeds 100 --break NAME    with a protection removed: something must be lost
 """
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from unittest import mock
@@ -46,11 +47,13 @@ class Outcome:
     failure: str | None
 
 
-def run_seed(seed: int, *, without: str | None = None, show: Callable[[str], None] | None = None) -> Outcome:
+def run_seed(
+    seed: int, *, in_batch_logs: bool = False, without: str | None = None, show: Callable[[str], None] | None = None
+) -> Outcome:
     """One schedule. `without`: a protection that is taken out of the library for it."""
     turns = Turns(seed, show)
     protection = PROTECTIONS[without] if without else None
-    weather = Weather.of(turns.chance)
+    weather = replace(Weather.of(turns.chance), in_batch_logs=in_batch_logs)
     if protection is not None:
         weather = protection.weather(weather)
     scratch = Path(tempfile.mkdtemp(prefix="statekeeper-simulation-", dir=_MEMORY if _MEMORY.is_dir() else None))
@@ -80,6 +83,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many")
     parser.add_argument("--first", type=int, default=0, help="from this one on")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--log", choices=("stores", "batch"), default="stores", help="objects of the changelogs")
     parser.add_argument("--trace", action="store_true", help="print each turn")
     parser.add_argument("--break", dest="without", choices=PROTECTIONS, help="take this protection out of the library")
     chosen = parser.parse_args()
@@ -92,7 +96,12 @@ def main() -> int:
     counts, failed = Counts(), 0
     started = time.monotonic()
     for seed in seeds:
-        outcome = run_seed(seed, without=chosen.without, show=print if chosen.trace else None)
+        outcome = run_seed(
+            seed,
+            in_batch_logs=chosen.log == "batch",
+            without=chosen.without,
+            show=print if chosen.trace else None,
+        )
         counts.add(outcome.counts)
         if outcome.failure is not None:
             failed += 1

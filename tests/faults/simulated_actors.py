@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from statestore import catalog
 from statestore.errors import StatekeeperError, StorageError
-from statestore.format import logs, names
+from statestore.format import batch_log, logs, names
+from statestore.format.batch_log import Place
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statestore.maintenance import lease, records, retention, runs, snapshot
 from statestore.storage import Storage
-from statestore.store import StateStore
+from statestore.store import BatchLogPart, StateStore
 from tests.faults.promises import Lost
-from tests.faults.simulated_world import Connection, UnderWay, World
+from tests.faults.simulated_world import UnderWay, World
 from tests.faults.turns import Actor, VirtualClock
 from tests.support.faulty_storage import SimulatedCrash
 from tests.support.hosts import changed, column
@@ -26,6 +27,7 @@ _TWIN_CHANCE = 0.15
 _FULL_PASS_CHANCE = 0.2
 _ZOMBIE_CHANCE = 0.1
 _LOST_ATTEMPT_CHANCE = 0.08
+_LARGE_CHANCE = 0.1
 _UPLOADS_TRIED = 4
 _VERSIONS_THAT_ROT = 3
 
@@ -52,7 +54,10 @@ class _Reports:
     """What the tasks of one attempt at a batch have reported, and how many are still at it."""
 
     versions: dict[StorePath, list[VersionId]] = field(default_factory=dict)
+    members: dict[Place, bytes] = field(default_factory=dict)
     running: dict[StorePath, int] = field(default_factory=dict)
+    tag: str = ""
+    """Of the attempt's batch log, if it has one."""
 
 
 class Query:
@@ -76,7 +81,7 @@ class Query:
                 world.failed(actor, error)
             actor.pause(world.weather.batch_seconds)
 
-    def _live(self, actor: Actor, storage: Connection) -> None:
+    def _live(self, actor: Actor, storage: Storage) -> None:
         world = self._world
         known = catalog.snapshots(storage)
         heads = catalog.heads(storage)
@@ -86,9 +91,13 @@ class Query:
             actor.pause(self._chance.expovariate(1 / world.weather.batch_seconds))
             if self._chance.random() < 0.5:
                 known = catalog.snapshots(storage)
-            chosen = self._attempt(actor, batch, bases, known)
+            chosen, reports = self._attempt(actor, batch, bases, known)
             if self._chance.random() < _LOST_ATTEMPT_CHANCE:
                 continue
+            if reports.tag:
+                _write_batch_log(storage, batch, chosen, reports)
+                if self._chance.random() < _LOST_ATTEMPT_CHANCE:
+                    continue
             self._commit(storage, batch, chosen)
             bases, batch = chosen, batch + 1
         world.closing = True
@@ -99,8 +108,9 @@ class Query:
         batch: int,
         bases: Mapping[StorePath, VersionId],
         known: Mapping[StorePath, Collection[VersionId]],
-    ) -> dict[StorePath, VersionId]:
-        reports = _Reports()
+    ) -> tuple[dict[StorePath, VersionId], _Reports]:
+        in_log = self._world.weather.in_batch_logs
+        reports = _Reports(tag=batch_log.tag_of(self._world.ids.fresh()) if in_log else "")
         for store in self._world.stores:
             for _ in range(2 if self._chance.random() < _TWIN_CHANCE else 1):
                 self._start_task(reports, store, bases[store], batch, known.get(store, ()))
@@ -109,7 +119,7 @@ class Query:
             for store in self._world.stores:
                 if store not in reports.versions and not reports.running[store]:
                     self._start_task(reports, store, bases[store], batch, known.get(store, ()))
-        return {store: self._chance.choice(reports.versions[store]) for store in self._world.stores}
+        return {store: self._chance.choice(reports.versions[store]) for store in self._world.stores}, reports
 
     def _start_task(
         self, reports: _Reports, store: StorePath, base: VersionId, batch: int, known: Collection[VersionId]
@@ -119,7 +129,9 @@ class Query:
 
         def work(actor: Actor) -> None:
             try:
-                version = self._task(actor, store, base, batch, known)
+                version, member = self._task(actor, store, base, batch, known, reports.tag)
+                if member is not None:
+                    reports.members[store, version] = member
                 reports.versions.setdefault(store, []).append(version)
             except SimulatedCrash:
                 pass
@@ -131,11 +143,14 @@ class Query:
         self._world.turns.spawn(f"task {self._tasks}", work)
 
     def _task(
-        self, actor: Actor, store: StorePath, base: VersionId, batch: int, known: Collection[VersionId]
-    ) -> VersionId:
+        self, actor: Actor, store: StorePath, base: VersionId, batch: int, known: Collection[VersionId], tag: str
+    ) -> tuple[VersionId, bytes | None]:
         world = self._world
         folder = self._chance.choice(self._hosts) / f"{store.partition}"
-        with world.load(store, base, world.connect(actor, of_query=True), folder, known) as opened:
+        # A large changelog is an object of its own.
+        most_bytes = 0 if tag and self._chance.random() < _LARGE_CHANCE else 1 << 20
+        part = BatchLogPart(tag, most_bytes) if tag else None
+        with world.load(store, base, world.connect(actor, of_query=True), folder, known, part) as opened:
             changes: dict[bytes, bytes | None] = {
                 b"attempt": str(opened.next).encode(),
                 b"key %d" % (batch % 7): b"of batch %d" % batch,
@@ -145,7 +160,12 @@ class Query:
             world.states[store, opened.next] = changed(world.states[store, base], changes)
             if self._chance.random() < _ZOMBIE_CHANCE:
                 actor.pause(self._chance.uniform(0, 10) * world.weather.batch_seconds)
-            return _sent(opened)
+            version = _sent(opened)
+            # Its id says where its changelog is.
+            world.states[store, version] = world.states[store, opened.next] = changed(
+                world.states[store, base], changes
+            )
+            return version, opened.member
 
     def _commit(self, storage: Storage, batch: int, chosen: Mapping[StorePath, VersionId]) -> None:
         ids = tuple((str(chosen[store].id),) for store in self._world.stores)
@@ -153,6 +173,17 @@ class Query:
         storage.create(names.offsets(batch), b"offsets of %d" % batch)
         storage.create(names.commits(batch), body)
         self._world.counts.what["batches"] += 1
+
+
+def _write_batch_log(storage: Storage, batch: int, chosen: Mapping[StorePath, VersionId], reports: _Reports) -> None:
+    """Write the object with the changelogs of an attempt; after a lost reply the same object is sent again."""
+    members = {place: reports.members[place] for place in chosen.items() if place in reports.members}
+    body = batch_log.encode(batch + 1, reports.tag, {"batch": batch}, members)
+    for _ in range(_UPLOADS_TRIED - 1):
+        with suppress(StorageError):
+            storage.create(names.batch_log(batch + 1, reports.tag), body)
+            return
+    storage.create(names.batch_log(batch + 1, reports.tag), body)
 
 
 def _sent(opened: StateStore) -> VersionId:
@@ -322,7 +353,7 @@ def _versions_above_the_floor(world: World) -> list[str]:
     first = world.turns.chance.randint(promises.floor, promises.head)
     last = min(promises.head - 1, first + world.turns.chance.randint(0, 3))
     versions = [promises.committed[number][store] for number in range(first, last + 1)]
-    return [path for version in versions for path in (store.changelog(version), store.snapshot(version))]
+    return [path for version in versions for path in (batch_log.object_of(store, version), store.snapshot(version))]
 
 
 def _base_of_the_floor(world: World) -> list[str]:
@@ -350,7 +381,7 @@ def require_right(world: World, store: StorePath, version: VersionId) -> None:
     """Restore a version from storage alone, and compare it with the committed one. Raises `Lost`."""
     folder = world.folder("auditor")
     try:
-        with world.loader(store, world.root, folder).restore(version, folder / "database").database as database:
+        with world.loader(store, world.storage, folder).restore(version, folder / "database").database as database:
             found = {key: value for keys, values in database.scan() for key, value in zip(keys, values, strict=True)}
     except StatekeeperError as error:
         raise Lost(f"{store} {version}: {error}") from error

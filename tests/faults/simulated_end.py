@@ -7,7 +7,8 @@ import shutil
 from dataclasses import replace
 
 from statestore import catalog
-from statestore.format import logs, names
+from statestore.format import batch_log, logs, names
+from statestore.format.batch_log import Place
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import lease, retention, snapshot
 from statestore.maintenance.announcements import LIFE_SECONDS
@@ -56,12 +57,12 @@ def _let_time_pass(world: World, seconds: float) -> None:
 
 
 def _commit_batch(world: World) -> None:
-    heads = catalog.heads(world.root)
+    heads = catalog.heads(world.storage)
     batch = 0 if heads is None else heads.batch + 1
     ids = []
     for store in world.stores:
         base = EMPTY if heads is None else heads.heads[store]
-        with world.load(store, base, world.root, world.folder("last host")) as opened:
+        with world.load(store, base, world.storage, world.folder("last host")) as opened:
             changes = {b"last": b"%d" % batch}
             opened.put(column(list(changes)), column(list(changes.values())))
             world.states[store, opened.next] = changed(world.states[store, base], changes)
@@ -70,19 +71,19 @@ def _commit_batch(world: World) -> None:
 
 
 def _take_snapshots(world: World) -> None:
-    planned = snapshot.plan(snapshot.gather(world.root), world.weather.snapshots, take_all=True)
+    planned = snapshot.plan(snapshot.gather(world.storage), world.weather.snapshots, take_all=True)
     if len(planned.take) != len(world.stores):
         raise Untidy(f"not every store can have a snapshot: {[one.explained for one in planned.leave]}")
     for action in planned.take:
         scratch = world.folder("last maintainer")
-        snapshot.execute(world.root, action, scratch=scratch, clock=VirtualClock(world.turns), ids=world.ids)
+        snapshot.execute(world.storage, action, scratch=scratch, clock=VirtualClock(world.turns), ids=world.ids)
         world.counts.what["snapshots made"] += 1
 
 
 def _plan(world: World) -> RetentionPlan:
     policy = replace(world.weather.retention, most_files=100_000)
     return retention.plan(
-        retention.gather(world.root, policy, clock=VirtualClock(world.turns), everything=True), policy
+        retention.gather(world.storage, policy, clock=VirtualClock(world.turns), everything=True), policy
     )
 
 
@@ -91,8 +92,8 @@ def _collect(world: World) -> None:
     floor = world.promises.floor_for(planned.wanted_floor)
     clock, run = VirtualClock(world.turns), world.ids.fresh()
     world.promises.make(planned, floor, is_alone=True)
-    with lease.held(world.root, "gc", run=run, holder="the last", clock=clock) as held:
-        done = list(retention.execute(world.root, planned, run=run, lease=held, clock=clock, workers=1))
+    with lease.held(world.storage, "gc", run=run, holder="the last", clock=clock) as held:
+        done = list(retention.execute(world.storage, planned, run=run, lease=held, clock=clock, workers=1))
     if any(step.outcome not in (DeletionOutcome.READ, DeletionOutcome.DONE) for step in done):
         raise Untidy(f"a store was left alone though nothing happened: {done}")
 
@@ -100,17 +101,27 @@ def _collect(world: World) -> None:
 def _require_no_garbage(world: World, planned: RetentionPlan) -> None:
     assert planned.floor is not None
     committed, head = world.promises.committed, world.promises.head
+    needed: set[Place] = set()
     for store, files in catalog.files(world.root).items():
         chain = {committed[number][store] for number in range(1, head + 1)}
         whole = [v for v in world.promises.whole_snapshots(store) if v.version <= planned.floor]
         base = max((version.version for version in whole), default=0)
-        garbage = [v for v in files.changelogs if v not in chain or v.version <= base]
+        needed |= {(store, version) for version in chain if version.version > base}
+        own = [v for v in files.changelogs if store.changelog(v) in world.root.objects]
+        garbage = [v for v in own if v not in chain or v.version <= base]
         garbage += [v for v in files.snapshots if v not in chain or v.version < base]
         if garbage:
             raise Untidy(f"{store}: {garbage[0]} is garbage and stays")
         unnamed = set(files.tables) - world.promises.named_tables(store)
         if unnamed:
             raise Untidy(f"{store}: no snapshot names {min(unnamed)}, and it stays")
+    for path, found in world.root.objects.items():
+        place = names.parse_batch_log(path)
+        # From the floor on, it is kept as the record of an attempt.
+        if place is None or place[0] >= planned.floor:
+            continue
+        if not needed & batch_log.parse_head(found.data, path).members.keys():
+            raise Untidy(f"no store needs a changelog of {path}, and it stays")
 
 
 def _require_snapshots_right(world: World, store: StorePath) -> None:
@@ -119,7 +130,7 @@ def _require_snapshots_right(world: World, store: StorePath) -> None:
         if (store, version.version) in world.promises.rotten:
             continue
         folder = world.folder("last reader")
-        with world.load(store, version, world.root, folder) as opened:
+        with world.load(store, version, world.storage, folder) as opened:
             metrics = opened.load_report
             if metrics.skipped_snapshots or metrics.replayed_changelogs:
                 raise Lost(f"the snapshot of {store} {version} counts as whole: {metrics}")

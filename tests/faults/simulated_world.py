@@ -15,7 +15,8 @@ from statestore.format import logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.loading.loader import Loader
 from statestore.storage import Created, Kind, Storage
-from statestore.store import StateStore, StoreAddress, StoreLimits
+from statestore.storage.batch_logs import LoggedStorage
+from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits
 from tests.faults.promises import Promises
 from tests.faults.turns import Actor, SeededIds, Turns, VirtualClock
 from tests.faults.weather import Counts, Weather
@@ -72,10 +73,15 @@ class World:
         self._folders = 0
         self._create_root()
 
-    def connect(self, actor: Actor, *, of_query: bool = False) -> Connection:
+    def connect(self, actor: Actor, *, of_query: bool = False) -> Storage:
         """A storage client for one life of one process. A query's changes stall no more often than other requests:
         while the head stands still nothing can be lost."""
-        return Connection(self, actor, of_query=of_query)
+        return LoggedStorage(Connection(self, actor, of_query=of_query))
+
+    @property
+    def storage(self) -> Storage:
+        """The root without faults, for a process that has read nothing yet."""
+        return LoggedStorage(self.root)
 
     def folder(self, name: str) -> Path:
         """A new folder on local disk."""
@@ -105,8 +111,9 @@ class World:
         storage: Storage,
         folder: Path,
         snapshots: Collection[VersionId] = (),
+        part: BatchLogPart | None = None,
     ) -> StateStore:
-        """A version on a host."""
+        """A version on a host. `part`: of the batch log of an attempt."""
         return StateStore.load(
             StoreAddress(store, folder),
             version,
@@ -115,6 +122,7 @@ class World:
             ids=self.ids,
             snapshots=snapshots,
             limits=LIMITS,
+            batch_log=part,
         )
 
     def loader(self, store: StorePath, storage: Storage, folder: Path) -> Loader:
@@ -148,7 +156,8 @@ class Root(MemoryStorage):
         there = [path for path in paths if path in self.objects]
         super().delete(there)
         self._world.counts.what["files deleted"] += len(there)
-        if any(path.startswith(f"{names.STATE}/") for path in there):
+        self._world.counts.what["batch logs deleted"] += sum(path.startswith(names.BATCH_LOGS) for path in there)
+        if any(path.startswith((f"{names.STATE}/", names.BATCH_LOGS)) for path in there):
             self._world.promises.require(f"the deletion of {len(there)} files, the first of them {there[0]}")
 
 

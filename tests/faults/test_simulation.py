@@ -12,9 +12,10 @@ from tests.faults.simulate import run_seed
 from tests.faults.weather import Counts
 
 SEEDS = 4
+SEEDS_WITH_BATCH_LOGS = 3
 MOST_SEEDS_OF_A_CONTROL = 48
 """Not every schedule needs every protection. Tried until one does."""
-FIRST_SEEDS = {"running": 3, "lineage": 0, "common floor": 0, "second look": 3}
+FIRST_SEEDS = {"running": 3, "lineage": 0, "common floor": 0, "second look": 3, "every member": 0}
 """Where the search starts: seeds that needed the protection when this was written. Others do, too."""
 
 
@@ -30,6 +31,16 @@ def test_a_few_schedules_keep_all_guarantees(record_property: pytest.RecordPrope
     for what in ("crashes", "stalls", "snapshots made", "files deleted", "retention runs"):
         assert counts.what[what] >= SEEDS, what
     assert counts.what["versions restored and compared"] > 5 * SEEDS
+
+
+def test_a_few_schedules_with_batch_logs_keep_all_guarantees() -> None:
+    counts = Counts()
+    for seed in range(SEEDS, SEEDS + SEEDS_WITH_BATCH_LOGS):
+        outcome = run_seed(seed, in_batch_logs=True)
+        assert outcome.failure is None, "\n".join([*outcome.tail, f"seed {seed} {outcome.failure}"])
+        counts.add(outcome.counts)
+    for what in ("crashes", "snapshots made", "files deleted", "retention runs", "batch logs deleted"):
+        assert counts.what[what] >= SEEDS_WITH_BATCH_LOGS, what
 
 
 def test_a_seed_reproduces_a_schedule() -> None:

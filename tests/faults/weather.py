@@ -30,6 +30,8 @@ class Weather:
     clock_jumps_seconds: float
     has_spark: bool
     has_damage: bool
+    in_batch_logs: bool = False
+    """Whether the driver writes the small changelogs of a batch as one object (FLIP-158)."""
 
     @classmethod
     def of(cls, chance: random.Random) -> Weather:
