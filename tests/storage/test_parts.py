@@ -390,6 +390,19 @@ def test_a_store_that_never_replies_holds_back_a_fifth_of_the_file_at_most(tmp_p
         assert sent_bytes >= 0.8 * len(body), f"{parts} parts"
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_file_in_parts_has_the_mode_of_the_adjacent_files(tmp_path: Path, replaces: bool) -> None:
+    storage = open_storage(str(tmp_path / "root"))
+    storage.create("a/adjacent", b"")
+    (tmp_path / "root/a/adjacent").chmod(0o664)
+    upload = early(storage, tmp_path / "file", replaces=replaces)
+    grow(upload, tmp_path / "file")
+    assert completes(upload)
+    storage.create("a/other", b"")
+    modes = {(tmp_path / "root/a" / name).stat().st_mode & 0o777 for name in ("adjacent", "name", "other")}
+    assert modes == {0o664}
+
+
 def test_a_backend_without_parts_creates_the_object_at_the_end(tmp_path: Path) -> None:
     class OneRequest(FaultyStorage):
         def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
