@@ -14,7 +14,7 @@ from statestore.errors import CorruptFile, ObjectMissing, VersionNotLoadable
 from statestore.format import batch_log, names
 from statestore.maintenance import audit, lease, repair, retention, undo, unpack
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.storage import Entry, Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import take
 
@@ -116,6 +116,34 @@ def test_one_store_without_a_snapshot_holds_the_objects_that_it_needs(checkpoint
     assert logs(checkpoint.storage) == [7, 8, 9, 10, 11, 12]
     for batch in (9, 10, 11):
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
+
+
+def test_batches_that_are_committed_while_retention_gathers_keep_their_objects(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Checkpoint(storage, tmp_path / "job", in_batch_logs=True)
+    made.grow(4)
+    listed, is_first = storage.list, iter([True])
+
+    def list_late(prefix: str, *, hidden: bool = False) -> list[Entry]:
+        found = listed(prefix, hidden=hidden)
+        if prefix == names.BATCH_LOGS and next(is_first, False):
+            # The run stalls. Meanwhile the query, a snapshot and another retention run continue.
+            made.grow(1)
+            take(storage, tmp_path)
+            made.grow(3)
+            collect(storage, planned(storage))
+            take(storage, tmp_path)
+            made.grow(1)
+        return found
+
+    monkeypatch.setattr(storage, "list", list_late)
+    plan = planned(storage)
+    assert made.versions[-1][0].version == 9
+    assert plan.floor == 6
+    collect(storage, plan)
+    for batch in (6, 7, 8):
+        made.assert_right(tmp_path / f"host {batch}", batch)
 
 
 def test_a_base_that_changes_after_the_plan_keeps_every_object(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -42,10 +42,11 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     Requests in all cases: the newest commit; a listing of each log, of the quarantine and of the switchovers; the record of
     reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores: one listing of `state/`;
     one request for each retained batch of the commit log, and for each older batch down to a base; one for the lineage of
-    each head; one for each retained snapshot. For due stores only: the same, for these stores. With `everything`, in an own
-    root on S3: one for the unfinished uploads, and one for each. Raises `NotACheckpoint`; `CorruptFile` if the commit log
-    cannot be read (then nothing may be deleted); `UnknownFormatVersion`, also for a state store that is not RocksDB;
-    `StorageError`.
+    each head; one for each retained snapshot; another listing of batch logs, if there are any. For due stores only: the
+    same, for these stores. With `everything`, in an own root on S3: one for the unfinished uploads, and one for each.
+
+    Raises `NotACheckpoint`; `CorruptFile` if the commit log cannot be read (then nothing may be deleted);
+    `UnknownFormatVersion`, also for a state store that is not RocksDB; `StorageError`.
     """
     is_own = storage.stat(names.BINDING) is not None
     # Read the log before the files: a batch that is committed in between is newer than this head, and its files are kept.
@@ -104,6 +105,11 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
                 return _with_quarantine(storage, facts)
     full = catalog.commit_log(storage, down_to=wanted - 1)
     assert full is not None
+    if logs.batch_logs:
+        # Race: the batch logs are listed; batches are committed, and a snapshot of them is made; the commit log is read
+        # again, with a newer head. Their changelogs would seem to be missing, and the floor would rise to the snapshot.
+        members = list_members(storage)
+        logs = replace(logs, batch_logs=_batch_log_files(members))
     listed = storage.list(names.STATE)
     found = catalog.by_store([*members.entries, *listed])
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
@@ -269,10 +275,14 @@ def _log_files(storage: Storage, members: Members) -> LogFiles:
         announcements=announcements,
         leftovers=leftovers,
         checksums=(*hidden_checksums.of_deleted_logs(offsets), *hidden_checksums.of_deleted_logs(commits)),
-        batch_logs=tuple(
-            BatchLogFile(entry, None if log is None else {place: one.length for place, one in log.members.items()})
-            for entry, log in members.logs
-        ),
+        batch_logs=_batch_log_files(members),
+    )
+
+
+def _batch_log_files(members: Members) -> tuple[BatchLogFile, ...]:
+    return tuple(
+        BatchLogFile(entry, None if log is None else {place: one.length for place, one in log.members.items()})
+        for entry, log in members.logs
     )
 
 
