@@ -14,6 +14,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import passes
 from statestore.maintenance.passes import Maintainer, SnapshotPass
 from statestore.maintenance.snapshot import Taken
+from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
 
 
@@ -50,7 +51,7 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
 def _metrics(query: OpenedQuery, done: SnapshotPass) -> QueryMetrics | None:
     """Read the figures that the job recorded; None for a native query, which records none."""
     batch = done.plan.batch
-    return metrics_at(query.storage, batch) if done.gathered.is_own and batch is not None else None
+    return metrics_at(query.storage, batch) if done.gathered.origin is Origin.OWN and batch is not None else None
 
 
 def _record(context: dg.AssetExecutionContext, query: str, taken: tuple[Taken, ...]) -> None:

@@ -22,9 +22,10 @@ from statestore.format import names, operators
 from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
 from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
 from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, UNSAFE_ROW, StateConf
+from statestore.format.state_conf import UNSAFE_ROW, StateConf
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.loading.loader import Loader
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)
@@ -39,7 +40,7 @@ class Contents:
     storage: Storage
     batch: int
     stores: Mapping[StorePath, VersionId]
-    is_own: bool
+    origin: Origin
     conf: StateConf
 
 
@@ -71,21 +72,21 @@ def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
     Raises `VersionNotLoadable` for a batch that is not in the commit log, `UnknownFormatVersion` for a state whose encoding
     is not unsaferow or whose state store provider is not RocksDB, `NotACheckpoint`, `CorruptFile`, `StorageError`.
     """
-    is_own = storage.stat(names.BINDING) is not None
+    origin = origin_of(storage)
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     if heads is None:
         return None
     # Every offset log repeats the confs. Those of old batches may have been purged, and version 0 has none.
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
-    conf = OURS if is_own else catalog.state_conf(storage, replace(heads, batch=described_by))
+    conf = origin.state_conf(storage, replace(heads, batch=described_by))
     if conf.encoding != UNSAFE_ROW:
         raise UnknownFormatVersion(
             f"the query encodes its rows as {conf.encoding}; they cannot be decoded",
             path=names.offsets(described_by),
             hint=_READS_ROWS,
         )
-    return Contents(storage=storage, batch=heads.batch, stores=heads.heads, is_own=is_own, conf=conf)
+    return Contents(storage=storage, batch=heads.batch, stores=heads.heads, origin=origin, conf=conf)
 
 
 def layout(contents: Contents, store: StorePath) -> Layout:
@@ -94,7 +95,7 @@ def layout(contents: Contents, store: StorePath) -> Layout:
     Raises `UnknownFormatVersion`, `CorruptFile` and `ObjectMissing` with the path of the schema.
     """
     storage = contents.storage
-    if contents.is_own:
+    if contents.origin is Origin.OWN:
         return _own_layout(contents, store)
     metadata = catalog.operator_at(storage, store.operator, contents.batch)
     info = next((one for one in metadata.stores if one.name == store.store), None) if metadata else None

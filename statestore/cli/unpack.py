@@ -10,11 +10,11 @@ from rich import filesize
 from rich.console import Console
 
 from statestore.cli.common import Opened, Output, mode_option, output_option, root_argument
-from statestore.format import names
 from statestore.maintenance import unpack as unpacking
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import guards
 from statestore.maintenance.unpack import Unpack, UnpackPlan
+from statestore.origin import origin_of
 
 
 @click.command(short_help="Write changelogs of batch logs as files that Spark reads.")
@@ -33,8 +33,7 @@ def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, out
     planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
     done: list[Unpack] = []
     if not dry_run and (planned.actions or planned.missing):
-        is_own = root.storage.stat(names.BINDING) is not None
-        allowed = Mode(mode) if mode else root.policies.mode_for(is_own=is_own)
+        allowed = Mode(mode) if mode else root.policies.mode_for(origin_of(root.storage))
         guards.require_none(guards.refusals(guards.adds(root.storage, allowed), guards.half_switched(root.storage)))
         done.extend(unpacking.execute(root.storage, planned))
     output.show(_object(planned, done), lambda console: _print(console, planned, done))

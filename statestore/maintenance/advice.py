@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statestore import catalog
 from statestore.chain import look_at_snapshot
 from statestore.maintenance.snapshot import SnapshotFacts
+from statestore.origin import Origin
 from statestore.storage import Storage
 
 _STATE = "spark.sql.streaming.stateStore."
@@ -34,7 +35,7 @@ class Advice:
 def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     """Return the advice for a native checkpoint; none for a Python job. One listing and at most one request. Raises
     `StorageError`."""
-    if gathered.is_own or not gathered.stores:
+    if gathered.origin is Origin.OWN or not gathered.stores:
         return []
     files = catalog.files(storage, gathered.stores[0].store.folder)
     store = gathered.stores[0].store

@@ -21,9 +21,10 @@ from statestore.commit_log import Heads
 from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, StateConf
+from statestore.format.state_conf import StateConf
 from statestore.maintenance import verification
 from statestore.maintenance.verification import ReadBack, Reads, SnapshotRead
+from statestore.origin import origin_of
 from statestore.storage import Storage, at_once
 
 
@@ -67,7 +68,7 @@ def bad_snapshots(
     stores = [store for store, head in heads.heads.items() if store in files and head.version > 0]
     at_once(follow, stores)
     if deep is not None:
-        conf = OURS if storage.stat(names.BINDING) is not None else catalog.state_conf(storage, heads)
+        conf = origin_of(storage).state_conf(storage, heads)
         _read(storage, list(chains.values()), reads, conf, deep)
         at_once(follow, stores)
     strays = [path for store in stores for path in _strays(store, files[store], heads.heads[store])]

@@ -45,6 +45,7 @@ from typing import Any, TypeVar
 from statestore.errors import BadConfiguration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.origin import Origin
 from statestore.query_metrics import Prices
 from statestore.storage import StorageSpec, canonical
 
@@ -81,9 +82,9 @@ class Policies:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     mode: Mode | None = None
 
-    def mode_for(self, *, is_own: bool) -> Mode:
+    def mode_for(self, origin: Origin) -> Mode:
         """Return the mode of a checkpoint."""
-        return self.mode or (Mode.FULL if is_own else Mode.OBSERVE)
+        return self.mode or (Mode.FULL if origin is Origin.OWN else Mode.OBSERVE)
 
 
 @dataclass(frozen=True)

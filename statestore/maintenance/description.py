@@ -14,6 +14,7 @@ from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, at_once
 
@@ -61,7 +62,7 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    if not gathered.is_own:
+    if gathered.origin is Origin.NATIVE:
         return Description(structure=structure, operators=operators, keys=keys)
     return Description(
         structure=structure,

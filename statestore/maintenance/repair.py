@@ -28,6 +28,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.maintenance.quarantine import QueryPosition
+from statestore.origin import origin_of
 from statestore.storage import Storage, at_once, list_members, read_or_none
 from statestore.storage.urls import Locality, as_spark_writes_it
 
@@ -133,9 +134,9 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
 
     if heads is not None:
         head = heads.batch + 1
-        if storage.stat(names.BINDING) is None:
-            with suppress(ObjectMissing, CorruptFile):
-                catalog.state_conf(storage, heads)  # raises for another state store provider
+        origin = origin_of(storage)
+        with suppress(ObjectMissing, CorruptFile):
+            origin.state_conf(storage, heads)  # raises for another state store provider
         of_v2 = (
             store.snapshot(version)
             for store, of_store in files.items()

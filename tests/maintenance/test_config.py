@@ -10,6 +10,7 @@ from statestore.errors import BadConfiguration
 from statestore.maintenance.config import Configuration, Mode, Policies, load, parse_duration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.origin import Origin
 from statestore.query_metrics import Prices
 from statestore.storage import StorageSpec
 
@@ -107,9 +108,9 @@ def test_a_root_is_found_by_any_spelling_of_its_url(tmp_path: Path) -> None:
 
 def test_the_default_mode_is_full_for_own_roots_and_observe_for_native_checkpoints() -> None:
     policies = Configuration().find("anything").policies
-    assert policies.mode_for(is_own=True) is Mode.FULL
-    assert policies.mode_for(is_own=False) is Mode.OBSERVE
-    assert Policies(mode=Mode.FULL).mode_for(is_own=False) is Mode.FULL
+    assert policies.mode_for(Origin.OWN) is Mode.FULL
+    assert policies.mode_for(Origin.NATIVE) is Mode.OBSERVE
+    assert Policies(mode=Mode.FULL).mode_for(Origin.NATIVE) is Mode.FULL
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from statestore.maintenance.snapshot import (
     gather,
     plan,
 )
+from statestore.origin import Origin
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
@@ -75,7 +76,7 @@ def test_a_folder_without_a_checkpoint_is_an_error_and_a_checkpoint_without_batc
     with pytest.raises(NotACheckpoint, match="neither `metadata` nor `commits/`"):
         gather(storage)
     Checkpoint(storage, tmp_path)
-    assert gather(storage) == SnapshotFacts(batch=None, is_own=True, stores=())
+    assert gather(storage) == SnapshotFacts(batch=None, origin=Origin.OWN, stores=())
 
 
 def test_a_missing_changelog_is_named_and_the_other_stores_get_snapshots(

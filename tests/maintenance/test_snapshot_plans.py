@@ -14,6 +14,7 @@ from statestore.maintenance.snapshot import (
     StoreSnapshotFacts,
     plan,
 )
+from statestore.origin import Origin
 
 
 def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:
@@ -26,7 +27,7 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
     broken = replace(facts(4, 3, 0), load=None, problem="state/0/4/2.changelog is missing")
     stores = [facts(0, 3, 100), facts(1, 10, 500), facts(2, 2, 9_999), facts(3, 0, 0), broken]
     made = plan(
-        SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0),
+        SnapshotFacts(batch=9, origin=Origin.OWN, stores=tuple(stores), replay_bytes_per_second=100.0),
         SnapshotPolicy(10, 90.0),
     )
     assert [(action.store.partition, action.reason) for action in made.take] == [
@@ -43,7 +44,7 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
     ]
     assert made.leave[2].explained == "the head cannot be loaded: state/0/4/2.changelog is missing"
     every = plan(
-        SnapshotFacts(batch=9, is_own=True, stores=(stores[0], stores[3], broken)),
+        SnapshotFacts(batch=9, origin=Origin.OWN, stores=(stores[0], stores[3], broken)),
         SnapshotPolicy(10, 90.0),
         take_all=True,
     )
@@ -52,7 +53,7 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
 
 def test_a_restore_target_takes_the_longest_tails_until_the_rest_meets_it() -> None:
     stores = [facts(0, 3, 100), facts(1, 3, 400), facts(2, 3, 300), facts(3, 3, 200), facts(4, 0, 0)]
-    gathered = SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0)
+    gathered = SnapshotFacts(batch=9, origin=Origin.OWN, stores=tuple(stores), replay_bytes_per_second=100.0)
     without = plan(gathered, SnapshotPolicy(10, 90.0))
     assert (without.take, without.seconds_before, without.seconds_after) == ((), 10.0, 10.0)
     for target, partitions in {10.0: [], 9.9: [1], 6.0: [1], 5.9: [1, 2], 3.0: [1, 2], 0.5: [1, 2, 3, 0]}.items():
@@ -66,7 +67,7 @@ def test_a_restore_target_takes_the_longest_tails_until_the_rest_meets_it() -> N
 
 def test_a_restore_target_counts_the_stores_that_another_rule_takes_as_done() -> None:
     stores = [facts(0, 12, 900), facts(1, 3, 100)]
-    gathered = SnapshotFacts(batch=9, is_own=True, stores=tuple(stores), replay_bytes_per_second=100.0)
+    gathered = SnapshotFacts(batch=9, origin=Origin.OWN, stores=tuple(stores), replay_bytes_per_second=100.0)
     made = plan(gathered, SnapshotPolicy(10, 90.0, 2.0))
     assert [(action.store.partition, action.reason) for action in made.take] == [(0, SnapshotReason.COUNT)]
     assert (made.seconds_before, made.seconds_after) == (10.0, 1.0)

@@ -21,6 +21,7 @@ from statestore.format.operators import OperatorMetadata
 from statestore.format.state_conf import shuffle_partitions
 from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
+from statestore.origin import Origin
 from statestore.stateless import Stateless
 from statestore.storage import Omitted, RequestCounts
 from statestore.switch_journal import OpenJournal
@@ -113,6 +114,7 @@ class RootFacts:
     """
 
     query: str | FileProblem
+    origin: Origin
     binding: tuple[Binding, OlderSchemas] | FileProblem | None
     operators: Mapping[int, OperatorMetadata | FileProblem]
     metadata_paths: Mapping[int, str]

@@ -23,6 +23,7 @@ from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, gather_store
+from statestore.origin import Origin, origin_among
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
 from statestore.switch_journal import OpenJournal
@@ -55,24 +56,25 @@ def gather(
     # whose changelog is not in the listing. Files written after the log was read are newer than its head.
     log, strangers, batches = _logs(storage, deep=scratch is not None)
     control = storage.list(names.CONTROL)
+    origin = origin_among(control)
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
     members = list_members(storage, listed=control)
     files = catalog.by_store([*members.entries, *state])
     log = commits.with_commits(storage, log, batches, files)
-    without_state = None if listed or _is_own(control) else _stateless(log)
+    without_state = None if listed or origin is Origin.OWN else _stateless(log)
     # Raises for another state store provider: its files have other names.
-    conf, codec = _conf(log, has_state=not _is_own(control) and without_state is None)
+    conf, codec = _conf(log, has_state=origin is Origin.NATIVE and without_state is None)
     hidden = frozenset(entry.path for entry in listed if is_hidden(entry.path))
     if not log.commits:
         catalog.heads(storage)  # raises NotACheckpoint
-    if not _is_own(control):
+    if origin is Origin.NATIVE:
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
-    root = _root(storage, log, state, control, files, strangers)
+    root = _root(storage, origin, log, state, control, files, strangers)
     damaged = (FileProblem(path, Flaw.of(error), error.what) for path, error in members.damaged.items())
     root = replace(root, batch_logs=tuple(damaged))
-    if not _is_own(control):
+    if origin is Origin.NATIVE:
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
         found_moved = (
             moved.moved(storage.url, path, one) for path, one in read.items() if isinstance(one, OperatorMetadata)
@@ -231,6 +233,7 @@ def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers:
 
 def _root(
     storage: Storage,
+    origin: Origin,
     log: LogFacts,
     state: Sequence[Entry],
     control: Sequence[Entry],
@@ -259,21 +262,22 @@ def _root(
         for operator in numbers
     }
     metadata_paths = {number: described.get(number, names.operator_metadata(number)) for number in sorted(numbers)}
-    if described or _is_own(control) or not _is_older_than_descriptions(log):
+    if described or origin is Origin.OWN or not _is_older_than_descriptions(log):
         metadata = {number: _operator(storage, path) for number, path in metadata_paths.items()}
     else:
         with_files = [store for store, of_store in files.items() if of_store.changelogs or of_store.snapshots]
         metadata = {one.operator: one for one in catalog.undescribed(with_files, shuffled)}
     switched, half_switched = _switchovers(storage, control)
     return RootFacts(
-        query=attempt(names.QUERY_METADATA, lambda: _query(storage, is_own=_is_own(control))),
-        binding=_binding(storage, control),
+        query=attempt(names.QUERY_METADATA, lambda: _query(storage, origin)),
+        origin=origin,
+        binding=_binding(storage, origin),
         operators=metadata,
         metadata_paths=metadata_paths,
         schemas={
             operator: _schema(storage, operator)
             for operator in sorted(numbers)
-            if _is_own(control) or names.state_schema(operator) in paths
+            if origin is Origin.OWN or names.state_schema(operator) in paths
         },
         seen=seen,
         strangers=tuple(sorted([*strangers, *_strangers(state)])),
@@ -304,21 +308,15 @@ def _is_older_than_descriptions(log: LogFacts) -> bool:
     return bool(confs) and not any(logs.ENCODING in conf for conf in confs)
 
 
-def _query(storage: Storage, *, is_own: bool) -> str:
+def _query(storage: Storage, origin: Origin) -> str:
     query = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
-    if not is_own and not _QUERY_ID.fullmatch(query):
+    if origin is Origin.NATIVE and not _QUERY_ID.fullmatch(query):
         raise CorruptFile(f"contains a query id that is not a UUID: {query[:40]!r}", path=names.QUERY_METADATA)
     return query
 
 
-def _is_own(control: Sequence[Entry]) -> bool:
-    """Return whether a Python job wrote the root. Maintenance files also exist in native checkpoints."""
-    places = (names.BINDING, f"{names.PENDING}/", f"{names.BATCH_LOGS}/", f"{names.SCHEMAS}/")
-    return any(entry.path.startswith(places) for entry in control)
-
-
-def _binding(storage: Storage, control: Sequence[Entry]) -> tuple[Binding, OlderSchemas] | FileProblem | None:
-    return attempt(names.BINDING, lambda: read_binding(storage)) if _is_own(control) else None
+def _binding(storage: Storage, origin: Origin) -> tuple[Binding, OlderSchemas] | FileProblem | None:
+    return attempt(names.BINDING, lambda: read_binding(storage)) if origin is Origin.OWN else None
 
 
 def _operator(storage: Storage, path: str) -> OperatorMetadata | FileProblem:

@@ -31,8 +31,8 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
     """Audit a checkpoint by its facts. Pure."""
     policy = policy or AuditPolicy()
     stores = [store for store in facts.stores if isinstance(store, StoreAuditFacts)]
-    is_own, switched = facts.root.binding is not None, facts.root.switched
-    views = [view(store, policy, is_own=is_own, switched=switched, begins=_begins(facts, store)) for store in stores]
+    origin, switched = facts.root.origin, facts.root.switched
+    views = [view(store, policy, origin=origin, switched=switched, begins=_begins(facts, store)) for store in stores]
     restart = _restart(facts, views)
     findings = [
         *of_logs(facts, restart),

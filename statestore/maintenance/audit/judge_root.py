@@ -12,6 +12,7 @@ from statestore.format.operators import OperatorMetadata
 from statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE
 from statestore.maintenance.audit.facts import AuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
+from statestore.origin import Origin
 from statestore.storage.urls import Locality
 
 
@@ -136,7 +137,7 @@ def _offsets_meaning(*, at_head: bool, first: int, last: int) -> str:
 def of_root(facts: AuditFacts) -> Iterator[Finding]:
     """Yield findings about the metadata files of the root."""
     root = facts.root
-    is_own = root.binding is not None
+    is_own = root.origin is Origin.OWN
     binding = root.binding[0] if isinstance(root.binding, tuple) else None
     if isinstance(root.query, FileProblem):
         yield _described(root.query, "Spark cannot read the checkpoint", is_rewritten=is_own and _is_gone(root.query))
@@ -216,7 +217,7 @@ def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:
     for operator, found in facts.root.schemas.items():
         path = names.state_schema(operator)
         if isinstance(found, FileProblem):
-            yield _of_schema(found, is_rewritten=facts.root.binding is not None)
+            yield _of_schema(found, is_rewritten=facts.root.origin is Origin.OWN)
         elif bound is not None and operator < len(bound[0].stores):
             store = bound[0].stores[operator]
             values = {store.value_json, *(older[store.name] for older in bound[1].values() if store.name in older)}

@@ -20,6 +20,7 @@ from statestore.maintenance.audit.actions import REPAIR
 from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
+from statestore.origin import Origin
 
 _MOVE = "move the file out of the checkpoint"
 
@@ -32,10 +33,9 @@ def is_v1(facts: AuditFacts) -> bool:
 
 def of_names(facts: AuditFacts) -> Iterator[Finding]:
     """Yield findings about unrecognized file names."""
-    is_own = facts.root.binding is not None
     for path in facts.root.strangers:
         place = names.parse_place(path)
-        name = "" if place is None or is_own else place[1]
+        name = "" if place is None or facts.root.origin is Origin.OWN else place[1]
         if is_v1(facts) and names.stops_loads(name):
             yield _stops_loads(path, "has a name that ends in .zip and is not a snapshot")
         elif names.stops_cleanup(name):
@@ -88,7 +88,7 @@ def _stops_loads(path: str, problem: str) -> Finding:
 
 def of_logs(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:
     """Yield findings about a mix of structures V1 and V2, and about files without any commit."""
-    if facts.root.binding is None:
+    if facts.root.origin is Origin.NATIVE:
         yield from _of_mixed_commits(facts, views, restart)
         yield from _of_flipped_format(facts, views)
         # The query was rolled back to its beginning; its next structure is unknown.
@@ -150,7 +150,7 @@ def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Fin
 
 def of_store(facts: AuditFacts, one: View, restart: Restart) -> Iterator[Finding]:
     """Yield findings about one store that affect Spark."""
-    if facts.root.binding is not None:
+    if facts.root.origin is Origin.OWN:
         return
     yield from _of_ids_in_v1(facts, one)
     is_v1_store = one.chain.head.id is None
@@ -309,7 +309,7 @@ def _hanging(one: View, refused: Refused) -> list[VersionId]:
 
 def unproven(facts: AuditFacts) -> Iterator[str]:
     """Yield the properties of a native checkpoint that this audit cannot verify."""
-    if facts.root.binding is not None:
+    if facts.root.origin is Origin.OWN:
         return
     if is_v1(facts):
         yield (

@@ -17,6 +17,7 @@ from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.audit.view import View, ranges
 from statestore.maintenance.time_line import leads_back
+from statestore.origin import Origin
 from statestore.storage import Entry
 
 _REPAIR_REPLAYS = 500
@@ -286,7 +287,7 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         action = "run: statekeeper snapshot ROOT --all"
         if lost:
             severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
-        elif not one.is_own:
+        elif one.origin is Origin.NATIVE:
             short = _too_short_for_repair(one)
             severity = Severity.ERROR if short else Severity.WARNING
             meaning = (

@@ -12,6 +12,7 @@ from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import VersionId
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy
+from statestore.origin import Origin
 from statestore.store import LINEAGE_STOP_BYTES
 
 
@@ -23,7 +24,7 @@ class View:
     facts: StoreAuditFacts
     oldest: int
     ceiling_bytes: int
-    is_own: bool = True
+    origin: Origin = Origin.OWN
     switched: int | None = None
     begins: int = 1
 
@@ -83,15 +84,15 @@ class View:
 
 
 def view(
-    facts: StoreAuditFacts, policy: AuditPolicy, *, is_own: bool, switched: int | None = None, begins: int = 1
+    facts: StoreAuditFacts, policy: AuditPolicy, *, origin: Origin, switched: int | None = None, begins: int = 1
 ) -> View:
     """Build the view of a store. Its oldest retained version is not older than the newest switchover."""
-    ceiling_bytes = LINEAGE_STOP_BYTES if is_own else UTF_LIMIT_BYTES
+    ceiling_bytes = LINEAGE_STOP_BYTES if origin is Origin.OWN else UTF_LIMIT_BYTES
     return View(
         facts=facts,
         oldest=_oldest(facts, policy, switched),
         ceiling_bytes=ceiling_bytes,
-        is_own=is_own,
+        origin=origin,
         switched=switched,
         begins=begins,
     )

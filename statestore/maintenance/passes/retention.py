@@ -19,6 +19,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.retention import Deleted, DeletionOutcome, Forecast, RetentionFacts, RetentionPlan
+from statestore.origin import Origin
 from statestore.storage import Storage
 
 
@@ -72,13 +73,13 @@ def plan(
     before = judged(facts, policies)
     gathered = retention.gather(storage, policies.retention, clock=clock, everything=everything)
     planned = retention.plan(gathered, policies.retention, stopped=everything and stopped)
-    allowed = mode or policies.mode_for(is_own=planned.is_own)
+    allowed = mode or policies.mode_for(planned.origin)
     found = guards.refusals(
         guards.deletes(storage, allowed),
         guards.half_switched(storage),
         None if accept_loss else guards.is_whole(before),
     )
-    needs_stopped = everything and stopped and not planned.is_own
+    needs_stopped = everything and stopped and planned.origin is Origin.NATIVE
     return PreparedRetention(
         mode=allowed,
         before=before,

@@ -77,7 +77,7 @@ def plan(
         require_stopped(storage, confirmed=stopped, clock=clock, seconds=quiet_seconds)
         gathered = snapshot.gather(storage, at_head=True)
     planned = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
-    allowed = mode or policies.mode_for(is_own=gathered.is_own)
+    allowed = mode or policies.mode_for(gathered.origin)
     found = guards.refusals(guards.adds(storage, allowed), guards.half_switched(storage))
     return PreparedSnapshots(allowed, gathered, planned, found)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import runs, switchover
@@ -19,6 +18,7 @@ from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Begun, Machine, ProgressCallback, SwitchPlan
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
 
 
@@ -71,7 +71,10 @@ def execute(
     # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch looks
     # like one that died in the batch, and would commit in the old structure.
     require_stopped(
-        storage, confirmed=stopped or (first.is_own and not first.is_in_batch), clock=by.clock, seconds=by.quiet_seconds
+        storage,
+        confirmed=stopped or (first.origin is Origin.OWN and not first.is_in_batch),
+        clock=by.clock,
+        seconds=by.quiet_seconds,
     )
     # The query may have been running when the first plan was made.
     again = plan(storage, prepared.policies, first.to, prepared.spark, scratch=scratch, workers=workers)
@@ -99,7 +102,7 @@ def abort(
             "no switchover is interrupted", path=storage.url, hint="to reverse a completed switch, use --to"
         )
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
-    is_own = storage.stat(names.BINDING) is not None
-    require_stopped(storage, confirmed=stopped or is_own, clock=by.clock, seconds=by.quiet_seconds)
+    origin = origin_of(storage)
+    require_stopped(storage, confirmed=stopped or origin is Origin.OWN, clock=by.clock, seconds=by.quiet_seconds)
     runs.abort_switch(storage, journal, progress, run=run, holder=by.holder, clock=by.clock)
     return journal.begun

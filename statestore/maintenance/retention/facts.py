@@ -15,6 +15,7 @@ from statestore.maintenance import hidden_checksums
 from statestore.maintenance.quarantine import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.verification import Reads
+from statestore.origin import Origin
 from statestore.stateless import Stateless
 from statestore.storage import Entry, UnfinishedUpload
 
@@ -77,7 +78,7 @@ class RetentionFacts:
     conf           encoding of the state
     """
 
-    is_own: bool
+    origin: Origin
     log: CommitLog | None
     chains: tuple[Chain, ...]
     strays: Strays

@@ -14,7 +14,6 @@ from statestore.errors import DAMAGES, CorruptFile
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS
 from statestore.maintenance import announcements, hidden_checksums, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.history_records import FailedSnapshot
@@ -32,7 +31,7 @@ from statestore.maintenance.retention.facts import (
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.retention.verdicts import RetentionPolicy
 from statestore.maintenance.verification import Reads
-from statestore.stateless import stateless
+from statestore.origin import Origin, origin_of
 from statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
 
 
@@ -48,24 +47,24 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     Raises `NotACheckpoint`; `CorruptFile` if the commit log cannot be read (then nothing may be deleted);
     `UnknownFormatVersion`, also for a state store that is not RocksDB; `StorageError`.
     """
-    is_own = storage.stat(names.BINDING) is not None
+    origin = origin_of(storage)
     # Read the log before the files: a batch that is committed in between is newer than this head, and its files are kept.
     heads = catalog.heads(storage)
     members = list_members(storage)
     logs = _log_files(storage, members)
-    if everything and is_own:
+    if everything and origin is Origin.OWN:
         # Spark's connector has uploads of its own below a native root.
         unfinished, problem = uploads.find(storage)
         logs = replace(logs, uploads=unfinished, upload_problem=problem)
     now = clock.now_seconds()
     if heads is None:
-        return RetentionFacts(is_own=is_own, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)
+        return RetentionFacts(origin=origin, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)
     # This rejects state stores other than RocksDB, whose files have other names.
-    conf = OURS if is_own else catalog.state_conf(storage, heads)
-    without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
+    conf = origin.state_conf(storage, heads)
+    without_state = origin.stateless(storage, heads)
     if without_state is not None:
         return RetentionFacts(
-            is_own=is_own,
+            origin=origin,
             log=None,
             chains=(),
             strays={},
@@ -77,12 +76,12 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     reads = verification.record(storage)
     wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
     look = _Look(
-        storage=storage, policy=policy, now_seconds=now, is_own=is_own, failed=_failed(storage, logs), reads=reads
+        storage=storage, policy=policy, now_seconds=now, origin=origin, failed=_failed(storage, logs), reads=reads
     )
     # In structure V1 the commits of all bases are kept, so all stores must be gathered.
     is_v1 = any(head.digest is not None for head in heads.heads.values())
     # One batch log has changelogs of all stores, so all stores must be gathered.
-    is_partial = not everything and is_own and not is_v1 and not logs.batch_logs
+    is_partial = not everything and origin is Origin.OWN and not is_v1 and not logs.batch_logs
     last = last_pass.read(storage) if is_partial else None
     if last is not None:
         due = _due(storage, last, logs, wanted)
@@ -92,7 +91,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
                 facts = RetentionFacts(
-                    is_own=is_own,
+                    origin=origin,
                     log=log,
                     chains=chains,
                     strays=strays,
@@ -118,7 +117,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     return _with_quarantine(
         storage,
         RetentionFacts(
-            is_own=is_own,
+            origin=origin,
             log=full,
             chains=chains,
             strays=strays,
@@ -168,7 +167,7 @@ class _Look:
     storage: Storage
     policy: RetentionPolicy
     now_seconds: float
-    is_own: bool
+    origin: Origin
     failed: Mapping[StorePath, str]
     reads: Reads
     with_families: frozenset[int] = frozenset()
@@ -223,7 +222,7 @@ class _Look:
             for version, entry in chain.files.snapshots.items()
             if version not in chain.snapshots
             and (
-                not self.is_own  # Spark may reference the tables of its snapshots again
+                self.origin is Origin.NATIVE  # Spark may reference the tables of its snapshots again
                 or version.version > chain.versions[0].version
                 or (version.id is None) != (chain.head.id is None)  # a switch back may need it and its tables
                 or is_young(entry, self.policy.grace_seconds, self.now_seconds)

@@ -34,6 +34,7 @@ from statestore.maintenance.retention.verdicts import (
 )
 from statestore.maintenance.time_line import leads_back
 from statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
+from statestore.origin import Origin
 from statestore.storage import Entry, MemberEntry
 
 _NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
@@ -47,7 +48,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
     """
     if gathered.log is None:
         return RetentionPlan(
-            is_own=gathered.is_own,
+            origin=gathered.origin,
             head=None,
             floor=None,
             wanted_floor=gathered.wanted_floor,
@@ -63,7 +64,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
     head = gathered.log.newest.batch + 1
     whole = RetentionPlan(
-        is_own=gathered.is_own,
+        origin=gathered.origin,
         head=head,
         floor=floor,
         wanted_floor=gathered.wanted_floor,
@@ -128,7 +129,7 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
                 )
         for entry in chain.files.others:
             name = entry.path.rpartition("/")[2]
-            if not gathered.is_own and (names.stops_loads(name) or names.stops_cleanup(name)):
+            if gathered.origin is Origin.NATIVE and (names.stops_loads(name) or names.stops_cleanup(name)):
                 yield f"{entry.path}: Spark reads the name as a version and fails; move the file out of the folder"
     if floor is not None and floor >= gathered.wanted_floor:
         return
@@ -155,7 +156,7 @@ class Judge:
         self.gathered = gathered
         self._policy = policy
         self._floor = floor
-        self._spark_is_at_work = not gathered.is_own and not stopped
+        self._spark_is_at_work = gathered.origin is Origin.NATIVE and not stopped
 
     def store(self, chain: Chain) -> StoreVerdicts:
         """Return the verdicts on the files of one store."""
@@ -232,7 +233,7 @@ class Judge:
                 return Rule.HELD
             # The floor is restored from the snapshot at the base; its changelog is not replayed. Spark falls back on that
             # changelog if its snapshot is damaged.
-            oldest = base.version if is_snapshot or not self.gathered.is_own else base.version + 1
+            oldest = base.version if is_snapshot or self.gathered.origin is Origin.NATIVE else base.version + 1
             rule = Rule.RESTORES if version.version >= oldest else Rule.SUPERSEDED
         elif version.version > chain.versions[0].version:
             rule = Rule.DEAD_BRANCH
@@ -325,7 +326,7 @@ class Judge:
             return Rule.LOG
         if entry.path == names.commits(batch) and batch >= self._oldest_base_commit:
             return Rule.RESTORES
-        if not self.gathered.is_own:
+        if self.gathered.origin is Origin.NATIVE:
             oldest = self._floor if self._way_back is None else min(self._floor, self._way_back)
             if batch >= oldest - 1:
                 return Rule.WAY_BACK

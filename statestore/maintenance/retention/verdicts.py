@@ -9,6 +9,7 @@ from enum import Enum
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.verification import Reads, SnapshotRead
+from statestore.origin import Origin
 from statestore.stateless import Stateless
 from statestore.storage import UnfinishedUpload
 
@@ -133,7 +134,7 @@ class RetentionPlan:
     batch_logs        the kept batch logs; None if there are none
     """
 
-    is_own: bool
+    origin: Origin
     head: int | None
     floor: int | None
     wanted_floor: int

@@ -8,6 +8,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import Spark
 from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan
+from statestore.origin import Origin
 from statestore.stateless import Stateless
 
 REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
@@ -40,7 +41,7 @@ class SnapshotFacts:
     """The facts about a checkpoint.
 
     batch                     None before the first commit
-    is_own                    the root of a Statekeeper job, not of a Spark query
+    origin                    the writer of the checkpoint
     replay_bytes_per_second   compressed changelog bytes fetched and replayed per second, measured with the newest snapshots
     conf                      encoding of the state
     written_by                Spark releases that may have written the newest batch; empty for an own root
@@ -48,7 +49,7 @@ class SnapshotFacts:
     """
 
     batch: int | None
-    is_own: bool
+    origin: Origin
     stores: tuple[StoreSnapshotFacts, ...]
     replay_bytes_per_second: float = REPLAY_BYTES_PER_SECOND
     conf: StateConf = OURS
@@ -58,7 +59,7 @@ class SnapshotFacts:
     @property
     def replaces_versions(self) -> bool:
         """Return whether the running query may replace its newest versions: a Spark query in structure V1."""
-        return not self.is_own and any(fact.head.id is None for fact in self.stores)
+        return self.origin is Origin.NATIVE and any(fact.head.id is None for fact in self.stores)
 
     @property
     def may_be_of_4_0(self) -> bool:

@@ -10,12 +10,11 @@ from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.sparks import with_checksums
-from statestore.format.state_conf import OURS
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.history_records import TakenSnapshot
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
-from statestore.stateless import stateless
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
@@ -34,12 +33,12 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
     newest changelog or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
     `StorageError`.
     """
-    is_own = storage.stat(names.BINDING) is not None
+    origin = origin_of(storage)
     heads = catalog.heads(storage)
     if heads is None:
-        return SnapshotFacts(batch=None, is_own=is_own, stores=())
-    conf = OURS if is_own else catalog.state_conf(storage, heads)
-    without_state = None if is_own else stateless(storage, heads.batch, heads.heads)
+        return SnapshotFacts(batch=None, origin=origin, stores=())
+    conf = origin.state_conf(storage, heads)
+    without_state = origin.stateless(storage, heads)
     files = catalog.files(storage)
     found: dict[StorePath, StoreSnapshotFacts] = {}
 
@@ -47,7 +46,7 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
         of_store = files.get(store, catalog.StoreFiles())
         entries = of_store.entries
         head = heads.heads[store]
-        target = head if is_own or at_head or head.id is not None else _settled(head)
+        target = head if origin is Origin.OWN or at_head or head.id is not None else _settled(head)
         facts = _facts(storage, store, target, of_store)
         if facts.load is None and (newer := _newer_snapshot(of_store, target, head)) is not None:
             # Retention has deleted the older version: a newer snapshot replaced it as the base.
@@ -61,12 +60,12 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
         )
 
     at_once(look, list(heads.heads))
-    rate = _measured_rate(storage) if is_own else REPLAY_BYTES_PER_SECOND
+    rate = _measured_rate(storage) if origin is Origin.OWN else REPLAY_BYTES_PER_SECOND
     written_by = with_checksums(conf.written_by) if catalog.have_sidecars(heads, files) else conf.written_by
     stores = tuple(found[store] for store in sorted(found))
     return SnapshotFacts(
         batch=heads.batch,
-        is_own=is_own,
+        origin=origin,
         stores=stores,
         replay_bytes_per_second=rate,
         conf=conf,

@@ -23,6 +23,7 @@ from statestore.maintenance.switchover.moves import move_to_quarantine
 from statestore.maintenance.switchover.plans import Source, SwitchPlan
 from statestore.maintenance.switchover.rewrite import make_snapshots
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
+from statestore.origin import Origin
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending
 
@@ -133,4 +134,4 @@ def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
     """Return the name of the head in the other structure. In V1, own jobs use a digest, whose chain starts again here."""
     if planned.to is Structure.V2:
         return VersionId(head.version, ids.fresh())
-    return VersionId(head.version, digest=ids.fresh() if planned.is_own else None)
+    return VersionId(head.version, digest=ids.fresh() if planned.origin is Origin.OWN else None)

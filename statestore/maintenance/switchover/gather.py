@@ -28,7 +28,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     half_done = journal.open_journal(storage)
     of_snapshots = snapshot.gather(storage, at_head=True)
     if of_snapshots.batch is None:
-        return SwitchoverFacts(is_own=of_snapshots.is_own, half_done=half_done)
+        return SwitchoverFacts(origin=of_snapshots.origin, half_done=half_done)
     batch = of_snapshots.batch
     order = catalog.heads_at(storage, batch).heads
     files = catalog.files(storage)
@@ -44,7 +44,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     log = logs.parse_commit(commit, path)
     begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
     return SwitchoverFacts(
-        is_own=of_snapshots.is_own,
+        origin=of_snapshots.origin,
         batch=batch,
         structure=Structure.V1 if log.ids is None else Structure.V2,
         stores=tuple(measured[store] for store in order),

@@ -12,6 +12,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance.audit import FindingKind
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
+from statestore.origin import Origin
 
 _TABLES_PER_BASE = 2
 """The fetched tables, and at most the same size again if they must be merged."""
@@ -43,7 +44,7 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
         is_there=is_there,
         half_done=half_done,
         conf=gathered.conf,
-        is_own=gathered.is_own,
+        origin=gathered.origin,
         stays_files=stays_files,
         stays_bytes=stays_bytes,
         local_bytes=_local_bytes(steps, workers),
@@ -54,7 +55,7 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
 
 
 def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> str:
-    return spark.header if spark is not None and to is Structure.V2 and not gathered.is_own else "v1"
+    return spark.header if spark is not None and to is Structure.V2 and gathered.origin is Origin.NATIVE else "v1"
 
 
 def _step(one: StoreSwitchFacts) -> StoreStep:
@@ -78,7 +79,7 @@ def _refusals(
     if gathered.batch is None:
         yield "no batch is committed yet: start the query with the conf of the new structure"
         return
-    if not gathered.stores and not gathered.is_own:
+    if not gathered.stores and gathered.origin is Origin.NATIVE:
         yield "the checkpoint has no state: no switch is needed; start the query with checkpointFormatVersion 1 or 2"
         return
     half_done = gathered.half_done

@@ -12,6 +12,7 @@ from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
 from statestore.lineage import LoadPlan
 from statestore.maintenance.audit import Audit
+from statestore.origin import Origin
 from statestore.switch_journal import OpenJournal
 
 
@@ -53,7 +54,7 @@ class SwitchoverFacts:
     free_bytes       of local disk
     """
 
-    is_own: bool
+    origin: Origin
     batch: int | None = None
     structure: Structure | None = None
     stores: tuple[StoreSwitchFacts, ...] = ()
@@ -116,7 +117,7 @@ class SwitchPlan:
     is_there: bool = False
     half_done: OpenJournal | None = None
     conf: StateConf = OURS
-    is_own: bool = False
+    origin: Origin = Origin.NATIVE
     stays_files: int = 0
     stays_bytes: int = 0
     local_bytes: int = 0
@@ -132,7 +133,7 @@ class SwitchPlan:
     @property
     def start_with(self) -> str:
         """The conf with which to start the query afterwards, or the argument of the own job."""
-        if self.is_own:
+        if self.origin is Origin.OWN:
             return f"structure=Structure.{self.to.name}"
         return " ".join(f"{name}={value}" for name, value in self.to.conf.items())
 

@@ -12,6 +12,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.maintenance import retention
 from statestore.maintenance.retention import RetentionPolicy, Rule
+from statestore.origin import Origin
 from statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.retention import AT_ONCE, collect, paths, planned, rules
@@ -26,7 +27,7 @@ def test_native_logs_below_the_floor_are_deleted_except_those_that_a_start_reads
     native: Checkpoint, tmp_path: Path
 ) -> None:
     plan = planned(native.storage, AT_ONCE)
-    assert not plan.is_own
+    assert plan.origin is Origin.NATIVE
     assert (plan.floor, plan.findings) == (16, ())
     found = rules(plan)
     assert (
