@@ -135,7 +135,7 @@ def newest_begun(storage: Storage) -> int:
 def structure_at(storage: Storage, batch: int) -> Structure:
     """Read the structure of a batch from its commit. Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`."""
     path = names.commits(batch)
-    return Structure.V1 if logs.parse_commit(storage.read(path), path).ids is None else Structure.V2
+    return logs.parse_commit(storage.read(path), path).structure
 
 
 def heads(storage: Storage) -> Heads | None:
@@ -262,7 +262,7 @@ def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePat
                 if marks is None:
                     found[store] = VersionId(batch + 1)
                 else:
-                    what = "digest" if log.ids is None else "checkpoint id"
+                    what = "digest" if log.structure is Structure.V1 else "checkpoint id"
                     found[store] = log.version(batch + 1, _mark_of(marks, store, place, what, path))
     if marks is not None:
         # Maintenance would silently skip a store without metadata.

@@ -342,7 +342,7 @@ def require_startable(storage: Storage, wanted: Binding, *, committed: int | Non
 
 
 def _require_structure(url: str, path: str, log: logs.CommitLog, wanted: Structure) -> None:
-    held = Structure.V1 if log.ids is None else Structure.V2
+    held = log.structure
     if held is not wanted:
         raise OtherStructure(
             f"the root has structure {held.name}, but the job requires {wanted.name}; nothing was written",

@@ -18,6 +18,7 @@ from typing import Any
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.json_object import json_object
 from statestore.format.names import VersionId
+from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -78,6 +79,11 @@ class CommitLog:
     ids: ByStore | None
     digests: ByStore | None = None
     sinks: dict[str, Any] | None = None
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the batch."""
+        return Structure.V1 if self.ids is None else Structure.V2
 
     @property
     def marks(self) -> ByStore | None:

@@ -14,7 +14,7 @@ from statestore.file_problem import FileProblem
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
-from statestore.format.structure import FORMAT_VERSION
+from statestore.format.structure import FORMAT_VERSION, Structure
 from statestore.maintenance import time_line
 from statestore.maintenance.audit.actions import REPAIR
 from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
@@ -28,7 +28,7 @@ _MOVE = "move the file out of the checkpoint"
 def is_v1(facts: AuditFacts) -> bool:
     """Return whether the newest readable commit has structure V1."""
     readable = facts.logs.readable
-    return bool(readable) and readable[max(readable)].ids is None
+    return bool(readable) and readable[max(readable)].structure is Structure.V1
 
 
 def of_names(facts: AuditFacts) -> Iterator[Finding]:
@@ -102,13 +102,13 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
     changes = (
         (before, after)
         for before, after in itertools.pairwise(sorted(commits))
-        if (commits[before].ids is None) != (commits[after].ids is None)
+        if commits[before].structure is not commits[after].structure
     )
     before, after = max(changes, default=(None, 0))
     if before is None:
         return
     if not all(any(v.version > after for v in one.chain.snapshots) for one in views):
-        now, then = ("V1", "V2") if commits[after].ids is None else ("V2", "V1")
+        now, then = commits[after].structure.name, commits[before].structure.name
         yield root_finding(
             FindingKind.COMMITS_MIXED,
             names.commits(after),

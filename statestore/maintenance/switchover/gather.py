@@ -12,7 +12,6 @@ from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
 from statestore.format.sparks import Spark
 from statestore.format.state_conf import shuffle_partitions
-from statestore.format.structure import Structure
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
@@ -46,7 +45,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     return SwitchoverFacts(
         origin=of_snapshots.origin,
         batch=batch,
-        structure=Structure.V1 if log.ids is None else Structure.V2,
+        structure=log.structure,
         stores=tuple(measured[store] for store in order),
         files=files,
         commit=commit.decode(),
