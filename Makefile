@@ -53,7 +53,8 @@ test: env .venv/.jars
 slow-test: env
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-# Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"
+# Minutes of SIGKILL: make kill-test KILLS=40 SEED=7; the whole year beside maintenance: ARGS="--all --maintained"; one
+# job and one object per batch: ARGS="--log batch"
 KILLS ?= 40
 SEED ?= 7
 kill-test: env

@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.logging import RichHandler
 
+from pipelines.batch_log import LogLayout
 from pipelines.flights import facts
 from pipelines.flights.feeder import Feeder
 from pipelines.host import Host
@@ -36,7 +37,7 @@ from pipelines.operator import StatefulOperator, Update
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
-from pipelines.sinks import DeltaSink
+from pipelines.sinks import DeltaSink, Writer
 from pipelines.status import Status
 from resources.launcher.platform import LOGS, PORT, Platform, started
 from statestore import catalog
@@ -116,8 +117,15 @@ OPERATOR = StatefulOperator(
 )
 
 
-def start_query(session: SparkSession, places: Places, observer: Observer) -> StatefulQuery:
-    """The streaming query over the departures."""
+def start_query(
+    session: SparkSession,
+    places: Places,
+    observer: Observer,
+    *,
+    log: LogLayout = LogLayout.STORES,
+    writer: Writer = Writer.SPARK,
+) -> StatefulQuery:
+    """The streaming query over the departures. `log` and `writer`: as in `start` and `DeltaSink`."""
     departures = (
         session.readStream.format("delta")
         # Without a starting version Spark begins with a snapshot of the table, whose files it takes in another order.
@@ -130,8 +138,9 @@ def start_query(session: SparkSession, places: Places, observer: Observer) -> St
         departures,
         root=places.state,
         checkpoint=places.checkpoint,
-        sink=DeltaSink(places.facts),
+        sink=DeltaSink(places.facts, writer=writer),
         partitions=_PARTITIONS,
+        log=log,
         host=Host(places.local),
         observer=observer,
         trigger={"processingTime": "0 seconds"},
@@ -163,6 +172,7 @@ def run(
     console: Console,
     observers: Sequence[Observer] = (),
     make_feeder: Callable[[str], Feeder] = Feeder,
+    make_query: Callable[[SparkSession, Places, Observer], StatefulQuery] = start_query,
     platform: Platform | None = None,
     stop: threading.Event | None = None,
 ) -> int:
@@ -191,7 +201,7 @@ def run(
         feeding = threading.Thread(
             target=feeder.run_ahead, args=(ended, lambda: consumed.days, _FED_AHEAD), name="feeder", daemon=True
         )
-        query = start_query(session, places, consumed)
+        query = make_query(session, places, consumed)
         try:
             feeding.start()
             while not (stop.is_set() or status.wanted_batches_are_done.is_set() or consumed.days >= feeder.days):

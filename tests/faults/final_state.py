@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 
 from pipelines.flights.job import Places
 from pipelines.session import spark_session
-from statestore.format import logs, names
+from statestore.format import batch_log, logs, names
 from statestore.format.names import StorePath, VersionId
-from statestore.storage import StorageSpec, open_storage
+from statestore.maintenance import unpack
+from statestore.storage import StorageSpec, list_members, open_storage
 from tests.interop.sparks_reader import state_frame
 from tests.support import flights_in_pandas
 
@@ -43,9 +44,11 @@ def examine(places: Places, days: int, *, retained: int | None = None) -> Findin
     flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected))
     session = spark_session("kill-test", master="local[2]")
     try:
+        _unpack(places)
         state = state_frame(session, places.state)
         older = [] if retained is None else _some_of(days - retained, days - 1)
         for batch in older:
+            _unpack(places, batch)
             then = flights_in_pandas.state(first_days(flights_in_pandas.flights(), batch + 1))
             flights_in_pandas.assert_state_equal(state_frame(session, places.state, batch=batch), then)
     finally:
@@ -62,6 +65,12 @@ def examine(places: Places, days: int, *, retained: int | None = None) -> Findin
     ]
     assert all(controls), f"a control that should have turned red did not: {controls}"
     return Findings(days, len(facts), len(state), ids, orphans, lost, len(controls), len(older))
+
+
+def _unpack(places: Places, batch: int | None = None) -> None:
+    """Write the changelogs of batch logs that Spark needs to read a batch; nothing if there are none."""
+    root = open_storage(StorageSpec(places.state))
+    list(unpack.execute(root, unpack.plan(unpack.gather(root, batch=batch))))
 
 
 def first_days(flights: pd.DataFrame, days: int) -> pd.DataFrame:
@@ -92,6 +101,7 @@ def _compare_ids(places: Places, oldest: int, days: int, *, complete: bool) -> t
     """Each id has its changelog, when none was deleted; how many have, and files that no commit names."""
     root = open_storage(StorageSpec(places.state))
     files = {entry.path for entry in root.list(names.STATE) if entry.path.endswith(".changelog")}
+    files |= {entry.path for entry in list_members(root).entries}
     named = set()
     for batch in range(oldest, days):
         path = names.commits(batch)
@@ -111,10 +121,16 @@ def _compare_sink(places: Places, oldest: int, days: int) -> int:
         if "userMetadata" in commit
     ]
     assert sorted(attempt["batch"] for attempt in held) == list(range(days)), "a batch is in the sink twice, or not"
-    pending = {entry.path for entry in root.list(names.PENDING)}
-    won = {names.pending(attempt["batch"], attempt["attempt"]) for attempt in held if attempt["batch"] >= oldest}
-    assert won <= pending, f"in the sink, and no pending file: {sorted(won - pending)}"
-    return len(pending - won)
+    records = {entry.path for folder in (names.PENDING, names.BATCH_LOGS) for entry in root.list(folder)}
+    won = {_record(records, attempt["batch"], attempt["attempt"]) for attempt in held if attempt["batch"] >= oldest}
+    assert won <= records, f"in the sink, and without a record: {sorted(won - records)}"
+    return len(records - won)
+
+
+def _record(records: set[str], batch: int, attempt: str) -> str:
+    """The path of an attempt's record: a batch log, or a file of its own."""
+    in_log = names.batch_log(batch + 1, batch_log.tag_of(attempt))
+    return in_log if in_log in records else names.pending(batch, attempt)
 
 
 def _turns_red(compare: Callable[[pd.DataFrame, pd.DataFrame], None], wrong: pd.DataFrame, right: pd.DataFrame) -> bool:

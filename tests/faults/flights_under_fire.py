@@ -1,6 +1,6 @@
 """The flights job, killed from within at a selected point by an observer and a feeder.
 
-    python -m tests.faults.flights_under_fire --folder FOLDER --days N [--shot JSON]
+    python -m tests.faults.flights_under_fire --folder FOLDER --days N [--shot JSON] [--log batch]
 
 It writes a line of JSON for each finished batch and for the kill into <folder>/fire.jsonl, before it happens. The job
 has no hooks for this: an observer is told of each phase, and the rest is seen from outside, in files and locks.
@@ -16,14 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from rich.console import Console
 
+from pipelines import LogLayout, Writer
 from pipelines.flights import departures
 from pipelines.flights.feeder import Feeder
-from pipelines.flights.job import Places, run
+from pipelines.flights.job import Places, run, start_query
 from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.errors import StatekeeperError
 from tests.faults.kill_points import Point, Shot
@@ -36,6 +38,7 @@ _IDLE_SECONDS = 0.8
 _FIRST_GUESS_SECONDS = 0.5
 _FEED_SECONDS = 0.03
 
+WRITERS = {LogLayout.STORES: Writer.SPARK, LogLayout.BATCH: Writer.TASKS}
 AT_ONCE = {
     Phase.STARTED: Point.STARTED,
     Phase.OFFSETS_WRITTEN: Point.OFFSETS_WRITTEN,
@@ -208,6 +211,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--days", type=int, required=True, help="how many days there are to feed")
     parser.add_argument("--shot", type=Shot.parse)
+    parser.add_argument(
+        "--log", type=LogLayout, default=LogLayout.STORES, help="batch: one object and one job per batch"
+    )
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     places, shot = Places(chosen.folder), chosen.shot
@@ -223,6 +229,7 @@ def main() -> int:
             console=Console(),
             observers=[gun],
             make_feeder=lambda path: FeederUnderFire(path, arrivals, gun),
+            make_query=partial(start_query, log=chosen.log, writer=WRITERS[chosen.log]),
         )
     except StatekeeperError as error:
         print(f"{error.code}: {error}")

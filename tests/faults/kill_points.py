@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
@@ -78,9 +78,17 @@ def outcomes_after(point: Point) -> tuple[Outcome, ...] | None:
     return _BY_RESTART.get(point, (Outcome.COMPUTED,))
 
 
-def shots(kills: int, chance: random.Random, *, points: Sequence[Point] = (), most_batches: int = 6) -> list[Shot]:
-    """So many shots in random order, `points` in turn; by default all, in a deck of forty with the shares above."""
-    deck = list(points) or [p for turn in range(_USUAL_SHARE) for p in Point if turn < _SHARES.get(p, _USUAL_SHARE)]
+def shots(
+    kills: int,
+    chance: random.Random,
+    *,
+    points: Sequence[Point] = (),
+    without: Collection[Point] = (),
+    most_batches: int = 6,
+) -> list[Shot]:
+    """So many shots in random order, `points` in turn; by default all but `without`, in a deck with the shares above."""
+    every = [p for turn in range(_USUAL_SHARE) for p in Point if turn < _SHARES.get(p, _USUAL_SHARE)]
+    deck = list(points) or [point for point in every if point not in without]
     chosen = [deck[number % len(deck)] for number in range(kills)]
     chance.shuffle(chosen)
     return [Shot(point, chance.randint(1, most_batches), chance.random()) for point in chosen]

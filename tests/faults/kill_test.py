@@ -1,11 +1,13 @@
 """Kills the flights job repeatedly with SIGKILL, and compares the final state with pandas.
 
     python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
-        [--resume]
+        [--resume] [--log batch]
 
 Each run of the job is shot at one point of its life (`kill_points`), the next one goes on from there. After the last
 shot a run goes to the end of the input, and then the facts and the state, which Spark's own reader reads, have to be
 those of an independent computation in pandas over the whole input, and the logs have to be whole.
+
+With --log batch, a batch is one Spark job, whose tasks write the files of the table, and one object with all changelogs.
 
 With --maintained, snapshots, audits and retention run beside the job in a loop and are killed, too. Then each retained
 version has to be what it was, the audit has to be clean, and what lies on disk has to stay bounded.
@@ -29,6 +31,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from pipelines import LogLayout
 from pipelines.flights.job import Places
 from pipelines.progress import Outcome
 from statestore.errors import SparkDied
@@ -57,6 +60,7 @@ class Campaign:
 
     folder: Path
     days: int
+    log: LogLayout = LogLayout.STORES
     kills: Counter[Point] = field(default_factory=Counter)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     missed: int = 0
@@ -86,7 +90,7 @@ class Campaign:
     def _start(self, shot: Shot | None, log: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.faults.flights_under_fire"]
         command += ["--folder", str(self.places.folder), "--days", str(self.days)]
-        command += ["--shot", shot.encode()] if shot else []
+        command += ["--log", self.log.value, *(["--shot", shot.encode()] if shot else [])]
         scratch = self.folder / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
         # What a killed Spark leaves behind lies in the campaign's folder, and goes with it.
@@ -172,19 +176,26 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on in a folder where a campaign was interrupted")
     parser.add_argument("--maintained", action="store_true", help="with maintenance beside the job, killed as well")
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
+    parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES, help="objects of the changelogs")
     parser.add_argument("--small", action="store_true", help="three kills over a few batches")
     chosen = parser.parse_args()
     assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     chance = random.Random(chosen.seed)
-    planned = shots(len(SHORT), chance, points=SHORT, most_batches=2) if chosen.small else shots(chosen.kills, chance)
+    # Tasks leave no changelog of their own in a batch log.
+    without = {Point.FIRST_CHANGELOG} if chosen.log is LogLayout.BATCH else set()
+    planned = (
+        shots(len(SHORT), chance, points=SHORT, most_batches=2)
+        if chosen.small
+        else shots(chosen.kills, chance, without=without)
+    )
     days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, _FEWEST_DAYS if not chosen.small else 0)
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="statekeeper-kill-test-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not chosen.resume:
         parser.error(f"{folder} is not empty")
     started = time.monotonic()
-    campaign = Campaign(folder, days)
+    campaign = Campaign(folder, days, chosen.log)
     maintenance = None
     if chosen.maintained:
         root = Path(campaign.places.state)
