@@ -62,4 +62,5 @@ def _print(console: Console, planned: UnpackPlan, done: Sequence[Unpack]) -> Non
             f"{len(planned.actions):,} changelogs to write, {size}, so that Spark can read batch {planned.batch:,}"
         )
     for path in planned.missing:
-        console.print(f"{path} is missing: Spark cannot read batch {planned.batch:,}", soft_wrap=True)
+        problem = planned.damaged[path].what if path in planned.damaged else "is missing"
+        console.print(f"{path} {problem}: Spark cannot read batch {planned.batch:,}", soft_wrap=True)

@@ -7,25 +7,28 @@ changelogs among these that are only members of batch logs. It adds files, and r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statestore import catalog
 from statestore.catalog import StoreFiles
 from statestore.commit_log import Heads
-from statestore.errors import ObjectMissing
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import names
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.lineage import Lineage
-from statestore.storage import MemberEntry, Storage, at_once
+from statestore.storage import MemberEntry, Storage, at_once, list_members
 
 
 @dataclass(frozen=True)
 class UnpackFacts:
-    """The versions of a batch, their lineages, and the files of their stores. `heads`: None without a committed batch."""
+    """The versions of a batch, their lineages, and the files of their stores. `heads`: None without a committed batch.
+    `damaged`: the errors of batch logs whose members cannot be listed."""
 
     heads: Heads | None
     lineages: Mapping[StorePath, Lineage]
     files: Mapping[StorePath, StoreFiles]
+    damaged: Mapping[str, CorruptFile | UnknownFormatVersion]
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,13 @@ class Unpack:
 class UnpackPlan:
     """The changelogs to write, so that Spark can read `batch`; None without a committed batch.
 
-    `missing`: objects that Spark needs and that do not exist.
+    `missing`: objects that Spark needs and that do not exist or are damaged. `damaged`: the errors of the latter.
     """
 
     batch: int | None
     actions: tuple[Unpack, ...]
     missing: tuple[str, ...] = ()
+    damaged: Mapping[str, CorruptFile | UnknownFormatVersion] = field(default_factory=dict)
 
 
 def gather(storage: Storage, *, batch: int | None = None) -> UnpackFacts:
@@ -62,7 +66,8 @@ def gather(storage: Storage, *, batch: int | None = None) -> UnpackFacts:
     file. Raises as `catalog.heads_at`; `ObjectMissing`, `CorruptFile` if a lineage cannot be read.
     """
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
-    files = catalog.files(storage)
+    members = list_members(storage)
+    files = catalog.by_store([*members.entries, *storage.list(names.STATE)])
     lineages: dict[StorePath, Lineage] = {}
     if heads is not None:
 
@@ -75,7 +80,7 @@ def gather(storage: Storage, *, batch: int | None = None) -> UnpackFacts:
                 lineages[store] = (*catalog.lineage(storage, store, head), head)
 
         at_once(look, list(heads.heads))
-    return UnpackFacts(heads, lineages, files)
+    return UnpackFacts(heads, lineages, files, members.damaged)
 
 
 def plan(gathered: UnpackFacts) -> UnpackPlan:
@@ -94,16 +99,19 @@ def plan(gathered: UnpackFacts) -> UnpackPlan:
             else:
                 actions.append(Unpack(store, version, entry.log, entry.size_bytes))
     batch = None if gathered.heads is None else gathered.heads.batch
-    return UnpackPlan(batch, tuple(actions), tuple(dict.fromkeys(missing)))
+    damaged = {path: error for path, error in gathered.damaged.items() if path in missing}
+    return UnpackPlan(batch, tuple(actions), tuple(dict.fromkeys(missing)), damaged)
 
 
 def execute(storage: Storage, planned: UnpackPlan) -> Iterator[Unpack]:
     """Write the files, and yield each after it is written.
 
     *Guarantee*: it only adds files, and a second run after a crash writes the remaining ones. Raises `ObjectMissing` for a
-    plan with missing objects, before any write; `CorruptFile`, `StorageError`.
+    plan with missing objects, before any write; `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     for path in planned.missing[:1]:
+        if path in planned.damaged:
+            raise planned.damaged[path]
         raise ObjectMissing(
             f"is missing; Spark cannot read batch {planned.batch} ({len(planned.missing):,} objects are missing)",
             path=path,

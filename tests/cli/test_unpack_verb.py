@@ -9,11 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statestore.cli import main
+from statestore.errors import CorruptFile
 from statestore.format import batch_log, names
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
+from tests.support.stores import overwrite
 
 ATTEMPT = "00000000-0000-4000-8000-000000000000"
 
@@ -101,6 +103,22 @@ def test_an_older_batch_needs_fewer_files(logged: Checkpoint, tmp_path: Path) ->
     shown = statekeeper(tmp_path / "logged", "--batch", "1", "--dry-run", "--output", "json")
     assert len(json.loads(shown.stdout)["files"]) == 4
     assert statekeeper(tmp_path / "logged", "--batch", "9").exit_code == 1
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 10, -1])
+def test_a_damaged_batch_log_is_not_reported_as_missing(logged: Checkpoint, tmp_path: Path, kept_bytes: int) -> None:
+    log = batch_log.path_of(logged.versions[2][0])
+    assert log is not None
+    data = logged.storage.read(log)
+    overwrite(logged.storage, log, data[:kept_bytes])
+    failed = statekeeper(tmp_path / "logged", "--mode", "snapshots")
+    assert failed.exit_code == CorruptFile.exit_code
+    assert f"corrupt_file: {tmp_path / 'logged'}" in failed.output or f"corrupt_file: {log}" in failed.output
+    assert "missing" not in failed.output
+    shown = statekeeper(tmp_path / "logged", "--dry-run")
+    assert log in shown.output
+    assert "is missing" not in shown.output
+    assert list((tmp_path / "logged").glob("state/0/*/*.changelog")) == []
 
 
 def test_a_lost_batch_log_is_named(logged: Checkpoint, tmp_path: Path) -> None:
