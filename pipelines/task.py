@@ -37,6 +37,7 @@ from statestore.clock import Ids, RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
 from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongResult
+from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
     bare_keys,
@@ -47,7 +48,7 @@ from statestore.format.state_rows import (
 )
 from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
-from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 GROUP_COLUMN = "__statekeeper_key_group"
@@ -57,6 +58,8 @@ MARKER_COLUMN = "__statekeeper_marker"
 _REPORT = pa.schema([pa.field("report", pa.binary())])
 _OUTPUT_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0
+_CACHED_SHARE = 1 / 8
+"""Share of the quota for local copies that the batch logs of one root may use."""
 
 
 class Reporter(Protocol):
@@ -116,7 +119,7 @@ class _Task:
         self._task = task
         self._ids = RandomIds()
         self._tag = tag_of(self._ids.fresh())
-        self._storage = _worker_storage(plan.root, os.getpid())
+        self._storage = _worker_storage(plan.root, plan.root_id, plan.local_folder, plan.sweep, os.getpid())
         self._requests_before = self._storage.requests.snapshot()
         self._reports: list[PartitionReport] = []
         self._wanting: list[tuple[StoreAddress, VersionId]] = []
@@ -370,7 +373,7 @@ class _Partition:
 def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:
     """Advance the host's local copies to this batch's bases, which are committed. Periodically delete unused copies."""
     # Uses its own client, so that the next task counts only its own requests.
-    storage = open_storage(plan.root)
+    storage = open_storage(plan.root, cache=_cache(plan.root_id, plan.local_folder, plan.sweep))
     for address, base in wanting:
         # A damaged copy is already marked: it is not used any more, and the next load rebuilds it.
         with contextlib.suppress(StatekeeperError):
@@ -380,10 +383,15 @@ def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPla
 
 
 @functools.lru_cache(maxsize=4)
-def _worker_storage(spec: StorageSpec, process_id: int) -> Storage:
+def _worker_storage(spec: StorageSpec, root_id: str, local_folder: str, sweep: SweepLimits, process_id: int) -> Storage:
     # Workers are forked and reused: one client per process, never one from before the fork.
     del process_id
-    return open_storage(spec)
+    return open_storage(spec, cache=_cache(root_id, local_folder, sweep))
+
+
+def _cache(root_id: str, local_folder: str, sweep: SweepLimits) -> BatchLogCache:
+    folder = user_folder(Path(local_folder).absolute()) / root_id / names.CACHED_BATCH_LOGS
+    return BatchLogCache(folder, int(sweep.quota_bytes * _CACHED_SHARE))
 
 
 def _report_row(report: Reported) -> pa.RecordBatch:

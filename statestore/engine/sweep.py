@@ -1,6 +1,7 @@
 """The cleanup of local copies of dead runs and finished queries on a host's disk.
 
     <user folder>/<root id>/<operator>-<partition>/      a `LocalCopyFolder`
+    <user folder>/<root id>/batch-logs/                  a `storage.BatchLogCache`
     <user folder>/sweep.lock                             held during a sweep
     <user folder>/swept                                  its modification time is that of the last sweep
 
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 from statestore.clock import Clock
 from statestore.engine.local_copy import LEFTOVER_SECONDS, folder_locked
 from statestore.errors import LocalStateError
+from statestore.format import names
 
 IN_USE_SECONDS = 15 * 60
 """A more recently used copy is retained even above the quota, because its next batch would rebuild it."""
@@ -95,11 +97,13 @@ def sweep_when_due(folder: Path, limits: SweepLimits, *, clock: Clock, every_sec
 
 
 def sweep(folder: Path, limits: SweepLimits, *, clock: Clock) -> SweepReport:
-    """Remove unused copies, leftovers of dead processes, and the least recently used copies above the quota.
+    """Remove unused copies, leftovers of dead processes, and the least recently used copies above the quota. Also remove
+    batch logs not used within `IN_USE_SECONDS`: after a load, the local copies have their changes.
 
     *Danger*: deletes below `folder`. *Guarantee*: it deletes nothing in a copy whose lock is held; no copy used within
     `IN_USE_SECONDS`; no unfinished file or private copy younger than `LEFTOVER_SECONDS` of a copy used within
-    `unused_seconds`; no file outside of copies. A task that reads a deleted database continues with its open files.
+    `unused_seconds`; no file outside of copies and of caches of batch logs. A task that reads a deleted database continues
+    with its open files.
     """
     now = clock.now_seconds()
     removed: list[Removed] = []
@@ -118,7 +122,10 @@ def sweep(folder: Path, limits: SweepLimits, *, clock: Clock) -> SweepReport:
                 continue
             removed.extend(_remove_leftovers(path, now))
             kept.append(_Copy(path, _size_bytes(path), used_at))
-    kept_bytes = sum(copy.size_bytes for copy in kept) + sum(map(_size_bytes, locked))
+    caches = list(_caches(folder))
+    for cache in caches:
+        removed.extend(_remove_old_batch_logs(cache, now))
+    kept_bytes = sum(copy.size_bytes for copy in kept) + sum(map(_size_bytes, (*locked, *caches)))
     for copy in sorted(kept, key=lambda copy: copy.used_at):
         if kept_bytes <= limits.quota_bytes or now - copy.used_at <= IN_USE_SECONDS:
             break
@@ -143,10 +150,33 @@ def _locked(path: Path) -> Iterator[bool]:
         yield held
 
 
-def _copies(folder: Path) -> Iterator[Path]:
+def _roots(folder: Path) -> Iterator[Path]:
     for root in sorted(folder.iterdir()):
-        if not root.is_dir() or root.is_symlink():
-            continue
+        if root.is_dir() and not root.is_symlink():
+            yield root
+
+
+def _caches(folder: Path) -> Iterator[Path]:
+    for root in _roots(folder):
+        path = root / names.CACHED_BATCH_LOGS
+        if path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def _remove_old_batch_logs(cache: Path, now: float) -> list[Removed]:
+    """Remove the old files of a cache; remove the whole folder if it was not used for that time."""
+    if now - max(map(_changed_at, (cache, *cache.iterdir()))) > IN_USE_SECONDS:
+        removed = [cache]
+    else:
+        removed = [place for place in cache.glob("*.log*") if now - _changed_at(place) > IN_USE_SECONDS]
+    sized = [Removed(place, _size_bytes(place), Reason.UNUSED) for place in removed]
+    for place in removed:
+        _remove(place)
+    return sized
+
+
+def _copies(folder: Path) -> Iterator[Path]:
+    for root in _roots(folder):
         for path in sorted(root.iterdir()):
             is_copy = _COPY_NAME.fullmatch(path.name) and (path / "changelogs").is_dir()
             if is_copy and not path.is_symlink():

@@ -32,6 +32,7 @@ from statestore.storage.base import (
     is_hidden,
     read_or_none,
 )
+from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
 from statestore.storage.local import LocalStorage
 from statestore.storage.parallel import at_once
@@ -40,6 +41,7 @@ from statestore.storage.urls import canonical
 __all__ = [
     "DELETE_BATCH",
     "TEMP_FOLDER",
+    "BatchLogCache",
     "Created",
     "Deletion",
     "Entry",
@@ -92,15 +94,17 @@ def open_storage(
     clock: Clock = _SYSTEM_CLOCK,
     ids: Ids = _RANDOM_IDS,
     options: Mapping[str, str] | None = None,
+    cache: BatchLogCache | None = None,
 ) -> Storage:
     """Open the root at a URL: a local path, `file:///path`, `s3://bucket/folder`, or a URL with a driver (`abfss://`,
     `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`. Sends no request.
 
     `options` override those of the spec. S3 supports `endpoint_url`, `key`, `secret`, `region`, `anon` ("true") and
-    `hedge` ("false"). Missing options come from the usual environment variables and files (AWS_* for S3). Raises
-    StorageError for an unknown scheme or option, and if a driver is not installed.
+    `hedge` ("false"). Missing options come from the usual environment variables and files (AWS_* for S3). `cache`: the
+    host's cache of batch logs of this root; without one, they are in memory only. Raises StorageError for an unknown
+    scheme or option, and if a driver is not installed.
     """
-    return LoggedStorage(_open_backend(where, clock, ids, options))
+    return LoggedStorage(_open_backend(where, clock, ids, options), cache)
 
 
 def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Mapping[str, str] | None) -> Storage:

@@ -7,14 +7,16 @@
       -> its index, fetched once -> the range of store 0/3
 
 So every reader of changelogs supports batch logs. Listings show only real objects; `list_members` adds the members.
+The processes of a host share the objects on its local disk if they have a `BatchLogCache`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
@@ -35,6 +37,7 @@ from statestore.storage.base import (
     Uploads,
     is_below,
 )
+from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.content import scratch_file
 from statestore.storage.parallel import at_once
 
@@ -43,6 +46,15 @@ FIRST_READ_BYTES = 1024 * 1024
 
 MOST_HELD_BYTES = 64 * 1024 * 1024
 """Bytes of batch logs that are held in memory. The least recently used objects are dropped, and read again on demand."""
+
+RANGED_MEMBERS = 2
+"""A host with a cache reads so many members of an object by their ranges. The next one fetches the whole object."""
+
+MOST_WHOLE_BYTES = 128 * 1024 * 1024
+"""A larger object is only read by ranges. The driver limits its members to half of that."""
+
+_MEMBER_BYTES = 256
+"""Approximate memory for the index entry of a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +78,25 @@ class Members:
     damaged: dict[str, CorruptFile | UnknownFormatVersion]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Held:
+    """An object in memory. `front`: its first bytes; empty if the cache has them."""
+
     log: BatchLog
     front: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        return max(len(self.front), _MEMBER_BYTES * len(self.log.members))
+
 
 class BatchLogs:
-    """The batch logs of one root. Each object is fetched once while it is held in memory. Thread-safe."""
+    """The batch logs of one root. Each object is fetched once while it is in memory, or in the cache. Thread-safe."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, cache: BatchLogCache | None = None) -> None:
         self._storage = storage
+        self._cache = cache
+        self._whole = threading.Lock()
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
@@ -99,10 +119,57 @@ class BatchLogs:
             )
         end = member.start + member.length
         if end <= len(held.front):
-            data = held.front[member.start : end]
-        else:
-            data = self._storage.read_range(path, member.start, member.length)
+            return batch_log.member_bytes(held.log, place, held.front[member.start : end], path)
+        if self._cache is not None:
+            data = self._from_cache(self._cache, path, held.log, place)
+            if data is not None:
+                return data
+        data = self._storage.read_range(path, member.start, member.length)
         return batch_log.member_bytes(held.log, place, data, path)
+
+    def _from_cache(self, cache: BatchLogCache, path: str, log: BatchLog, place: Place) -> bytes | None:
+        """Read a member from the cache, which may fetch the object. None if the cache lacks the member."""
+        member = log.members[place]
+
+        def cached() -> bytes | None:
+            data = cache.read(path, member.start, member.length)
+            try:
+                return batch_log.member_bytes(log, place, data, path)
+            except CorruptFile:
+                if len(data) == member.length:
+                    cache.drop(path)
+                return None
+
+        # Without the lock: a complete member does not change any more.
+        data = cached()
+        if data is not None:
+            return data
+        with cache.locked(path) as held:
+            # Race: another process has fetched the object meanwhile.
+            data = cached()
+            if data is not None or not held or not self._is_worth_a_fetch(cache, path, log):
+                return data
+            if cache.has_room(path, log.size_bytes):
+                # One at a time, to bound the memory.
+                with self._whole:
+                    start = cache.size_bytes(path)
+                    rest = self._storage.read_range(path, start, log.size_bytes - start)
+                if cache.append(path, start, rest):
+                    return cached()
+        if log.size_bytes <= FIRST_READ_BYTES:
+            # The disk is full. For its next member, the object is read into memory.
+            self._forget(path)
+        return None
+
+    def _is_worth_a_fetch(self, cache: BatchLogCache, path: str, log: BatchLog) -> bool:
+        if log.size_bytes <= FIRST_READ_BYTES:
+            return True
+        return log.size_bytes <= MOST_WHOLE_BYTES and cache.count_ranged(path) > RANGED_MEMBERS
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            held = self._held.pop(path, None)
+            self._held_bytes -= held.size_bytes if held else 0
 
     def _fetched(self, path: str) -> _Held:
         with self._lock:
@@ -115,27 +182,44 @@ class BatchLogs:
             held = self._fetch(path)
             with self._lock:
                 self._held[path] = held
-                self._held_bytes += len(held.front)
+                self._held_bytes += held.size_bytes
                 while self._held_bytes > MOST_HELD_BYTES and len(self._held) > 1:
                     oldest, dropped = self._held.popitem(last=False)
                     self._fetching.pop(oldest, None)
-                    self._held_bytes -= len(dropped.front)
+                    self._held_bytes -= dropped.size_bytes
             return held
 
     def _fetch(self, path: str) -> _Held:
-        front = self._storage.read_range(path, 0, FIRST_READ_BYTES)
-        wanted = batch_log.head_bytes(front, path)
-        if wanted > len(front) == FIRST_READ_BYTES:
-            front += self._storage.read_range(path, len(front), wanted - len(front))
-        return _Held(batch_log.parse_head(front, path), front)
+        """Read the front of an object from the cache. If the cache lacks it, fetch and cache it."""
+        from_storage = partial(self._storage.read_range, path)
+        if self._cache is None:
+            return _front(from_storage, path)
+        with self._cache.locked(path) as locked:
+            if locked and self._cache.use(path):
+                try:
+                    return _Held(_front(partial(self._cache.read, path), path).log, b"")
+                except (CorruptFile, UnknownFormatVersion):
+                    self._cache.drop(path)
+            fetched = _front(from_storage, path)
+            is_cached = locked and self._cache.append(path, 0, fetched.front)
+            return _Held(fetched.log, b"") if is_cached else fetched
+
+
+def _front(read: Callable[[int, int], bytes], path: str) -> _Held:
+    """Read the first bytes of an object with `read(start, length)`: the index, and all of a small object."""
+    front = read(0, FIRST_READ_BYTES)
+    wanted = batch_log.head_bytes(front, path)
+    if wanted > len(front) == FIRST_READ_BYTES:
+        front += read(len(front), wanted - len(front))
+    return _Held(batch_log.parse_head(front, path), front)
 
 
 class LoggedStorage:
     """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, cache: BatchLogCache | None = None) -> None:
         self.inner = storage
-        self.logs = BatchLogs(storage)
+        self.logs = BatchLogs(storage, cache)
 
     @property
     def url(self) -> str:

@@ -90,6 +90,37 @@ def test_a_task_that_returns_to_an_old_copy_counts_as_use_before_its_load(tmp_pa
     assert sweep(tmp_path, LIMITS, clock=Clock()).removed == ()
 
 
+def batch_logs_at(host: Path, name: str, ages: list[float]) -> Path:
+    """Create a cache of batch logs with a lock and an object of each age; return its folder."""
+    folder = host / name / "batch-logs"
+    folder.mkdir(parents=True)
+    for number, age in enumerate(ages):
+        (folder / f"{number}-tag.log").write_bytes(b"x" * 1000)
+        aged(folder / f"{number}-tag.log", age)
+    (folder / "lock-7").write_bytes(b"")
+    aged(folder / "lock-7", max(ages))
+    os.utime(folder, (NOW - max(ages), NOW - max(ages)))
+    return folder
+
+
+def test_batch_logs_not_used_lately_are_removed_and_their_locks_kept(tmp_path):
+    folder = batch_logs_at(tmp_path, "root", [IN_USE_SECONDS + 60, IN_USE_SECONDS - 60, 0])
+    report = sweep(tmp_path, LIMITS, clock=Clock())
+    assert reasons(report) == {"batch-logs/0-tag.log": Reason.UNUSED}
+    assert sorted(path.name for path in folder.iterdir()) == ["1-tag.log", "2-tag.log", "lock-7"]
+    assert report.kept_bytes == 2000
+
+
+def test_an_unused_cache_of_batch_logs_is_removed_with_its_root_folder(tmp_path):
+    batch_logs_at(tmp_path, "dead root", [IN_USE_SECONDS + 60])
+    batch_logs_at(tmp_path, "live root", [IN_USE_SECONDS + 60])
+    copy_at(tmp_path, "live root/0-0", age=0)
+    report = sweep(tmp_path, LIMITS, clock=Clock())
+    assert reasons(report) == dict.fromkeys(["dead root/batch-logs", "live root/batch-logs"], Reason.UNUSED)
+    assert not (tmp_path / "dead root").exists()
+    assert [path.name for path in (tmp_path / "live root").iterdir()] == ["0-0"]
+
+
 def test_leftovers_of_dead_processes_are_removed_and_those_of_running_ones_kept(tmp_path):
     folder = copy_at(tmp_path, "root/0-0", age=2 * DAY)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from pipelines.batch_log import LogLayout
 from pipelines.progress import Outcome, Phase
+from pipelines.task import _worker_storage
 from statestore.attempts import metrics_at
-from statestore.format import names
-from statestore.storage import open_storage
+from statestore.binding import read_binding
+from statestore.engine.sweep import SweepLimits
+from statestore.format import batch_log, names
+from statestore.format.names import StorePath, VersionId
+from statestore.storage import StorageSpec, open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 
@@ -39,6 +44,9 @@ def test_a_batch_writes_one_object_for_all_partitions_and_another_host_continues
     stream.append(rows_of((2, 1)))
     reports = stream.run(adding(), partitions=4)
     assert [report.batch for report in reports] == [2]
+    root_id = read_binding(open_storage(str(stream.root)))[0].root_id
+    (folder,) = (stream.folder / "local").glob(f"statekeeper-*/{root_id}/{names.CACHED_BATCH_LOGS}")
+    assert sorted(path.name.partition("-")[0] for path in folder.glob("*.log")) == ["1", "2"]
     assert stream.state(batch=1) == {(1,): (3, 14), (2,): (2, 5)}, "Spark reads an unpacked batch"
     assert stream.state() == {(1,): (3, 14), (2,): (3, 6)}
     assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [
@@ -85,3 +93,16 @@ def test_a_driver_that_dies_around_the_sink_leaves_state_and_sink_equal(stream, 
     assert [(row["key"], row["count"], row["total"]) for row in stream.output()] == [
         (1, 1, 10), (1, 2, 9), (2, 1, 7), (2, 2, 5),
     ]  # fmt: skip
+
+
+def test_another_root_at_the_same_url_gets_its_own_objects(tmp_path):
+    # An object has another name in another root, unless the same attempt is restored from different backups.
+    tag = batch_log.tag_of("6ad1f0c2-11aa-4c3d-9abc-0123456789ab")
+    version = VersionId(1, batch_log.id_with(tag, "00000000-0000-4000-8000-000000000000"))
+    spec, store = StorageSpec(str(tmp_path / "root")), StorePath(0, 0)
+    for root_id in ("first", "second"):
+        body = batch_log.encode(1, tag, {}, {(store, version): root_id.encode()})
+        open_storage(spec).replace(names.batch_log(1, tag), body)
+        worker = _worker_storage(spec, root_id, str(tmp_path / "local"), SweepLimits(), os.getpid())
+        assert worker.read(store.changelog(version)) == root_id.encode()
+    assert len(list(tmp_path.glob("local/statekeeper-*/*/batch-logs/*.log"))) == 2
