@@ -15,8 +15,8 @@ from rich.text import Text
 
 from pipelines.progress import BatchReport, Outcome, Phase
 from statestore.clock import Clock
+from statestore.lineage_ceiling import LINEAGE_WARN_BYTES
 from statestore.query_metrics import Prices, QueryMetrics
-from statestore.store import LINEAGE_WARN_BYTES
 
 _WINDOW_BATCHES = 200
 _PLAIN_EVERY = 10

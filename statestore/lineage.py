@@ -102,8 +102,7 @@ def next_step(
         gap = _gap(chain)
         if gap is not None:
             return NotLoadable(gap, "the lineage jumps over a version")
-        if local is not None and local.version in chain:
-            tail = chain[chain.index(local.version) + 1 :]
+        if local is not None and (tail := _after(local.version, chain)) is not None:
             return LoadPlan(BaseKind.LOCAL, local.version, tail, shortened(chain, snapshots))
         for index in range(len(chain) - 1, -1, -1):
             if chain[index] in snapshots:
@@ -117,6 +116,13 @@ def next_step(
         if not headers[oldest]:
             return NotLoadable(oldest, "its changelog has an empty lineage, and it has no usable snapshot")
         chain = (*headers[oldest], *chain)
+
+
+def _after(version: VersionId, chain: Lineage) -> Lineage | None:
+    """The versions of a lineage after this one; None if it does not lead to them. An empty copy leads to version 1."""
+    if version == EMPTY:
+        return chain if chain[0].version == 1 else None
+    return chain[chain.index(version) + 1 :] if version in chain else None
 
 
 MOST_REPLAYED = 1_000_000

@@ -26,23 +26,18 @@ from statestore.engine.pending_changes import PendingChanges
 from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
 from statestore.format import batch_log, names
-from statestore.format.changelog import ChangelogWriter, Header, lineage_bytes
-from statestore.format.java_io import UTF_LIMIT_BYTES
+from statestore.format.changelog import ChangelogWriter, Header
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.structure import Structure
-from statestore.lineage import Lineage
+from statestore.lineage import Lineage, LocalCopy
+from statestore.lineage_ceiling import check_ceiling, tail_changelogs
 from statestore.loading.loaded import Loaded, LoadReport
 from statestore.loading.loader import Loader
+from statestore.loading.open_copies import OpenCopies, OpenCopy
 from statestore.storage import Storage
 from statestore.storage.parts import PART_BYTES, EarlyUpload
 
-LINEAGE_STOP_BYTES = 62_000
-"""Spark reads at most 65,535 bytes of lineage. The store stops about 45 versions earlier, in time for a snapshot."""
-
-LINEAGE_WARN_BYTES = 50_000
-"""From this size on, a job should warn that snapshots are missing."""
-
-_AHEAD_VERSIONS = 4
+_AHEAD_VERSIONS = 16
 _AHEAD_KEYS = 20_000
 _AHEAD_BYTES = 4 * 1024 * 1024
 """If a load keeps that much in memory, the local copy should be advanced after the batch."""
@@ -115,13 +110,14 @@ class StateStore:
         structure: Structure = Structure.V2,
         batch_log: BatchLogPart | None = None,
         part_bytes: int = PART_BYTES,
+        open_copies: OpenCopies | None = None,
     ) -> None:
         self.base = base
         self.next = VersionId(base.version + 1, None if structure is Structure.V1 else ids.fresh())
         self.member: bytes | None = None
         self.load_report = load_report
         self.commit_metrics = CommitMetrics(
-            lineage_versions=len(loaded.lineage), tail_changelogs=_tail_changelogs(base, loaded.lineage, snapshots)
+            lineage_versions=len(loaded.lineage), tail_changelogs=tail_changelogs(base, loaded.lineage, snapshots)
         )
         self._structure = structure
         self._batch_log = batch_log
@@ -132,17 +128,18 @@ class StateStore:
         self._clock = clock
         self._changelog: _Changelog | None = None
         self._part_bytes = part_bytes
+        self._open_copies = open_copies
         self._failure: LocalStateError | None = None
         self._released = False
-        ahead_keys = len(loaded.ahead)
         # Changes that the local copy lacks are kept over the database, like the changes of the batch.
         self._pending = PendingChanges(folder.unfinished_file(), loaded.ahead)
         self.needs_compaction = loaded.database.wants_merge() or (
-            ahead_keys > 0
+            loaded.ahead_versions > 0
             and (
-                load_report.replayed_changelogs >= _AHEAD_VERSIONS
-                or ahead_keys >= _AHEAD_KEYS
-                or self._pending.held_bytes >= _AHEAD_BYTES
+                # The stores of a host take turns. All at once would slow down one batch.
+                (base.version + address.path.partition) % _AHEAD_VERSIONS == 0
+                or loaded.ahead_versions > _AHEAD_VERSIONS
+                or self._ahead_is_large()
             )
         )
 
@@ -159,12 +156,14 @@ class StateStore:
         limits: StoreLimits | None = None,
         structure: Structure = Structure.V2,
         batch_log: BatchLogPart | None = None,
+        open_copies: OpenCopies | None = None,
     ) -> StateStore:
         """Open version `base` on this host.
 
-        snapshots  versions known to have a snapshot; the lineage of the next version may start at one of them
-        structure  that of the root; in V1 `base` has its digest, unless it is `EMPTY`
-        batch_log  if given, `commit` keeps a small changelog for the driver's batch log; structure V2 only
+        snapshots    versions known to have a snapshot; the lineage of the next version may start at one of them
+        structure    that of the root; in V1 `base` has its digest, unless it is `EMPTY`
+        batch_log    if given, `commit` keeps a small changelog for the driver's batch log; structure V2 only
+        open_copies  if given, `commit` keeps the next version open there for the next load in this process
 
         Raises `VersionNotLoadable`, `LineageCeiling`, `StorageError`, `LocalStateError`.
         """
@@ -178,11 +177,17 @@ class StateStore:
         engine = EngineLimits(limits.block_cache_bytes)
         folder = LocalCopyFolder(address.local_folder, engine, ids)
         loader = Loader(
-            address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=limits.lock_timeout_seconds
+            address.path,
+            storage,
+            folder,
+            engine,
+            clock=clock,
+            lock_timeout_seconds=limits.lock_timeout_seconds,
+            open_copies=open_copies,
         )
         loaded, metrics = loader.load(base, snapshots)
         try:
-            _check_ceiling(address.path, base, loaded.lineage)
+            check_ceiling(address.path, base, loaded.lineage)
         except LineageCeiling:
             loaded.close()
             raise
@@ -199,6 +204,7 @@ class StateStore:
             structure=structure,
             batch_log=batch_log,
             part_bytes=limits.part_bytes,
+            open_copies=open_copies,
         )
 
     @property
@@ -298,7 +304,7 @@ class StateStore:
         with contextlib.suppress(OSError):
             changelog.path.replace(self._folder.cached_changelog(self.next))
         self._changelog = None
-        self._release()
+        self._release(committed=True)
         return self.next
 
     def _send(self, changelog: _Changelog) -> None:
@@ -333,10 +339,37 @@ class StateStore:
     def _database(self) -> Database:
         return self._loaded.database
 
-    def _release(self) -> None:
+    def _release(self, *, committed: bool = False) -> None:
+        """Close the database, or keep it open for the next batch. Does nothing if called again."""
+        if self._released:
+            return
         self._released = True
+        kept_bytes, is_small = self._pending.held_bytes, not self._ahead_is_large()
+        changes = self._pending.take()
         self._pending.close()
-        self._loaded.close()
+        if (
+            not committed
+            or self._open_copies is None
+            or self._loaded.private is not None
+            # After the compaction, another opening sees fewer tables and has fewer changes in memory.
+            or self.needs_compaction
+            or changes is None
+            or not is_small
+        ):
+            self._loaded.close()
+            return
+        lineage = () if self._structure is Structure.V1 else (*self._loaded.lineage, self.next)
+        copy = OpenCopy(
+            database=self._database,
+            database_version=self.base.version - self._loaded.ahead_versions,
+            holds=LocalCopy(self.next, lineage),
+            ahead=changes,
+            ahead_bytes=kept_bytes,
+        )
+        self._open_copies.keep(self._folder.folder, copy)
+
+    def _ahead_is_large(self) -> bool:
+        return len(self._pending) >= _AHEAD_KEYS or self._pending.held_bytes >= _AHEAD_BYTES
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -395,26 +428,6 @@ class StateStore:
                     self.next = self._batch_log.placed(self.next, self._changelog.path.stat().st_size)
                 self._changelog.finished = True
         return self._changelog
-
-
-def _tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[VersionId]) -> int:
-    """The number of changelogs since the newest snapshot, including the next one."""
-    if base.digest is not None:
-        return base.version + 1 - max((s.version for s in snapshots if s.version <= base.version), default=0)
-    # A lineage starts at a snapshot or at version 1.
-    begins_with_snapshot = bool(lineage) and (lineage[0].version > 1 or lineage[0] in snapshots)
-    return len(lineage) + 1 - begins_with_snapshot
-
-
-def _check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
-    needed = lineage_bytes(lineage)
-    if needed > LINEAGE_STOP_BYTES:
-        raise LineageCeiling(
-            f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
-            f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",
-            path=store.folder,
-            hint="take a snapshot of each store with: statekeeper snapshot --all ROOT. Then start the query again",
-        )
 
 
 def advance_local_copy(

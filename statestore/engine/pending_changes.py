@@ -56,6 +56,10 @@ class PendingChanges:
         """The bytes of keys and values since the last move to disk. Overwritten values count, too."""
         return self._bytes
 
+    def __len__(self) -> int:
+        """The number of changed keys in memory."""
+        return len(self._memory)
+
     def __bool__(self) -> bool:
         return bool(self._memory) or self._spilled is not None
 
@@ -93,6 +97,13 @@ class PendingChanges:
         wanted = [(key, value) for key, value in self._memory.items() if key.startswith(prefix)]
         wanted.sort(key=operator.itemgetter(0))
         yield from wanted
+
+    def take(self) -> dict[bytes, bytes | None] | None:
+        """Hand over the map, and leave none; None if changes are on disk."""
+        if self._spilled is not None:
+            return None
+        taken, self._memory = self._memory, {}
+        return taken
 
     def close(self) -> None:
         """Discard all changes."""

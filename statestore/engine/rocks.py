@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,6 +54,7 @@ _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 _DIGEST_BYTES = 16
+_READERS_MEMORY = "rocksdb.estimate-table-readers-mem"
 _REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 _FORMAT_VERSION = 5
 """The format version of tables that Spark writes. The RocksDB of Spark 3.5 (8.3.2) rejects the newer default."""
@@ -59,9 +62,9 @@ _FORMAT_VERSION = 5
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The memory of one open database.
+    """The memory of the open databases of a process.
 
-    block_cache_bytes  this process's share of the host's block cache
+    block_cache_bytes  the block cache that they share
     block_bytes        the block size of new tables: small, because a batch reads single keys
     replay_bytes       changes that are written as one table: a larger value gives fewer tables
     """
@@ -223,6 +226,11 @@ class Database:
         marker = self._rdict.get(_MARKER_KEY)
         return None if marker is None else int(json.loads(marker)["sequence"])
 
+    def open_tables(self) -> tuple[int, int]:
+        """Return the number of tables, and the bytes of memory for their indexes and filters."""
+        with translated(self.path):
+            return len(self._rdict.live_files()), self._rdict.property_int_value(_READERS_MEMORY) or 0
+
     def wants_merge(self) -> bool:
         """Whether the number of tables slows reads."""
         with translated(self.path):
@@ -364,9 +372,16 @@ def _tuned(options: Options, limits: EngineLimits) -> Options:
     # Each opening reads the index of these many small blocks. Keys in it share prefixes, up to this interval.
     tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
     tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
-    tables.set_block_cache(Cache(limits.block_cache_bytes))
+    tables.set_block_cache(_block_cache(limits.block_cache_bytes, os.getpid()))
     options.set_block_based_table_factory(tables)
     return options
+
+
+@functools.lru_cache(maxsize=4)
+def _block_cache(size_bytes: int, process_id: int) -> Cache:
+    # All databases of a process share it. A forked process makes its own: a lock in it may be held during the fork.
+    del process_id
+    return Cache(size_bytes)
 
 
 def _marker(holds: LocalCopy, sequence: int) -> bytes:

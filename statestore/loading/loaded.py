@@ -34,12 +34,14 @@ class LoadReport:
 class Loaded:
     """A version, open for reading: a database, and in `ahead` the changes of later versions that it does not contain yet.
 
-    `lineage`: the lineage of the next version; `private`: a directory that `close` removes.
+    `lineage`: the lineage of the next version; `ahead_versions`: the number of later versions; `private`: a directory that
+    `close` removes.
     """
 
     database: Database
     lineage: Lineage
     ahead: dict[bytes, bytes | None] = field(default_factory=dict)
+    ahead_versions: int = 0
     private: Path | None = None
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from statestore.loading.changelogs import Changelogs
 from statestore.loading.confirmed import plan_confirmed
 from statestore.loading.facts import gather
 from statestore.loading.loaded import Loaded, LoadReport, Restored
+from statestore.loading.open_copies import OpenCopies, OpenCopy
 from statestore.loading.planning import plan_from_local, plan_from_storage
 from statestore.loading.replay import Replay
 from statestore.loading.request import LoadRequest
@@ -49,6 +50,7 @@ class Loader:
         clock: Clock,
         lock_timeout_seconds: float,
         conf: StateConf = OURS,
+        open_copies: OpenCopies | None = None,
     ) -> None:
         self._store = store
         self._storage = storage
@@ -57,6 +59,7 @@ class Loader:
         self._clock = clock
         self._lock_timeout_seconds = lock_timeout_seconds
         self._conf = conf
+        self._open_copies = open_copies
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadReport]:
         """Open a version for reading.
@@ -72,7 +75,7 @@ class Loader:
         found: tuple[Loaded, LoadReport] | None = None
         # Without the lock this error proves nothing: another process may be changing the copy.
         with contextlib.suppress(LocalStateDamaged):
-            found = self._serve(request, changelogs)
+            found = self._serve_open_copy(request, changelogs) or self._serve(request, changelogs)
         if found is None:
             with self._folder.locked(self._lock_timeout_seconds) as held:
                 found = (
@@ -138,6 +141,21 @@ class Loader:
             self._store, self._storage, self._folder, self._conf, most_record_bytes=self._limits.record_bytes
         )
 
+    def _serve_open_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport] | None:
+        """Serve the copy that this process has open, if it is still the local copy. Otherwise, close it."""
+        copy = None if self._open_copies is None else self._open_copies.lend(self._folder.folder)
+        if copy is None:
+            return None
+        found: tuple[Loaded, LoadReport] | None = None
+        try:
+            # Another process may have replaced the directory, because it is damaged.
+            if self._folder.current() == copy.database.path:
+                found = self._with_changes_ahead(request, changelogs, copy)
+        finally:
+            if found is None:
+                copy.close()
+        return found
+
     def _serve(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport] | None:
         """Serve the local copy if it contains the target, or all but a few changes that are in changelogs on this host."""
         database = self._folder.open_current()
@@ -147,19 +165,19 @@ class Loader:
         try:
             holds = database.holds()
             if holds is not None:
-                found = self._with_changes_ahead(request, changelogs, database, holds)
+                copy = OpenCopy(database=database, database_version=holds.version.version, holds=holds)
+                found = self._with_changes_ahead(request, changelogs, copy)
         finally:
             if found is None:
                 database.close()
-        if found is not None:
-            self._folder.touch()
         return found
 
     def _with_changes_ahead(
-        self, request: LoadRequest, changelogs: Changelogs, database: Database, holds: LocalCopy
+        self, request: LoadRequest, changelogs: Changelogs, copy: OpenCopy
     ) -> tuple[Loaded, LoadReport] | None:
-        target = request.target
-        if target.version - holds.version.version > AHEAD_CHANGELOGS:
+        target, holds = request.target, copy.holds
+        ahead_versions = target.version - copy.database_version
+        if ahead_versions > AHEAD_CHANGELOGS:
             return None
         if not holds.version.is_same(target) and not changelogs.are_here([target]):
             return None
@@ -169,10 +187,14 @@ class Loader:
         # Race: another process moves the copy after this one has opened it, and removes the changelogs that the copy then
         # contains. If a changelog cannot be read here, the load continues under the lock.
         with contextlib.suppress(CorruptFile):
-            ahead = changelogs.small(plan.replay, most_records=AHEAD_RECORDS, most_bytes=AHEAD_BYTES)
-            if ahead is not None:
-                report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(ahead))
-                return Loaded(database, plan.lineage, ahead), report
+            later = changelogs.small(
+                plan.replay, most_records=AHEAD_RECORDS - len(copy.ahead), most_bytes=AHEAD_BYTES - copy.ahead_bytes
+            )
+            if later is not None:
+                self._folder.touch()
+                report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(later))
+                copy.ahead.update(later)
+                return Loaded(copy.database, plan.lineage, copy.ahead, ahead_versions), report
         return None
 
     def _move_shared_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport]:

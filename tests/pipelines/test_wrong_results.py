@@ -223,7 +223,7 @@ def test_a_typed_error_survives_sparks_traceback(task):
 
 def test_a_version_beyond_the_lineage_ceiling_is_rejected_at_load(task, monkeypatch):
     task.run()
-    monkeypatch.setattr("statestore.store.LINEAGE_STOP_BYTES", 50)
+    monkeypatch.setattr("statestore.lineage_ceiling.LINEAGE_STOP_BYTES", 50)
     with pytest.raises(LineageCeiling, match="1 versions since the newest snapshot"):
         task.run()
     assert len(task.reports.all) == 1

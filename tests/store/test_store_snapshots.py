@@ -11,8 +11,8 @@ from statestore.errors import LineageCeiling
 from statestore.format.changelog import Header, lineage_bytes, read_header
 from statestore.format.names import VersionId
 from statestore.lineage import BaseKind
+from statestore.lineage_ceiling import LINEAGE_STOP_BYTES
 from statestore.storage import Storage
-from statestore.store import LINEAGE_STOP_BYTES
 from tests.support.changelogs import written
 from tests.support.hosts import STORE, History, Host
 from tests.support.snapshots import publish_snapshot

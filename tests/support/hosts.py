@@ -14,6 +14,7 @@ from statestore.engine.rocks import Database, EngineLimits
 from statestore.format import logs
 from statestore.format.names import EMPTY, StorePath, VersionId, commits
 from statestore.format.structure import Structure
+from statestore.loading.open_copies import OpenCopies
 from statestore.storage import Storage
 from statestore.store import StateStore, StoreAddress, StoreLimits, advance_local_copy
 
@@ -42,6 +43,7 @@ class Host:
     clock: Clock = field(default_factory=SystemClock)
     structure: Structure = Structure.V2
     limits: StoreLimits = field(default_factory=lambda: StoreLimits(block_cache_bytes=1024 * 1024))
+    open_copies: OpenCopies | None = None
 
     @property
     def address(self) -> StoreAddress:
@@ -59,6 +61,7 @@ class Host:
             snapshots=snapshots,
             limits=limits or self.limits,
             structure=self.structure,
+            open_copies=self.open_copies,
         )
 
     def commit(self, base: VersionId, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:

@@ -10,10 +10,10 @@ from functools import cached_property
 from statestore.chain import Chain, StoredSnapshot
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import VersionId
+from statestore.lineage_ceiling import LINEAGE_STOP_BYTES
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy
 from statestore.origin import Origin
-from statestore.store import LINEAGE_STOP_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
