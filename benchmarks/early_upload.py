@@ -20,9 +20,9 @@ import pyarrow as pa
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from pipelines.assignments import Assignments
 from pipelines.operator import StatefulOperator, Update
-from pipelines.partitioning import Partitioning
+from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskReport
-from pipelines.task import GROUP_COLUMN, TaskPlan, _Task
+from pipelines.task import TaskPlan, _Task
 from statestore.commit_metrics import CommitMetrics
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY

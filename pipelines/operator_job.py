@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pipelines.partitioning import GROUP_COLUMN
 from pipelines.reports import Reported
-from pipelines.task import GROUP_COLUMN, TaskPlan
+from pipelines.task import TaskPlan
 
 
 def operator_job(plan: TaskPlan, rows: DataFrame) -> DataFrame:

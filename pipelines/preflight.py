@@ -21,7 +21,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from pipelines.batch_log import LogLayout
 from pipelines.operator import Frames, StatefulOperator
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TAG_COLUMN
+from pipelines.partitioning import GROUP_COLUMN
+from pipelines.task import MARKER_COLUMN, TAG_COLUMN
 from statestore import catalog
 from statestore.binding import Binding
 from statestore.errors import (

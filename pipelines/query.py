@@ -117,7 +117,7 @@ def start(
     partitions   number of stores, fixed when the root is created; the default is `spark.sql.shuffle.partitions`, at most
                  `key_groups`
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
-    tasks        number of Spark tasks of a batch, which process the partitions one after another; the default is
+    tasks        number of Spark tasks of a batch, which process groups of partitions; the default is
                  `SparkContext.defaultParallelism`, the number of the cluster's slots. At most one task per partition starts
     structure    checkpoint structure of a new root. Use V1 only for readers that do not support V2: in V1 an update
                  function that is not deterministic can make versions unrecoverable. If the root has the other structure,

@@ -40,9 +40,7 @@ class PartitionReport:
     partition: int
     host: str
     rows_in: int
-    rows_out: int
     stores: tuple[StoreReport, ...]
-    update_milliseconds: float
     peak_memory_bytes: int
 
 

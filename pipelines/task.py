@@ -1,7 +1,7 @@
-"""Work of Spark's Python workers: the partitions of one task of a batch, one after another.
+"""Work of Spark's Python workers: the partitions of one task of a batch, a group of them after another.
 
-For each partition: load its stores, pass the rows of whole keys and their state to the update function, commit. Then
-report. The output goes to one of two places:
+For each group: open the stores, pass the rows of whole keys and their state to the update function, commit. Then report.
+The output goes to one of two places:
 
 * back to Spark, as rows. The last row of each task is a marker, which names the attempt also for a task without output.
   The report goes through an accumulator, see `report_channel`.
@@ -19,20 +19,17 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.assignments import Assignments
 from pipelines.data_files import DataFile, TableFiles
-from pipelines.frames import to_pandas
-from pipelines.operator import Frames, StatefulOperator, Update
+from pipelines.operator import StatefulOperator
+from pipelines.partition_group import PartitionGroup, Stores
 from pipelines.partitioning import Partitioning
 from pipelines.reports import PartitionReport, Reported, StoreReport, TaskFailure, TaskReport, tag_of
-from pipelines.results import as_table
-from pipelines.whole_keys import Piece, whole_keys
 from statestore.clock import Ids, RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
@@ -40,18 +37,15 @@ from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongRes
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
-    bare_keys,
     decode_values,
-    encode_bare_keys,
-    encode_keys,
     encode_values,
 )
 from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
+from statestore.loading.open_copies import OpenCopies
 from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits, advance_local_copy
 
-GROUP_COLUMN = "__statekeeper_key_group"
 TAG_COLUMN = "__statekeeper_tag"
 MARKER_COLUMN = "__statekeeper_marker"
 
@@ -162,14 +156,20 @@ class _Task:
 
     def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the partitions and return their output piece by piece."""
-        for number, rows in self._plan.partitioning.split(batches, self._task, len(self._plan.row_columns)):
-            partition = _Partition(self._plan, number, self._storage, self._ids)
-            with contextlib.closing(partition.process_all(rows)) as outputs:
-                yield from outputs
-            self._reports.append(partition.report())
-            self._wanting += partition.wanting()
+        plan = self._plan
+        for numbers, rows in plan.partitioning.split(batches, self._task, len(plan.row_columns)):
+            opened = {number: _Stores(plan, number, self._storage, self._ids) for number in numbers}
+            with contextlib.ExitStack() as stack:
+                stores = {number: partition.open(stack) for number, partition in opened.items()}
+                group = PartitionGroup(plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups)
+                with contextlib.closing(group.process_all(rows)) as outputs:
+                    yield from outputs
+            peak_bytes = _peak_memory_bytes()
+            for number, partition in opened.items():
+                self._reports.append(partition.report(group.rows_in[number], peak_bytes))
+                self._wanting += partition.wanting()
         # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
-        threading.Thread(target=_keep_house, args=(self._wanting, self._plan), daemon=True).start()
+        threading.Thread(target=_keep_house, args=(self._wanting, plan), daemon=True).start()
 
     def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
         rows = output.num_rows
@@ -184,44 +184,24 @@ class _Task:
         yield from self._tagged(row, marker=True)
 
 
-class _Partition:
+class _Stores:
+    """The stores of one partition: opened for the batch, and reported."""
+
     def __init__(self, plan: TaskPlan, partition: int, storage: Storage, ids: Ids) -> None:
         self._plan = plan
-        self._operator = plan.operator
         self._partition = partition
         self._assigned = plan.assignments.of_partition(partition)
-        self._clock = SystemClock()
-        self._ids = ids
         self._storage = storage
-        self._row_columns = pa.schema([*plan.row_columns, pa.field(GROUP_COLUMN, pa.int32())])
-        self._key_columns = plan.operator.key_columns(plan.row_columns)
-        self._update_seconds = 0.0
-        self._rows_in = 0
-        self._rows_out = 0
-        self._stores: Mapping[str, StateStore] = {}
+        self._ids = ids
+        self.stores: dict[str, StateStore] = {}
 
-    def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
-        """Process the partition and return its output piece by piece; commit the stores after the last piece."""
-        with contextlib.ExitStack() as stack:
-            self._stores = {
-                name: stack.enter_context(self._load(operator)) for operator, name in enumerate(self._operator.stores)
-            }
-            for operator, (name, store) in enumerate(self._stores.items()):
-                if operator in self._plan.rewrites:
-                    self._rewrite(store, arrow_schema(self._plan.rewrites[operator]), self._operator.stores[name])
-            tables = (self._named(batch) for batch in batches)
-            for piece in whole_keys(
-                tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
-            ):
-                output = self._process(piece, self._stores)
-                self._rows_out += output.num_rows
-                yield output
-            for store in self._stores.values():
-                store.commit()
-
-    def _named(self, batch: pa.RecordBatch) -> pa.Table:
-        # Spark passes timestamps in the session's time zone; the state holds UTC.
-        return pa.Table.from_batches([batch]).rename_columns(self._row_columns.names).cast(self._row_columns)
+    def open(self, stack: contextlib.ExitStack) -> Stores:
+        """Open the stores, and add the columns that the schema has gained. Leaving `stack` closes them."""
+        for operator, (name, values) in enumerate(self._plan.operator.stores.items()):
+            self.stores[name] = stack.enter_context(self._load(operator))
+            if operator in self._plan.rewrites:
+                _rewrite(self.stores[name], arrow_schema(self._plan.rewrites[operator]), values)
+        return self.stores
 
     def _address(self, operator: int) -> StoreAddress:
         path = StorePath(operator, self._partition)
@@ -235,117 +215,21 @@ class _Partition:
             self._address(operator),
             assigned.base,
             storage=self._storage,
-            clock=self._clock,
+            clock=SystemClock(),
             ids=self._ids,
             snapshots=assigned.snapshots,
             limits=self._plan.limits,
             structure=self._plan.structure,
             batch_log=self._plan.batch_log,
+            open_copies=_worker_copies(os.getpid()),
         )
 
-    def _encode_keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
-        groups = rows.column(GROUP_COLUMN).to_numpy()
-        return encode_keys(groups, rows.select(list(self._operator.keys)).cast(self._key_columns))
-
-    def _process(self, piece: Piece, stores: Mapping[str, StateStore]) -> pa.Table:
-        first = piece.first_of_key()
-        keys = piece.keys.filter(first)
-        rows = piece.rows.drop_columns([GROUP_COLUMN])
-        key_rows = rows.select(list(self._operator.keys)).filter(first)
-        state = {name: self._state_of(keys, key_rows, name, store) for name, store in stores.items()}
-        started = self._clock.monotonic_seconds()
-        update = self._call(rows, state)
-        self._update_seconds += self._clock.monotonic_seconds() - started
-        self._rows_in += rows.num_rows
-        for name, store in stores.items():
-            self._apply(name, store, keys, update)
-        return as_table(update.output, self._operator.output, "the output")
-
-    def _state_of(self, keys: pa.LargeBinaryArray, key_rows: pa.Table, name: str, store: StateStore) -> pa.Table:
-        values = store.get(keys)
-        present = values.is_valid()
-        found = decode_values(values.filter(present), self._operator.stores[name])
-        state = key_rows.filter(present)
-        for column, field in zip(found.columns, found.schema, strict=True):
-            state = state.append_column(field, column)
-        return state
-
-    def _call(self, rows: pa.Table, state: Mapping[str, pa.Table]) -> Update:
-        given: Any = next(iter(state.values())) if self._operator.has_one_store else state
-        if self._operator.frames is Frames.PANDAS:
-            rows = to_pandas(rows)
-            given = to_pandas(given) if self._operator.has_one_store else {n: to_pandas(t) for n, t in given.items()}
-        update = self._operator.update(rows, given)
-        if not isinstance(update, Update):
-            raise WrongResult(f"the update function returned {type(update).__name__}", hint="return an Update")
-        return update
-
-    def _apply(self, name: str, store: StateStore, keys: pa.LargeBinaryArray, update: Update) -> None:
-        values_schema = self._operator.stores[name]
-        new = self._part_of(update.state, name, pa.schema([*self._key_columns, *values_schema]), "state")
-        gone = self._part_of(update.deleted, name, self._key_columns, "deleted")
-        new_keys = keys.slice(0, 0)
-        if new is not None and new.num_rows:
-            new_keys = self._known(keys, new, name)
-            store.put(new_keys, encode_values(new.select(values_schema.names)))
-        if gone is not None and gone.num_rows:
-            gone_keys = self._known(keys, gone, name)
-            if pc.any(pc.is_in(gone_keys, value_set=new_keys)).as_py():
-                raise WrongResult(
-                    f"store {name!r}: the function returned new state of a key and deleted the same key",
-                    hint="return one of them",
-                )
-            store.delete(gone_keys)
-
-    def _part_of(self, part: Any, name: str, schema: pa.Schema, what: str) -> pa.Table | None:
-        if part is not None and not self._operator.has_one_store:
-            if not isinstance(part, Mapping):
-                raise WrongResult(
-                    f"{what} is a {type(part).__name__}",
-                    hint="an operator with several stores must return a dict of them, by name",
-                )
-            unknown = set(part) - set(self._operator.stores)
-            if unknown:
-                raise WrongResult(f"{what} of stores that are not declared: {sorted(unknown)}")
-            part = part.get(name)
-        return None if part is None else as_table(part, schema, f"{what} of store {name!r}")
-
-    def _known(self, keys: pa.LargeBinaryArray, named: pa.Table, name: str) -> pa.LargeBinaryArray:
-        """Return the full key of each row of `named`. Raises `WrongResult` for an unknown or a repeated key."""
-        known = bare_keys(keys)
-        asked = encode_bare_keys(named.select(list(self._operator.keys)))
-        if asked.equals(known):
-            return keys
-        places = pc.index_in(asked, value_set=known)
-        if places.null_count:
-            stranger = named.filter(places.is_null()).slice(0, 1).select(list(self._operator.keys)).to_pylist()[0]
-            raise WrongResult(
-                f"store {name!r}: the function returned state of a key that is not in the rows: {stranger}",
-                hint="return state of the keys that were given, with their key columns unchanged",
-            )
-        if len(places.unique()) != len(places):
-            raise WrongResult(
-                f"store {name!r}: the function returned one key twice", hint="return each key at most once"
-            )
-        return keys.take(places)
-
-    def _rewrite(self, store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
-        """Convert each row to a schema with more columns at the end. Spark cannot distinguish rows of different widths, so
-        all rows change in one version."""
-        added = list(newer)[len(older) :]
-        for keys, values in _batched(store.scan()):
-            rows = decode_values(values, older)
-            for field in added:
-                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-            store.put(keys, encode_values(rows))
-
-    def report(self) -> PartitionReport:
+    def report(self, rows_in: int, peak_memory_bytes: int) -> PartitionReport:
         """Return the partition's report, after its commits."""
         return PartitionReport(
             partition=self._partition,
             host=f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
-            rows_in=self._rows_in,
-            rows_out=self._rows_out,
+            rows_in=rows_in,
             stores=tuple(
                 StoreReport(
                     operator=operator,
@@ -355,19 +239,29 @@ class _Partition:
                     commit=store.commit_metrics,
                     member=store.member,
                 )
-                for operator, store in enumerate(self._stores.values())
+                for operator, store in enumerate(self.stores.values())
             ),
-            update_milliseconds=self._update_seconds * 1000,
-            peak_memory_bytes=_peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes,
         )
 
     def wanting(self) -> list[tuple[StoreAddress, VersionId]]:
         """Return the stores whose local copies need compaction, with the versions to which they may advance."""
         return [
             (self._address(operator), self._assigned[operator].base)
-            for operator, store in enumerate(self._stores.values())
+            for operator, store in enumerate(self.stores.values())
             if store.needs_compaction
         ]
+
+
+def _rewrite(store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
+    """Convert each row to a schema with more columns at the end. Spark cannot distinguish rows of different widths, so
+    all rows change in one version."""
+    added = list(newer)[len(older) :]
+    for keys, values in _batched(store.scan()):
+        rows = decode_values(values, older)
+        for field in added:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        store.put(keys, encode_values(rows))
 
 
 def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:
@@ -392,6 +286,12 @@ def _worker_storage(spec: StorageSpec, root_id: str, local_folder: str, sweep: S
 def _cache(root_id: str, local_folder: str, sweep: SweepLimits) -> BatchLogCache:
     folder = user_folder(Path(local_folder).absolute()) / root_id / names.CACHED_BATCH_LOGS
     return BatchLogCache(folder, int(sweep.quota_bytes * _CACHED_SHARE))
+
+
+@functools.lru_cache(maxsize=1)
+def _worker_copies(process_id: int) -> OpenCopies:
+    del process_id
+    return OpenCopies(SystemClock())
 
 
 def _report_row(report: Reported) -> pa.RecordBatch:

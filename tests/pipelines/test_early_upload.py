@@ -13,10 +13,10 @@ import pytest
 from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, part_of
 from pipelines.operator import Pieces, StatefulOperator, Update
-from pipelines.partitioning import Partitioning
+from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.progress import BatchReport, Outcome
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import GROUP_COLUMN, TaskPlan, _Task
+from pipelines.task import TaskPlan, _Task
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY, StorePath

@@ -102,7 +102,7 @@ def test_a_partition_of_millions_of_rows_and_keys_is_processed_in_bounded_memory
         record_property("peak_memory_bytes", partition.peak_memory_bytes)
         changed = len(pc.unique(table.column("key")))
         assert partition.rows_in == count
-        assert partition.rows_out == partition.stores[0].commit.changed_keys == changed > keys // 2
+        assert partition.stores[0].commit.changed_keys == changed > keys // 2
         assert 50 * MIB < partition.peak_memory_bytes < bound_bytes
     assert reports[1].partitions[0].stores[0].load.replayed_keys > keys // 2, "the second batch replays the first"
     assert state_of(stream).equals(expected(tables))

@@ -31,20 +31,20 @@ def test_each_partition_is_of_one_task_and_no_task_is_empty(partitioning):
     assert max(map(len, tasks)) - min(map(len, tasks)) <= 1
 
 
-@given(partitionings(), st.integers(0, 2**32), st.integers(1, 50))
-def test_the_rows_of_a_task_are_split_at_the_partitions(partitioning, seed, rows_per_batch):
+@given(partitionings(), st.integers(0, 2**32), st.integers(1, 50), st.integers(1, 20))
+def test_the_rows_of_a_task_are_split_into_groups_of_adjacent_partitions(partitioning, seed, rows_per_batch, together):
     groups = np.sort(np.random.default_rng(seed).integers(0, partitioning.key_groups, 100))
     partition_of = groups * partitioning.partitions // partitioning.key_groups
     found = {}
     for task in range(partitioning.tasks):
         mine = np.isin(partition_of, list(partitioning.partitions_of(task)))
         table = pa.table([np.flatnonzero(mine), groups[mine].astype(np.int32)], schema=GROUP)
-        for partition, batches in partitioning.split(table.to_batches(max_chunksize=rows_per_batch), task, 1):
-            assert partition not in found
-            found[partition] = [row for batch in batches for row in batch.column("row").to_pylist()]
-    assert found == {
-        partition: np.flatnonzero(partition_of == partition).tolist() for partition in range(partitioning.partitions)
-    }
+        batches = table.to_batches(max_chunksize=rows_per_batch)
+        for group, rows in partitioning.split(batches, task, 1, together=together):
+            assert 1 <= len(group) <= together
+            found[group] = [row for batch in rows for row in batch.column("row").to_pylist()]
+    assert [partition for group in found for partition in group] == list(range(partitioning.partitions))
+    assert found == {group: np.flatnonzero(np.isin(partition_of, list(group))).tolist() for group in found}
 
 
 def test_rows_of_another_task_are_an_error():

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from pipelines.assignments import Assignments
 from pipelines.operator import Frames, StatefulOperator, Update
-from pipelines.partitioning import Partitioning
+from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import GROUP_COLUMN, MARKER_COLUMN, TaskPlan, _Task
+from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
