@@ -18,6 +18,7 @@ QUESTIONS: Mapping[str, str] = {
     "delta_output": "How long is a batch with a Delta sink?",
     "many_partitions": "What do many partitions cost?",
     "batch_requests": "How many requests does a batch send?",
+    "cold_host": "How long is the start of a host without local state?",
     "early_upload": "How long is a commit with many changes?",
     "tail_latency": "How much do slow requests delay a batch?",
     "snapshot_cost": "How long do a snapshot and a load take?",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,24 @@ def test_the_least_recently_used_objects_are_removed_above_the_limit(
     reader.read(checkpoint.stores[0].changelog(checkpoint.versions[absent][0]))
     # The object that was just used is not the oldest any more. Removals stop when the new object fits.
     assert [path.exists() for path in kept] == [True, False, *[True] * (BATCHES - 3)]
+
+
+def test_concurrent_writers_stay_below_the_limit(tmp_path: Path) -> None:
+    cache = BatchLogCache(tmp_path / "cache", 5_500)
+    start = threading.Barrier(8)
+
+    def write(share: int) -> None:
+        start.wait(10)
+        for number in range(share, 160, 8):
+            path = names.batch_log(number, batch_log.tag_of(RandomIds().fresh()))
+            with cache.locked(path):
+                assert cache.append(path, 0, bytes(1000))
+                sizes.append(sum(cache.size_bytes(file.name) for file in cached(cache.folder)))
+
+    sizes: list[int] = []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert max(sizes) <= 5_500
 
 
 @pytest.fixture
