@@ -44,7 +44,7 @@ class _Root:
     heads: Sequence[VersionId]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Mode:
     """One way to keep the changelogs, with the samples by round."""
 
@@ -67,9 +67,9 @@ def run(options: argparse.Namespace) -> list[Table]:
 def _measured(spec: StorageSpec, tail: int, slots: Sequence[ProcessPoolExecutor], rounds: int) -> list[_Mode]:
     in_stores, in_logs = (_write_root(spec, tail, in_batch_logs=one) for one in (False, True))
     modes = [
-        _Mode('log="stores"', in_stores, is_cached=True),
-        _Mode('log="batch", in the memory of each process', in_logs, is_cached=False),
-        _Mode('log="batch", on the disk of the host', in_logs, is_cached=True),
+        _Mode(name='log="stores"', root=in_stores, is_cached=True),
+        _Mode(name='log="batch", in the memory of each process', root=in_logs, is_cached=False),
+        _Mode(name='log="batch", on the disk of the host', root=in_logs, is_cached=True),
     ]
     for mode in modes:
         _load_all(mode, slots, range(_SLOTS))  # imports, connections

@@ -13,7 +13,8 @@ class Host:
     """Limits the resources that the operator uses on each host. A relative folder starts at the worker's directory. Local
     copies are in `statekeeper-<uid>` below it; no other user can read or write them.
 
-    quota_bytes      limit for the local copies of all queries in the folder; the least recently used are deleted first
+    quota_bytes      limit for the local copies of all queries in the folder; the least recently used are deleted first. The
+                     cached batch logs of a query use at most an eighth of it
     unused_seconds   time after which an unused local copy is deleted
     """
 
