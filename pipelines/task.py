@@ -221,7 +221,7 @@ class _Stores:
             limits=self._plan.limits,
             structure=self._plan.structure,
             batch_log=self._plan.batch_log,
-            open_copies=_worker_copies(os.getpid()),
+            open_copies=_worker_copies(self._plan.limits.block_cache_bytes, os.getpid()),
         )
 
     def report(self, rows_in: int, peak_memory_bytes: int) -> PartitionReport:
@@ -289,9 +289,10 @@ def _cache(root_id: str, local_folder: str, sweep: SweepLimits) -> BatchLogCache
 
 
 @functools.lru_cache(maxsize=1)
-def _worker_copies(process_id: int) -> OpenCopies:
+def _worker_copies(block_cache_bytes: int, process_id: int) -> OpenCopies:
+    # As above: a forked process must not use the databases of its parent.
     del process_id
-    return OpenCopies(SystemClock())
+    return OpenCopies(SystemClock(), block_cache_bytes=block_cache_bytes)
 
 
 def _report_row(report: Reported) -> pa.RecordBatch:

@@ -175,7 +175,8 @@ class StateStore:
             raise ValueError("structure V1 has no ids, so that its changelogs cannot be in a batch log")
         limits = limits or StoreLimits()
         engine = EngineLimits(limits.block_cache_bytes)
-        folder = LocalCopyFolder(address.local_folder, engine, ids)
+        cache = None if open_copies is None else open_copies.block_cache
+        folder = LocalCopyFolder(address.local_folder, engine, ids, cache)
         loader = Loader(
             address.path,
             storage,

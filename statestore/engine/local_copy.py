@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from statestore.clock import Ids
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.rocks import BlockCache, Database, EngineLimits, translated
 from statestore.engine.user_folder import make_private
 from statestore.errors import LocalStateDamaged
 from statestore.format import names
@@ -56,8 +56,9 @@ def folder_locked(folder: Path, timeout_seconds: float) -> Iterator[bool]:
 class LocalCopyFolder:
     """The folder of a local copy, as shown above."""
 
-    def __init__(self, folder: Path, limits: EngineLimits, ids: Ids) -> None:
+    def __init__(self, folder: Path, limits: EngineLimits, ids: Ids, cache: BlockCache | None = None) -> None:
         self.folder = folder
+        self._cache = cache
         self._limits = limits
         self._ids = ids
         self._pointer = folder / "current"
@@ -82,10 +83,14 @@ class LocalCopyFolder:
             return None
         if not path.is_dir():
             raise LocalStateDamaged(
-                "`current` names this directory, but it is missing; the local copy is rebuilt from storage",
+                "is missing, but the file `current` beside it names it; the local copy is rebuilt from storage",
                 path=str(path),
             )
-        return Database.open_read_only(path, self._limits)
+        return self.open_database(path)
+
+    def open_database(self, path: Path) -> Database:
+        """Open a database of this folder for reading. Raises `LocalStateDamaged`."""
+        return Database.open_read_only(path, self._limits, self._cache)
 
     def current(self) -> Path | None:
         """Return the served directory; None if there is none. Before a write to it, call this under the lock."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,9 +60,9 @@ _FORMAT_VERSION = 5
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The memory of the open databases of a process.
+    """The memory of one open database.
 
-    block_cache_bytes  the block cache that they share
+    block_cache_bytes  its block cache, unless it shares one
     block_bytes        the block size of new tables: small, because a batch reads single keys
     replay_bytes       changes that are written as one table: a larger value gives fewer tables
     """
@@ -77,6 +75,17 @@ class EngineLimits:
     def record_bytes(self) -> int:
         """The largest record that is read from a changelog. About four copies of it are in memory during a replay."""
         return max(MOST_RECORD_BYTES, self.replay_bytes // 4)
+
+
+class BlockCache:
+    """A block cache that several databases share.
+
+    Do not share it with a verification: RocksDB finds a block by the unique id of its table, so the blocks of an undamaged
+    copy of the table would hide the damage.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.cache = Cache(size_bytes)
 
 
 class Database:
@@ -117,12 +126,12 @@ class Database:
             return cls(Rdict(str(path), _tuned(options, limits), _tuned_families(families, limits)), path, limits)
 
     @classmethod
-    def open_read_only(cls, path: Path, limits: EngineLimits) -> Database:
-        """Open an existing database for reading. Other processes may have it open, too.
+    def open_read_only(cls, path: Path, limits: EngineLimits, cache: BlockCache | None = None) -> Database:
+        """Open an existing database for reading. Other processes may have it open, too. Without `cache`, it gets its own.
 
         Race: a compaction in another process unlinks tables. This opens all tables at once, so that they stay readable.
         """
-        options = _options(limits)
+        options = _tuned(Options(raw_mode=True), limits, cache)
         with translated(path):
             # In read-only mode, rocksdict uses table options (filters, cache) only for column families given by name.
             families = {"default": options}
@@ -358,7 +367,7 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
     return _tuned(options, limits)
 
 
-def _tuned(options: Options, limits: EngineLimits) -> Options:
+def _tuned(options: Options, limits: EngineLimits, cache: BlockCache | None = None) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     # Compaction takes seconds. `merge_tables` does it between batches.
     options.set_disable_auto_compactions(True)
@@ -372,16 +381,9 @@ def _tuned(options: Options, limits: EngineLimits) -> Options:
     # Each opening reads the index of these many small blocks. Keys in it share prefixes, up to this interval.
     tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
     tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
-    tables.set_block_cache(_block_cache(limits.block_cache_bytes, os.getpid()))
+    tables.set_block_cache((cache or BlockCache(limits.block_cache_bytes)).cache)
     options.set_block_based_table_factory(tables)
     return options
-
-
-@functools.lru_cache(maxsize=4)
-def _block_cache(size_bytes: int, process_id: int) -> Cache:
-    # All databases of a process share it. A forked process makes its own: a lock in it may be held during the fork.
-    del process_id
-    return Cache(size_bytes)
 
 
 def _marker(holds: LocalCopy, sequence: int) -> bytes:

@@ -19,7 +19,7 @@ from statestore.loading.local_file import readable
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage, at_once
 
-OF_ANOTHER_PAST = "was given up: the query was rolled back since, and the current version has other content"
+OF_ANOTHER_PAST = "belongs to a version that was rolled back; the current version with this number has other content"
 
 
 class SnapshotUnusable(Exception):

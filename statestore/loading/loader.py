@@ -212,7 +212,7 @@ class Loader:
             path = self._folder.fresh_directory()
             restored = self._rebuild(request, changelogs, path, marked=True)
             restored.database.close()
-            found = Loaded(Database.open_read_only(path, self._limits), restored.lineage), restored.report
+            found = Loaded(self._folder.open_database(path), restored.lineage), restored.report
             self._folder.serve(path)
         self._folder.forget_changelogs(request.target.version)
         self._folder.sweep()
@@ -224,7 +224,7 @@ class Loader:
         path = self._folder.fresh_private_directory()
         restored = self._rebuild(request, changelogs, path, marked=True)
         restored.database.close()
-        loaded = Loaded(Database.open_read_only(path, self._limits), restored.lineage, private=path)
+        loaded = Loaded(self._folder.open_database(path), restored.lineage, private=path)
         return loaded, replace(restored.report, used_private_copy=True)
 
     def _local_copy(self) -> tuple[Path, LocalCopy] | None:
@@ -256,7 +256,7 @@ class Loader:
                 )
         self._folder.touch()
         report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
-        return Loaded(Database.open_read_only(path, self._limits), plan.lineage), report
+        return Loaded(self._folder.open_database(path), plan.lineage), report
 
     def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
         """Build the target from storage in a new directory that no other process uses yet."""

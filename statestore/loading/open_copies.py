@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statestore.clock import Clock
-from statestore.engine.rocks import Database
+from statestore.engine.rocks import BlockCache, Database, EngineLimits
 from statestore.errors import LocalStateError
 from statestore.lineage import LocalCopy
 
@@ -64,9 +64,20 @@ class _Kept:
 
 
 class OpenCopies:
-    """The open copies of one process, by folder. Thread-safe. A copy is either here or lent to one store."""
+    """The open copies of one process, by folder. Thread-safe. A copy is either here or lent to one store.
 
-    def __init__(self, clock: Clock, *, most_bytes: int = MOST_BYTES, most_files: int | None = None) -> None:
+    `block_cache`: the cache that the copies share, of `block_cache_bytes`.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        block_cache_bytes: int = EngineLimits.block_cache_bytes,
+        most_bytes: int = MOST_BYTES,
+        most_files: int | None = None,
+    ) -> None:
+        self.block_cache = BlockCache(block_cache_bytes)
         self._clock = clock
         self._most_bytes = most_bytes
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

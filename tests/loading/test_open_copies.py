@@ -209,3 +209,13 @@ def test_an_advance_moves_an_empty_copy_to_a_version_that_begins_at_version_one(
     assert host.advance_local_copy(history.versions[4])
     assert host.holds() == history.versions[4]
     assert host.read(history.head) == history.states[-1]
+
+
+def test_open_copies_share_one_block_cache(storage: Storage, tmp_path: Path) -> None:
+    copies = OpenCopies(SleeplessClock(), block_cache_bytes=3 * 1024 * 1024)
+    for name in ("first", "second"):
+        host = Host(storage, tmp_path / name, open_copies=copies)
+        head = host.commit(EMPTY, {b"a": b"1"})
+        with host.load(head) as store:
+            capacity = store._database._rdict.property_int_value("rocksdb.block-cache-capacity")
+            assert capacity == 3 * 1024 * 1024 != host.limits.block_cache_bytes
