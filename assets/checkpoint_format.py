@@ -57,7 +57,7 @@ class Switch(dg.Config):
     )
     for_spark: ForSpark = Field(
         default=ForSpark.BY_THE_CHECKPOINT,
-        description="Spark 4.0 and later releases cannot read each other's V2 snapshots.",
+        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
     )
 
 

@@ -376,8 +376,9 @@ class BatchDriver:
                 sent = ready.bases[store.operator][of_partition.partition]
                 if not store.base.is_same(sent):
                     raise BaseIdMismatch(
-                        f"a task changed version {store.base.version} ({store.base.mark}) of operator {store.operator}, "
-                        f"partition {of_partition.partition}; the driver had sent version {sent.version} ({sent.mark})"
+                        f"a task started from version {store.base.version} (id {store.base.mark}) of operator "
+                        f"{store.operator}, partition {of_partition.partition}; the driver had sent version "
+                        f"{sent.version} (id {sent.mark})"
                     )
         self._metrics.add_tasks(chosen.values())
         return [chosen[task] for task in range(partitioning.tasks)]

@@ -172,7 +172,7 @@ class PartitionGroup:
             if not isinstance(part, Mapping):
                 raise WrongResult(
                     f"{what} is a {type(part).__name__}",
-                    hint="an operator with several stores must return a dict of them, by name",
+                    hint="an operator with several stores must return a dict: store name -> table",
                 )
             unknown = set(part) - set(self._operator.stores)
             if unknown:

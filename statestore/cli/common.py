@@ -286,8 +286,8 @@ for_spark_option = click.option(
     "spark",
     type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
     callback=lambda _, __, value: None if value is None else Spark(value),
-    help="Spark release that will run the query. In structure V2, Spark 4.0 and the releases after 4.0 cannot read each "
-    "other's snapshots.",
+    help="Spark release that will run the query. In structure V2, Spark 4.0 cannot read the snapshots of later "
+    "releases, and later releases cannot read those of Spark 4.0.",
 )
 scratch_option = click.option(
     "--scratch",

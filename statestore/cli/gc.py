@@ -56,8 +56,8 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
     "--orphans",
     "everything",
     is_flag=True,
-    help="Also examine stores without changes since the last gc, and abort unfinished uploads to S3 after a day. With "
-    "--confirm-stopped, also find SST files of a native query that no snapshot references.",
+    help="Also examine stores without changes since the last gc, and abort uploads to S3 that are unfinished after a day. "
+    "With --confirm-stopped, also find SST files of a native query that no snapshot references.",
 )
 @stopped_option
 @click.option(

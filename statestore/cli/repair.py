@@ -37,7 +37,8 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.option(
     "--undo",
     metavar="RUN",
-    help="Put back all files that this run quarantined, or none. Runs at once, without --apply.",
+    help="Put back all files that the earlier run RUN quarantined. If one cannot be put back, put back none. Runs at once, "
+    "without --apply.",
 )
 @click.option(
     "--deep", is_flag=True, help="Read every snapshot in full, as audit --deep does, to find corrupt snapshots."
@@ -66,7 +67,7 @@ def repair(
     """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
     Repair rewrites the headers of snapshots that Spark 4.0 wrote in structure V2, so that later releases read them. It
-    quarantines files of rolled-back batches, checksum files (.crc) without a matching snapshot or log, and corrupt
+    quarantines files of rolled-back batches, checksum files (.crc) without the file that they belong to, and corrupt
     snapshots that the head does not need (found by gc or --deep). After a move or copy, it corrects the schema locations in
     the metadata of operators with column families. If a query failed at the lineage ceiling or lost a snapshot, run
     instead: statekeeper snapshot ROOT --at-head.

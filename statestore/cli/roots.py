@@ -58,7 +58,10 @@ def several_roots(verb: Verb) -> Callable[..., None]:
         sys.exit(max(codes, key=_severity, default=0))
 
     of_all = click.option(
-        "--all", "all_roots", is_flag=True, help="All configured roots, and all checkpoints below configured parents."
+        "--all",
+        "all_roots",
+        is_flag=True,
+        help="All roots in statekeeper.toml, and all checkpoints below the parent directories in it.",
     )(of_all)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
     return argument(endpoint_option(of_all))

@@ -227,7 +227,7 @@ def _end_of_entries(block: bytes) -> int:
     (restarts,) = struct.unpack("<I", block[-4:])
     end = len(block) - 4 - 4 * (int(restarts) & 0x7FFFFFFF)
     if end < 0:
-        raise ValueError(f"{restarts} restarts in a block of {len(block)} bytes")
+        raise ValueError(f"a block of {len(block)} bytes declares {restarts} restart points, more than fit")
     return end
 
 

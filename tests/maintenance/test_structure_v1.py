@@ -135,7 +135,7 @@ def test_a_snapshot_of_an_abandoned_time_line_is_no_base(
     checkpoint.assert_right(tmp_path / "new host")
     found = audit.judge(audit.gather(storage)).findings
     assert {finding.file for finding in found} == {store.snapshot(VersionId(6)) for store in checkpoint.stores}
-    assert all("was given up" in finding.problem for finding in found)
+    assert all("belongs to a version that was rolled back" in finding.problem for finding in found)
     collect(storage)
     for batch in (7, 6, 5):
         checkpoint.assert_right(tmp_path / f"host of {batch}", batch)

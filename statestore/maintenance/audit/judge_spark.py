@@ -112,9 +112,10 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
         yield root_finding(
             FindingKind.COMMITS_MIXED,
             names.commits(after),
-            f"has structure {now}, but {names.commits(before)} has {then}. A switchover does not explain this, because "
-            f"some stores lack its first snapshot, of version {after + 1:,}",
-            f"Spark cannot load versions of the other structure; Spark 4.0 and 4.1 reject its commits; {restart.explained}",
+            f"has structure {now}, but {names.commits(before)} has {then}. A switchover does not explain this: it "
+            f"writes a snapshot of version {after + 1:,} of every store, and some stores lack it",
+            f"Spark loads only versions of the structure with which the query runs; Spark 4.0 and 4.1 also reject "
+            f"the commits of another one; {restart.explained}",
             f"restore {names.COMMITS}/ from a backup",
         )
 
@@ -193,14 +194,16 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         return
     spoils = False
     numbers = (
-        f"versions up to {dead[-1].version:,}" if dead[-1].version > dead[0].version else f"version {dead[0].version:,}"
+        f"versions {dead[0].version:,} to {dead[-1].version:,}"
+        if dead[-1].version > dead[0].version
+        else f"version {dead[0].version:,}"
     )
     logged = f"the logs end at version {newest:,}" if newest else "the logs contain no batch"
     traps = [version for version in zips if version.id is None] if is_v1 else []
     if traps:
         meaning = (
-            f"the query was rolled back, and these files remain; after version {traps[0].version:,}, a restart loads "
-            f"{names.snapshot(traps[0])} and silently uses wrong state"
+            f"the query was rolled back, and these files remain; once the query reaches version {traps[0].version:,} "
+            f"again, a restart loads the old {names.snapshot(traps[0])} and silently uses wrong state"
         )
     elif zips:
         # Spark's maintenance keeps the newest snapshot below the retention floor, and deletes older files.
@@ -247,7 +250,7 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
         kind=FindingKind.SNAPSHOT_OF_SPARK_4_0,
         store=one.facts.store,
         file=one.facts.store.snapshot(newest),
-        problem=f"was written by Spark 4.0 in structure V2, as were {len(old):,} snapshots of this store in total",
+        problem=f"was written by Spark 4.0 in structure V2; this store has {len(old):,} such snapshots, including this one",
         meaning="Spark 4.0 loads every version; Spark 4.1 and later reject such a snapshot (Expected v1, but found v2)"
         + (f" and cannot restore {ranges(hang)}" if hang else ""),
         action="stay on Spark 4.0; to upgrade, run: statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",

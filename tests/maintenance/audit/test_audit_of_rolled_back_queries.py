@@ -39,7 +39,10 @@ def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_l
         Severity.ERROR,
         "state/0/0/5.zip",
     )
-    assert "after version 5, a restart loads 5.zip and silently uses wrong state" in finding.meaning
+    assert (
+        "once the query reaches version 5 again, a restart loads the old 5.zip and silently uses wrong state"
+        in finding.meaning
+    )
     assert "statekeeper repair ROOT --apply --confirm-stopped" in finding.action
     v1.delete(f"state/0/0/{name}" for name in ("5.zip", "4.changelog", "5.changelog", "6.changelog"))
     assert audited(v1).findings == ()
@@ -78,8 +81,8 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
         assert {action.reason for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
-        assert all("of versions up to 6" in finding.problem for finding in told)
         first = 5 if begun else 4
+        assert all(f"of versions {first} to 6" in finding.problem for finding in told)
         assert all(f"the logs end at version {first - 1}" in finding.problem for finding in told)
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
         assert {place[1].version.version for place in places if place} == set(range(first, 7))
