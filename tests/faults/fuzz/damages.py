@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.faults.fuzz.choices import a_file, a_length, sidecar_of, written
 from tests.faults.fuzz.files import by_kind, files_of, folders_of
-from tests.faults.fuzz.forgeries import json_value, repack_changelog, repack_snapshot
+from tests.faults.fuzz.forgeries import json_value, repack_batch_log, repack_changelog, repack_snapshot
 
 Damage = Callable[[random.Random, Path], str]
 
@@ -226,6 +226,7 @@ DAMAGES: dict[str, tuple[Damage, int]] = {
     "JSON changed": (json_value, 5),
     "changelog packed again": (repack_changelog, 3),
     "snapshot packed again": (repack_snapshot, 4),
+    "batch log packed again": (repack_batch_log, 4),
 }
 """Each damage with its weight."""
 

@@ -23,6 +23,7 @@ _KINDS = (
     ("table", re.compile(r"state/.*/SSTs/[^/]*")),
     ("archived log", re.compile(r"state/.*/logs/[^/]*")),
     ("sidecar", re.compile(r"(?:.*/)?[^/]*\.crc")),
+    ("batch log", re.compile(r"_statekeeper/log/.*")),
     ("control", re.compile(r"_statekeeper/.*")),
 )
 TEXTS = ("commit", "offset", "query metadata", "state schema", "operator metadata", "control")
@@ -54,13 +55,14 @@ def by_kind(root: Path) -> dict[str, list[str]]:
 
 
 def fingerprint(root: Path, *below: str) -> str:
-    """A digest of names, kinds, sizes and times of all that is below these folders, without the files of `_statekeeper`."""
+    """Return a digest of names, kinds, sizes and times of all files below these folders; by default, below all folders
+    except `_statekeeper`."""
     digest = hashlib.sha256()
     for name in below or ("",):
         top = root / name
         for folder, folders, names in os.walk(top):
             folders.sort()
-            if folder == str(root) and "_statekeeper" in folders:
+            if folder == str(root) and "_statekeeper" in folders and not below:
                 folders.remove("_statekeeper")
             for entry in sorted([*folders, *names]):
                 place = Path(folder, entry)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import random
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format import compression
+import google_crc32c
+
+from statestore.errors import CorruptFile, StatekeeperError
+from statestore.format import batch_log, compression
 from tests.faults.fuzz.choices import Inapplicable, a_length, one_kind_first, written
 from tests.faults.fuzz.files import TEXTS, by_kind
 
@@ -106,6 +109,52 @@ def repack_changelog(chance: random.Random, root: Path) -> str:
     writer.write(plain)
     writer.finish()
     return written(root, path, sink.getvalue(), f"records damaged ({how}), packed again", chance)
+
+
+def repack_batch_log(chance: random.Random, root: Path) -> str:
+    """Damage the index or the members of a batch log, with checksums that fit."""
+    files = by_kind(root).get("batch log")
+    if not files:
+        raise Inapplicable
+    path = chance.choice(files)
+    try:
+        parsed = batch_log.parse_head((root / path).read_bytes(), path)
+    except StatekeeperError as error:
+        raise Inapplicable from error
+    data = (root / path).read_bytes()
+    changelogs = {place: data[one.start : one.start + one.length] for place, one in parsed.members.items()}
+    how = chance.choice(("swap", "gone", "flip", "truncate", "foreign", "index", "record"))
+    one, two = chance.choice(list(changelogs)), chance.choice(list(changelogs))
+    if how == "swap":
+        changelogs[one], changelogs[two] = changelogs[two], changelogs[one]
+    elif how == "gone":
+        del changelogs[one]
+    elif how == "flip":
+        flipped = bytearray(changelogs[one])
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+        changelogs[one] = bytes(flipped)
+    elif how == "truncate":
+        changelogs[one] = changelogs[one][: a_length(chance, len(changelogs[one]))]
+    elif how == "foreign":
+        changelogs[one] = (root / chance.choice(files)).read_bytes()
+    body = batch_log.encode(parsed.version, parsed.tag, parsed.record, changelogs)
+    if how in ("index", "record"):
+        body = _with_another_head(chance, body, "members" if how == "index" else None)
+    return written(root, path, body, f"batch log: {how}")
+
+
+def _with_another_head(chance: random.Random, body: bytes, key: str | None) -> bytes:
+    """Change a value in the head of a batch log, and its checksum. `key`: where; None: anywhere."""
+    front = struct.Struct(">8sII")
+    magic, length, _ = front.unpack_from(body)
+    head = json.loads(body[front.size : front.size + length])
+    part = chance.choice(list(_containers(head if key is None else head[key])))
+    keys = list(part) if isinstance(part, dict) else list(range(len(part)))
+    if keys:
+        part[chance.choice(keys)] = chance.choice((*_STRANGE_VALUES, 2**62, part[chance.choice(keys)]))
+    changed = json.dumps(head).encode()
+    members = body[front.size + length :]
+    return front.pack(magic, len(changed), google_crc32c.value(changed)) + changed + members
 
 
 def repack_snapshot(chance: random.Random, root: Path) -> str:

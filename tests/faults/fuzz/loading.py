@@ -12,6 +12,7 @@ from statestore.contents import Contents, contents_at
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits
 from statestore.errors import StatekeeperError
+from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.loading.loader import Loader
 from statestore.storage import open_storage
@@ -36,7 +37,7 @@ class Heads:
             return {}
         if contents is None:
             return {}
-        logs = fingerprint(root, "commits", "offsets")
+        logs = fingerprint(root, "commits", "offsets", names.BATCH_LOGS)
         found = {}
         for store, version in contents.stores.items():
             key = (str(store), str(version), logs, fingerprint(root, store.folder))

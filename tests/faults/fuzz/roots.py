@@ -32,7 +32,7 @@ from tests.support.structures import as_sparks, without_ids
 from tests.support.switching import structure_of, take_snapshots
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
-_OWN = ("own-v1", "own-v2", "native-v1", "native-v2")
+_OWN = ("own-v1", "own-v2", "own-v2-log", "native-v1", "native-v2")
 
 _KEY = pa.schema([("name", pa.string()), ("day", pa.int32())])
 _VALUE = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
@@ -94,9 +94,10 @@ def _make(draft: Path, name: str, stage: Stage) -> None:
 
 
 def _write_own(root: Path, draft: Path, name: str) -> None:
-    kind, _, structure = name.partition("-")
+    kind, structure, *log = name.split("-")
     as_written = Structure(structure) if kind == "own" else Structure.V2
-    made = Checkpoint(open_storage(str(root)), draft / "job", schema=_SCHEMA, structure=as_written)
+    storage = open_storage(str(root))
+    made = Checkpoint(storage, draft / "job", schema=_SCHEMA, structure=as_written, in_batch_logs=bool(log))
     _grow(made, 4)
     take_snapshots(made.storage, draft / "scratch")
     _grow(made, 3)

@@ -17,7 +17,7 @@ from statestore.clock import SystemClock
 _USAGE = 2
 _EXIT_CODES = frozenset({0, 1, 3, 4, 10, 11, 12, 13})
 
-WRITERS = ("gc", "snapshot", "repair", "switch")
+WRITERS = ("gc", "snapshot", "repair", "switch", "unpack")
 """The verbs that change a checkpoint."""
 
 
@@ -68,6 +68,8 @@ def writer(verb: str, chance: random.Random, scratch: Path, to: str) -> Call:
     if verb == "snapshot":
         at_head = ("--at-head", "--confirm-stopped") if chance.random() < 0.5 else ("--all",)
         return Call(verb, ("--mode", "full", *at_head, *at, *_output(chance)))
+    if verb == "unpack":
+        return Call(verb, ("--mode", "full", *_output(chance)))
     if verb == "repair":
         return Call(verb, ("--apply", "--confirm-stopped", *_output(chance)))
     return Call(verb, ("--to", to, "--apply", "--confirm-stopped", *at, *_output(chance)))
