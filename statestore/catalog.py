@@ -6,14 +6,15 @@ have the same names and logs.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from statestore.commit_log import CommitLog, Heads, batches_of
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format import logs, names, operators
 from statestore.format import state_conf as conf
+from statestore.format.batch_log import object_of
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.format.state_conf import StateConf
@@ -21,7 +22,7 @@ from statestore.format.structure import Structure
 from statestore.lineage import Lineage
 from statestore.partitions import Partitions
 from statestore.stateless import stateless
-from statestore.storage import Entry, MemberEntry, Storage, list_members, read_or_none
+from statestore.storage import Entry, MemberEntry, Members, Storage, list_members, read_or_none
 
 _LISTED = 1_000
 """Names in one page of a listing. Numbers with equally many digits sort as their names do."""
@@ -35,12 +36,17 @@ _LONGEST_HEADER_BYTES = 33 * 1024 * 1024
 
 @dataclass
 class StoreFiles:
-    """The files of one store in a listing. `tables`: SST files and archived logs by their name in `SSTs/` and `logs/`."""
+    """The files of one store in a listing.
+
+    tables   SST files and archived logs by their name in `SSTs/` and `logs/`
+    damaged  the batch logs of the root whose members cannot be listed, by path
+    """
 
     changelogs: dict[VersionId, Entry] = field(default_factory=dict)
     snapshots: dict[VersionId, Entry] = field(default_factory=dict)
     tables: dict[str, Entry] = field(default_factory=dict)
     others: list[Entry] = field(default_factory=list)
+    damaged: Mapping[str, FileProblem] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Entry]:
@@ -52,30 +58,52 @@ class StoreFiles:
         entry = self.changelogs[changelog]
         return entry.log if isinstance(entry, MemberEntry) else entry.path
 
+    def unlisted(self, store: StorePath, changelog: VersionId) -> FileProblem:
+        """The problem of a changelog that is not in the listing: its object is missing, or it is a damaged batch log."""
+        path = object_of(store, changelog)
+        return self.damaged.get(path) or FileProblem(path, Flaw.MISSING, "is missing")
+
     def has_other(self, path: str) -> bool:
         """Whether a file exists that is no changelog, snapshot or table, such as a sidecar."""
         return any(entry.path == path for entry in self.others)
 
 
-def files(storage: Storage, folder: str = names.STATE) -> Mapping[StorePath, StoreFiles]:
+class FilesByStore(dict[StorePath, StoreFiles]):
+    """The files of a listing by store. `damaged`: see `StoreFiles`."""
+
+    def __init__(self, damaged: Mapping[str, FileProblem]) -> None:
+        super().__init__()
+        self.damaged = damaged
+
+    def of(self, store: StorePath) -> StoreFiles:
+        """Return the files of a store; none if the listing has none of it."""
+        return self.get(store) or StoreFiles(damaged=self.damaged)
+
+
+def files(storage: Storage, folder: str = names.STATE) -> FilesByStore:
     """List all files below `state/`, or below the folder of one store, by store, with the members of batch logs.
 
     Two listings, and the requests of `list_members`.
     """
-    members = list_members(storage, folder).entries
+    return with_members(list_members(storage, folder), storage.list(folder))
+
+
+def with_members(members: Members, entries: Iterable[Entry]) -> FilesByStore:
+    """Group the files of a listing, and the members of batch logs, by store."""
+    damaged = {path: FileProblem(path, Flaw.of(error), error.what) for path, error in members.damaged.items()}
     # A member comes before a file, so that an unpacked file of the same version replaces it.
-    return by_store([*members, *storage.list(folder)])
+    return by_store([*members.entries, *entries], damaged)
 
 
-def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
-    """Group the files of a listing by store. Files outside of stores are left out."""
-    found: defaultdict[StorePath, StoreFiles] = defaultdict(StoreFiles)
+def by_store(entries: Iterable[Entry], damaged: Mapping[str, FileProblem] | None = None) -> FilesByStore:
+    """Group the files of a listing by store. Files outside of stores are left out. `damaged`: see `StoreFiles`."""
+    found = FilesByStore(damaged or {})
     for entry in entries:
         place = names.parse_place(entry.path)
         if place is None:
             continue
         store, name = place
-        of_store = found[store]
+        of_store = found.setdefault(store, StoreFiles(damaged=found.damaged))
         parsed = names.parse_store_file(name)
         if parsed is None:
             shared = names.parse_shared_file(name)
@@ -87,7 +115,7 @@ def by_store(entries: Iterable[Entry]) -> Mapping[StorePath, StoreFiles]:
             of_store.snapshots[parsed.version] = entry
         else:
             of_store.changelogs[parsed.version] = entry
-    return dict(found)
+    return found
 
 
 def have_sidecars(heads: Heads, files: Mapping[StorePath, StoreFiles]) -> bool:

@@ -231,10 +231,10 @@ class _Walk:
             self._snapshots[version] = look_at_snapshot(
                 self._storage, self._store, version, self._files, self._pending_delete, self._faults
             )
-        path = object_of(self._store, version)
         if version not in self._files.changelogs:
-            self._broken[version] = FileProblem(path, Flaw.MISSING, "is missing")
+            self._broken[version] = self._files.unlisted(self._store, version)
         elif self._files.changelogs[version].size_bytes == 0:
+            path = object_of(self._store, version)
             self._broken[version] = FileProblem(path, Flaw.CORRUPT, "is empty")
 
     def _before(self, version: VersionId) -> VersionId | FileProblem:

@@ -39,7 +39,7 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
         return []
     files = catalog.files(storage, gathered.stores[0].store.folder)
     store = gathered.stores[0].store
-    of_store = files.get(store, catalog.StoreFiles())
+    of_store = files.of(store)
     if not of_store.snapshots:
         return []
     if not of_store.changelogs:

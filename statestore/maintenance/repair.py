@@ -121,7 +121,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     # Race: if the log is read before files are listed, a query that was not stopped can commit in between. Then its new
     # files look like files of rolled-back batches.
     listed = storage.list(names.STATE)
-    files = catalog.by_store([*list_members(storage).entries, *listed])
+    files = catalog.with_members(list_members(storage), listed)
     heads = catalog.heads(storage)
     headers: dict[str, str] = {}
 

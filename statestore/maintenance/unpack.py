@@ -67,13 +67,13 @@ def gather(storage: Storage, *, batch: int | None = None) -> UnpackFacts:
     """
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     members = list_members(storage)
-    files = catalog.by_store([*members.entries, *storage.list(names.STATE)])
+    files = catalog.with_members(members, storage.list(names.STATE))
     lineages: dict[StorePath, Lineage] = {}
     if heads is not None:
 
         def look(store: StorePath) -> None:
             head = heads.heads[store]
-            of_store = files.get(store, StoreFiles())
+            of_store = files.of(store)
             if head == EMPTY or head in of_store.snapshots:
                 lineages[store] = ()
             else:

@@ -73,8 +73,10 @@ class LocalStorage(OpenedStore):
         if start < 0 or length < 0:
             raise ValueError(f"no range of bytes: {length} from {start}")
         with self._opened(path) as file:
+            # `read` allocates its argument: a corrupt length must not exhaust the memory.
+            there = max(0, os.fstat(file.fileno()).st_size - start)
             file.seek(start)
-            data = file.read(length)
+            data = file.read(min(length, there))
         self.requests.count_bytes_read(len(data))
         return data
 

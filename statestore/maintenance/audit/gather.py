@@ -60,7 +60,7 @@ def gather(
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
     members = list_members(storage, listed=control)
-    files = catalog.by_store([*members.entries, *state])
+    files = catalog.with_members(members, state)
     log = commits.with_commits(storage, log, batches, files)
     without_state = None if listed or origin is Origin.OWN else _stateless(log)
     # Raises for another state store provider: its files have other names.
@@ -72,8 +72,7 @@ def gather(
         strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
         log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, origin, log, state, control, files, strangers)
-    damaged = (FileProblem(path, Flaw.of(error), error.what) for path, error in members.damaged.items())
-    root = replace(root, batch_logs=tuple(damaged))
+    root = replace(root, batch_logs=tuple(files.damaged.values()))
     if origin is Origin.NATIVE:
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
         found_moved = (
@@ -106,7 +105,7 @@ def gather(
     )
 
     def look(store: StorePath) -> None:
-        looked = gather_store(way, store, committed[store], files.get(store, StoreFiles()))
+        looked = gather_store(way, store, committed[store], files.of(store))
         found[store] = looked if isinstance(looked, NotAudited) else replace(looked, gone=gone[store])
         progress(len(found), len(committed))
 

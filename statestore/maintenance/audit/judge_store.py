@@ -180,7 +180,9 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
         if retained:
             yield from _of_run(one, run, retained, restart)
     for version, bad in one.facts.changelogs.items():
-        if bad.flaw is not Flaw.MISSING and version in one.chain.bases and version.version >= one.oldest:
+        if bad.flaw is Flaw.MISSING or bad.path in one.chain.files.damaged:
+            continue  # the root has a finding for a damaged batch log
+        if version in one.chain.bases and version.version >= one.oldest:
             yield Finding(
                 severity=Severity.WARNING,
                 kind=_CHANGELOG_CODES[bad.flaw],

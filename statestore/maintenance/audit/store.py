@@ -185,7 +185,7 @@ def _changelogs(chain: Chain, found: Mapping[VersionId, FileProblem]) -> dict[Ve
         path = object_of(chain.store, version)
         if version in found:
             bad[version] = found[version]
-        elif version not in chain.files.changelogs:
+        elif version not in chain.files.changelogs and path not in chain.files.damaged:
             bad[version] = FileProblem(path, Flaw.MISSING, "is missing")
         elif version in chain.broken:
             bad[version] = FileProblem(path, Flaw.CORRUPT, chain.broken[version].text)

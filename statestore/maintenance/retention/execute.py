@@ -214,7 +214,7 @@ def _execute_store(
 
 
 def _files(storage: Storage, store: StorePath) -> StoreFiles:
-    return catalog.by_store(storage.list(store.folder)).get(store, StoreFiles())
+    return catalog.by_store(storage.list(store.folder)).of(store)
 
 
 def _changed_base(storage: Storage, planned: StoreVerdicts, files: StoreFiles, on_record: Reads | None) -> str | None:

@@ -86,7 +86,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     if last is not None:
         due = _due(storage, last, logs, wanted)
         if due is not None and due <= heads.heads.keys():
-            files = {store: catalog.files(storage, store.folder).get(store, StoreFiles()) for store in sorted(due)}
+            files = {store: catalog.files(storage, store.folder).of(store) for store in sorted(due)}
             log = CommitLog(heads)
             chains, strays = look.at(log, files, wanted)
             if common_floor(chains, wanted) == wanted or not chains:
@@ -110,9 +110,9 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
         members = list_members(storage)
         logs = replace(logs, batch_logs=_batch_log_files(members))
     listed = storage.list(names.STATE)
-    found = catalog.by_store([*members.entries, *listed])
+    found = catalog.with_members(members, listed)
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
-    every = {store: found.get(store, StoreFiles()) for store in full.newest.heads}
+    every = {store: found.of(store) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
     return _with_quarantine(
         storage,

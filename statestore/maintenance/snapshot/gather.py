@@ -43,7 +43,7 @@ def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
     found: dict[StorePath, StoreSnapshotFacts] = {}
 
     def look(store: StorePath) -> None:
-        of_store = files.get(store, catalog.StoreFiles())
+        of_store = files.of(store)
         entries = of_store.entries
         head = heads.heads[store]
         target = head if origin is Origin.OWN or at_head or head.id is not None else _settled(head)
@@ -116,9 +116,8 @@ def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.S
             case LoadPlan():
                 gone = next((version for version in step.replay if version not in files.changelogs), None)
                 if gone is not None:
-                    return StoreSnapshotFacts(
-                        store=store, head=head, load=None, tail_bytes=0, problem=f"{store.changelog(gone)} is missing"
-                    )
+                    problem = str(files.unlisted(store, gone))
+                    return StoreSnapshotFacts(store=store, head=head, load=None, tail_bytes=0, problem=problem)
                 tail_bytes = sum(files.changelogs[v].size_bytes for v in step.replay)
                 return StoreSnapshotFacts(
                     store=store,

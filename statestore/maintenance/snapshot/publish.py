@@ -103,7 +103,7 @@ def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
     try:
         storage.create(path, body)
     except AlreadyExists as error:
-        there = catalog.files(storage, action.store.folder).get(action.store, catalog.StoreFiles())
+        there = catalog.files(storage, action.store.folder).of(action.store)
         found = look_at_snapshot(storage, action.store, version, there)
         if not found.is_whole:
             raise CorruptFile(
@@ -173,7 +173,7 @@ def require_same(
 
 def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
     """List the tables of the store."""
-    return catalog.by_store(storage.list(f"{store.folder}/{names.TABLES}".rstrip("/"))).get(store, catalog.StoreFiles())
+    return catalog.by_store(storage.list(f"{store.folder}/{names.TABLES}".rstrip("/"))).of(store)
 
 
 def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:

@@ -35,7 +35,7 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     measured: dict[StorePath, StoreSwitchFacts] = {}
 
     def measure(store: StorePath) -> None:
-        measured[store] = _measured(storage, by_store[store], files.get(store, catalog.StoreFiles()))
+        measured[store] = _measured(storage, by_store[store], files.of(store))
 
     at_once(measure, list(order))
     path = names.commits(batch)
