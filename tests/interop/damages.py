@@ -27,7 +27,7 @@ _CLASSES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Damage:
-    """`kind`: what was done; `has_checksum`: whether Hadoop's hidden checksum of the file as it was lies beside it."""
+    """`kind`: the kind of damage; `has_checksum`: whether Hadoop's hidden checksum of the undamaged file is beside it."""
 
     kind: str
     file_class: str
@@ -100,7 +100,7 @@ _DAMAGES: Mapping[str, Callable[[Path, random.Random], None]] = {
 
 
 def unproven(damage: Damage, found: Audit) -> str | None:
-    """The class of what an audit lists as not proved that the damage falls in; None when it falls in none."""
+    """Return the class of unproved properties that the damage belongs to; None if it belongs to none."""
     for name, (applies, text) in _UNPROVEN.items():
         if applies(damage) and any(text in one for one in found.unproven):
             return name
@@ -118,7 +118,7 @@ def _has_no_checksum(damage: Damage) -> bool:
 
 
 def _is_swapped(damage: Damage) -> bool:
-    """Whole files, with what guards them, under each other's names."""
+    """Two whole files have exchanged their names, with their checksum files."""
     return damage.kind == "swapped" and damage.file_class not in ("snapshot", "table")
 
 

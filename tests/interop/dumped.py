@@ -63,7 +63,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _view(view: Mapping[str, str]) -> tuple[Callable[[str | None], bool], Callable[[Row, Row], Row]]:
-    """Which stores or families a view is of, and what it makes of a key and a value."""
+    """Return the stores or families of a view, and the function that converts a key and a value to its row."""
     if "joinSide" in view:
         side = view["joinSide"]
         values = (f"{side}-keyWithIndexToValue", f"{side}-keyWithTsToValues")

@@ -30,7 +30,7 @@ VERBS = [
     ("gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
     ("gc", "--orphans", "--confirm-stopped", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply"),
 ]
-"""What is said to the checkpoint, one after the other, with a batch of Spark's after each."""
+"""The verbs to run one after another, each followed by a batch of Spark."""
 
 ONLY_LOOK = ("inspect", "audit", "dump", "diff", "repair")
 
@@ -41,7 +41,7 @@ class ElsewhereQuery(NativeQuery, ABC):
     @property
     @abstractmethod
     def urls(self) -> Sequence[str]:
-        """All that Statekeeper may be told, `root` first."""
+        """Return all URLs of the checkpoint that Statekeeper accepts, `root` first."""
 
     @abstractmethod
     def forget(self, *paths: str) -> None:
@@ -54,7 +54,7 @@ def clean(query: ElsewhereQuery) -> None:
 
 
 def is_right_after(query: ElsewhereQuery, batches: int) -> None:
-    """What an aggregation has put out, and what it holds."""
+    """Check the output and the state of an aggregation."""
     outputs, end = expected(batches)
     assert query.outputs == outputs
     assert held(query) == end
@@ -88,7 +88,7 @@ def goes_on_after_each_verb_as_a_twin(query: ElsewhereQuery, folder: Path) -> No
     assert query.outputs == outputs
     assert state(query) == end
 
-    # The same with a key less in each store: what is compared above can tell.
+    # Negative control: a key is missing in each store, and the comparison above detects it.
     query.restored("middle")
     middle = state(query)
     take_wrong_snapshots(query, folder)

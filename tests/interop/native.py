@@ -1,7 +1,7 @@
-"""Stateful queries that Spark runs by itself, one for each operator: what Statekeeper is pointed at.
+"""Native stateful queries, one for each operator of Spark.
 
-A query reads rows from folders of Parquet files, one file a batch, so that two of them can be given the same batches. What
-it puts out is kept by batch; its state is asked of Spark's own `statestore` source.
+A query reads rows from folders of Parquet files, one file per batch, so that two queries can get the same batches. Its
+output is recorded by batch. Spark's `statestore` source reads its state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONLY_CHANGELOGS: Mapping[str, str] = {
     f"{STATE_STORE}minDeltasForSnapshot": "2147483647",
     f"{STATE_STORE}forceSnapshotUploadOnLag": "false",
 }
-"""What a query is set to for which Statekeeper makes the snapshots."""
+"""The settings of a query whose snapshots Statekeeper makes."""
 
 _EXPIRES = re.compile(r"ttlExpirationMs=\d+")
 """Depends on the time of day at which a twin ran."""
@@ -237,10 +237,10 @@ HERE = tuple(name for name, operator in OPERATORS.items() if operator.runs_on("4
 
 
 class NativeQuery:
-    """One query with a checkpoint of its own below `folder`, which has no spaces in its path.
+    """One query with its own checkpoint below `folder`, which has no spaces in its path.
 
-    A twin of it is the same query, in the same place, at another time: checkpoints name their inputs and their schemas by
-    absolute paths. `saved` puts the checkpoint by, `restored` takes it back.
+    Its twin is the same query in the same folder at another time, because checkpoints contain the absolute paths of inputs
+    and schemas. `saved` copies the checkpoint, `restored` puts the copy back.
     """
 
     def __init__(self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str]) -> None:
@@ -341,13 +341,13 @@ def views(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[Row
 
 
 def state(query: NativeQuery, *, batch: int | None = None) -> dict[str, Counter[str]]:
-    """The same as text that can be compared: without what depends on the time of day."""
+    """Return the views as text without expiry times, so that two runs can be compared."""
     shown = views(query, batch=batch)
     return {view: Counter(_EXPIRES.sub("", str(row)) for row in found) for view, found in shown.items()}
 
 
 def views_as_json(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[str]]:
-    """The same with each row as Spark's JSON, which leaves out what is null, by the options as JSON."""
+    """Return the views with each row as Spark's JSON, which omits nulls, by the options as JSON."""
     found = {}
     for options, view in _views(query, batch):
         # Of the side of a join Spark's rows have a column more than their schema says, which its JSON stumbles over.

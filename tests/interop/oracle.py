@@ -51,7 +51,7 @@ SAME, OTHER, FAILS, BUSY = "same", "other rows", "fails", "busy"
 
 @dataclass(frozen=True)
 class Result:
-    """One case. `told`: the codes of the audit's findings, or the class of what it does not prove; `why`: Spark's error."""
+    """One case. `told`: the codes of the audit's findings, or the class of its unproved property; `why`: Spark's error."""
 
     case: int
     form: str
@@ -88,7 +88,7 @@ class Twin:
         self.end: State = {}
 
     def run(self) -> Twin:
-        """Ask Spark what is right."""
+        """Read the expected state with Spark."""
         query = self.copied()
         heads = catalog.heads(open_storage(query.root))
         assert heads is not None
@@ -122,7 +122,7 @@ class Twin:
         return self._states[batch]
 
     def sparks_word(self, query: NativeQuery) -> tuple[str, str]:
-        """What Spark makes of a checkpoint: its reader first, then a start with one more batch."""
+        """Return Spark's result for a checkpoint: that of its reader, then that of a start with one more batch."""
         try:
             newest = catalog.newest_batch(open_storage(query.root))
             shown = state(query)
@@ -191,7 +191,7 @@ class Oracle:
         return Result(case, form, damage.kind, damage.file_class, damage.file, told, what, said, why)
 
     def audited_again(self, seed: int, before: Result) -> Result:
-        """A case of which Spark's word is known, with what the audit says of it now."""
+        """Audit a case again whose result in Spark is known."""
         twin = self._twin(before.form)
         query = twin.copied()
         damage = damages.some_damage(query.checkpoint, random.Random(f"{seed} {before.case}"))
@@ -214,7 +214,7 @@ class Oracle:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Damage by what the audit and what Spark say of it, in Markdown."""
+    """Return a Markdown table of damages by the results of the audit and of Spark."""
     columns = [(told, said) for told in (FINDING, UNPROVEN, CLEAN) for said in (SAME, OTHER, FAILS)]
     counts = Counter((one.file_class, one.damage, one.audit, one.spark) for one in results)
     head = "| file | damage | " + " | ".join(f"{told}, Spark {said}" for told, said in columns) + " |"

@@ -28,7 +28,7 @@ def connect(spark: SparkSession, server: S3Server) -> None:
 
 
 def environment(server: S3Server) -> dict[str, str]:
-    """What lets Statekeeper find it, without a `statekeeper.toml`."""
+    """Return the environment variables with which Statekeeper finds the server without a `statekeeper.toml`."""
     return {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": CREDENTIALS["key"],

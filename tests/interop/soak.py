@@ -41,7 +41,7 @@ _FEWEST = 50
 
 @dataclass
 class Maintenance:
-    """Snapshots and deletions, again and again, until the block is left. `failures`: what a verb said that did not work."""
+    """Takes snapshots and deletes files in a loop until the block ends. `failures`: the output of verbs that failed."""
 
     root: str
     scratch: str
@@ -78,7 +78,7 @@ class Maintenance:
 
     def _verb(self, verb: str, *arguments: str) -> str:
         done = CliRunner().invoke(command, [verb, self.root, *arguments])
-        # Before the first batch there is no checkpoint; 3: a store has something to say that nobody has to act on at once.
+        # Before the first batch there is no checkpoint (10). Exit code 3 means findings, here warnings.
         if done.exit_code not in (0, 3, 10):
             self.failures.append(f"{verb}: {done.output.strip()[-500:]}")
         return done.output

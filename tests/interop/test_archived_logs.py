@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def query(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NativeQuery:
-    """Three versions with a snapshot each; those of the newest name an archived log. Then it goes on with changelogs."""
+    """Three versions with a snapshot each, of which the newest names an archived log. Later versions have changelogs."""
     folder = tmp_path_factory.mktemp("archived")
     query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1", CHANGELOGS: "false"})
     query.run(3)

@@ -19,7 +19,7 @@ from tests.interop.native import FORMAT, HERE, OPERATORS, STATE_STORE, NativeQue
 pytestmark = pytest.mark.spark
 
 BY_THE_WAY = {f"{STATE_STORE}rowChecksum.enabled": "true", f"{STATE_STORE}rocksdb.mergeOperatorVersion": "1"}
-"""A checksum for each row, and a comma between what is merged."""
+"""A checksum for each row, and a comma between merged values."""
 
 MATRIX = [
     (name, structure, how)
@@ -80,7 +80,7 @@ def test_a_dump_equals_the_output_of_sparks_reader(run: Run) -> None:
 
 
 def test_dumps_of_two_versions_differ(run: Run) -> None:
-    """What is compared above can tell."""
+    """A negative control of the comparison above."""
     by_spark = views_as_json(run.query, batch=0)
     rows = run.version(newest(run))
     differing = [

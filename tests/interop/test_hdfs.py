@@ -33,7 +33,7 @@ def test_a_checkpoint_on_hdfs_is_audited_compacted_and_cleaned_and_spark_continu
     folder = tmp_path_factory.mktemp("hdfs")
     query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, hdfs)
     query.run(2)
-    # What Spark leaves when it dies before it gives a file its name, and what Statekeeper leaves.
+    # Spark and Statekeeper leave such files if they die before the rename.
     open_storage(query.root).create(f"commits/.2.{RandomIds().fresh()}.tmp", b"half")
     open_storage(query.root).create(f"{TEMP_FOLDER}/{RandomIds().fresh()}", b"half")
     elsewhere.goes_on_from_the_snapshots_alone(query, folder)

@@ -98,6 +98,6 @@ def test_every_spark_starts_from_the_logs_that_retention_leaves(tmp_path: Path, 
                 twins.statekeeper("repair", query.root, "--for-spark", reader, "--apply", "--confirm-stopped")
             return remote.state(query, spark=sparks.get(reader, structure))
 
-        # Nothing in a checkpoint of structure V2 tells 4.0 from 4.1.
+        # A checkpoint of structure V2 does not show whether it is of 4.0 or 4.1.
         for_spark = ["--for-spark", minor] if (minor, structure) == ("4.0", "2") else []
         starts_from_what_is_left(query, twin, oracle, tmp_path, *for_spark)

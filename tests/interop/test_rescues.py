@@ -71,7 +71,7 @@ def test_a_query_with_a_missing_presumed_snapshot_continues_from_one_at_its_head
         take_snapshots(query, tmp_path)
     query.run(1)
     storage = open_storage(str(query.checkpoint))
-    # Spark's own clean-up leaves what there is from an older snapshot on. Spark traces the lineage back farther than that.
+    # Spark's cleanup keeps the files from an older snapshot on. Spark follows the lineage back farther than that.
     cleaned = [path for number in (1, 2, 3) for path in of_version(changelogs(storage), number)]
     storage.delete([*cleaned, *of_version(snapshots(storage), 2), *of_version(snapshots(storage), 6)])
     with pytest.raises(StreamingQueryException, match="CANNOT_LOAD_STATE_STORE"):

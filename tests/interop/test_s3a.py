@@ -22,7 +22,7 @@ CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 RENAMES = {
     CHECKPOINT_FILES: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 }
-"""Not what Spark takes for a bucket by itself, which is the one on FileContext."""
+"""Spark's default for a bucket is the one on FileContext; this is the other one."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_checkpoint_in_a_bucket_is_audited_compacted_and_cleaned_and_spark_con
     query.run(2)
     assert [key for key in query.keys if key.endswith("/")], "Hadoop marks folders"
     for unfinished in ("commits/.2.{}.tmp", "state/0/0/.3.changelog.{}.tmp"):
-        # What Spark leaves when it dies before it gives a file its name.
+        # Spark leaves such a file if it dies before the rename.
         bucket.put(query.bucket, f"jobs/query/checkpoint/{unfinished.format(RandomIds().fresh())}", b"half")
     elsewhere.goes_on_from_the_snapshots_alone(query, folder)
 

@@ -50,13 +50,13 @@ spark.stop()
 
 _AS_USER = ("setpriv", f"--reuid={USER.pw_uid}", f"--regid={USER.pw_gid}", "--clear-groups")
 _MAY_READ = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-"""The interpreter may lie where only root looks. The JVM, which is what reads the checkpoint, has no such right."""
+"""Python can be in a folder that only root may read. The JVM, which reads the checkpoint, does not get this right."""
 _MAY_NOT = "setpriv --ambient-caps=-all --inh-caps=-all"
 
 
 @dataclass
 class UsersQuery:
-    """A query that a user who is not root runs, each time in a Spark of its own."""
+    """A query of a user who is not root. Each run starts its own Spark."""
 
     folder: Path
     confs: dict[str, str]

@@ -1,7 +1,7 @@
-"""Checkpoints of real Spark's with what is known to go wrong made on purpose: the audit's word against Spark's.
+"""Native checkpoints with known kinds of damage: the result of the audit, compared with Spark's.
 
-Where the audit says that Spark cannot load, Spark's own reader fails; once what the audit says is done, it reads what it
-read before.
+If the audit reports that Spark cannot load a version, Spark's reader fails. After the action that the audit names, the
+reader shows the same rows as before the damage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ State = dict[str, Counter[str]]
 
 
 class Made:
-    """A query that made snapshots of versions 1 and 2, and changelogs of 3 to 5; and what its state is."""
+    """A query with snapshots of versions 1 and 2 and changelogs of 3 to 5, and its state."""
 
     def __init__(self, query: NativeQuery, batches: int = 3) -> None:
         self.query = query
@@ -92,7 +92,7 @@ def v2(queries: dict[str, Made]) -> Made:
 
 
 def as_made(made: Made) -> Made:
-    """With what it was when its state was looked at, and no input beyond."""
+    """Restore the checkpoint as it was when its state was read, without later input."""
     made.query.restored("made")
     for path in made.query.folder.glob(f"*/{made.query.batches:05}.parquet"):
         path.unlink()

@@ -1,6 +1,6 @@
-"""Checkpoints that Spark wrote, moved to the other structure: it goes on there as a twin does that was never moved.
+"""Native checkpoints, switched to the other structure: Spark continues as in a twin that was not switched.
 
-Compared are the outputs of all later batches, and what Spark's own reader shows of the state.
+The outputs of all later batches are compared, and the states as Spark's reader shows them.
 """
 
 from __future__ import annotations

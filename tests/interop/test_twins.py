@@ -1,6 +1,6 @@
-"""Checkpoints that Spark wrote by itself: it goes on from our snapshots as if nobody had been there.
+"""Native checkpoints: Spark continues from Statekeeper's snapshots as from its own.
 
-Here on the project's own Spark; on all others `make interop-matrix` does the same, and goes from one to the other.
+These tests use the project's own Spark. `make interop-matrix` does the same on all others, and from one to another.
 """
 
 from __future__ import annotations

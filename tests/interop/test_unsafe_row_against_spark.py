@@ -1,4 +1,4 @@
-"""The bytes written here are Spark's own bytes, and Spark reads from them what was written.
+"""The encoder writes the same bytes as Spark, and Spark decodes them to the same values.
 
 Spark makes its rows from the same Arrow table through UnsafeProjection, the code that fills its state stores.
 """
@@ -42,7 +42,7 @@ def rows_of(df: DataFrame) -> list[bytes]:
 
 
 def read_by_spark(spark: SparkSession, rows: pa.LargeBinaryArray, schema: pa.Schema) -> pa.Table:
-    """What Spark finds in rows that were made here."""
+    """Decode rows with Spark."""
     jvm = spark._jvm
     catalyst = jvm.org.apache.spark.sql.catalyst
     found = jvm.java.util.ArrayList()
@@ -71,7 +71,7 @@ def assert_same_both_ways(spark: SparkSession, table: pa.Table) -> None:
 
 
 def column_tables(kind: pa.DataType, rows: int = 25) -> st.SearchStrategy[pa.Table]:
-    """The type alone, nested in each way, and beside a text, so that what lies behind it is seen to begin rightly."""
+    """Tables with the type alone, nested in each way, and before a text column, whose offset would show a wrong length."""
     plain = [pa.field("plain", kind), pa.field("text", pa.string()), pa.field("never_null", kind, nullable=False)]
     nested = [
         pa.field("list", pa.list_(pa.field("element", kind))),

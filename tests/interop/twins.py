@@ -1,7 +1,7 @@
-"""A query and its twin: what is done to a checkpoint of Spark's, and what must be equal afterwards.
+"""A query and its twin: changes of a native checkpoint, and comparisons after them.
 
-The twin of a query is the same query over the same batches, with nothing done to its checkpoint in between. What both put
-out, and what Spark's own reader shows of their state, must be equal.
+The twin of a query is the same query over the same batches, whose checkpoint Statekeeper does not change. The outputs of
+both must be equal, and so must their states as Spark's reader shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.interop.native import NativeQuery
 from tests.support.maintainers import MAINTAINER
 
 State = Mapping[str, Counter[str]]
-"""What Spark's reader shows: view -> the rows of it."""
+"""The rows that Spark's reader shows, by view."""
 
 AT_HEAD = ("--at-head", "--confirm-stopped")
 
@@ -51,7 +51,7 @@ class Twin:
 
 
 def statekeeper(*arguments: str, exit_code: int = 0) -> str:
-    """What the command says; it must end well, or as it is said to."""
+    """Run the command, and return its output. Fail if it ends with another exit code."""
     done = CliRunner().invoke(main, arguments, obj=MAINTAINER)
     assert done.exit_code == exit_code, done.output
     return done.output
@@ -78,7 +78,7 @@ def untouched(query: NativeQuery, oracle: Oracle) -> Twin:
 
 
 def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
-    """Of every store, at its head; what a restart could replay instead goes."""
+    """Take a snapshot of each store's head, and delete the changelogs that a restart could replay instead."""
     root = query.root
     statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
     statekeeper("gc", root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
@@ -111,7 +111,7 @@ def dump_is_what_spark_shows(query: NativeQuery, oracle: Oracle) -> None:
 
 
 def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
-    """The same with a key less in each store: what is compared has to be different then."""
+    """Take snapshots that lack a key in each store. A comparison must detect them."""
     root = query.root
     with _forgetful():
         statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)

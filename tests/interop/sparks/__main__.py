@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _bundles(cases: Iterable[Case]) -> list[list[Case]]:
-    """What a process does with the Sparks that it starts: cases of one structure that began with one Spark, most first."""
+    """Group the cases by structure and first release, the largest group first. So a process starts each Spark once."""
     bundles: defaultdict[tuple[str, str, bool], list[Case]] = defaultdict(list)
     for case in cases:
         bundles[case.group.structure, case.group.minor, case.group.own_snapshots].append(case)

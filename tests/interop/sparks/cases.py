@@ -1,6 +1,6 @@
-"""The cases of the matrix, and what is done in each: operator x structure x Spark, and from each Spark to each later one.
+"""The cases of the matrix: operator x structure x Spark, and from each Spark to each later one.
 
-An `Origin` is a query on the Spark that began it, run to its end untouched; every case of it starts from its middle.
+An `Origin` is a query that ran to its end on its first Spark, without Statekeeper. Each case starts from its middle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READER = "4.2"
 """Which Spark reads the state where that of the query cannot."""
 
 _NO_READER = (("3.5", "1"), ("4.0", "2"))
-"""3.5 has no reader of its state, and that of 4.0 knows nothing of structure V2."""
+"""Spark 3.5 has no state reader, and the reader of 4.0 does not support structure V2."""
 
 _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
 _PARTITIONS = 3
@@ -100,7 +100,7 @@ def all_cases() -> Iterator[Case]:
 
 
 class Origin:
-    """A query that was run untouched, and what it is compared with. `folder` has no spaces in its path."""
+    """A query that ran without Statekeeper, and its expected state. `folder` has no spaces in its path."""
 
     def __init__(self, group: Group, sparks: Sparks, folder: Path) -> None:
         self.group = group
@@ -111,7 +111,7 @@ class Origin:
         self._made: set[str] = set()
 
     def run(self, case: Case) -> None:
-        """Raises `AssertionError` for what is not equal, `Refused` for what Spark says, and what the verbs raise."""
+        """Run a case. Raises `AssertionError` for a difference, `Refused` for Spark's errors, and the errors of verbs."""
         self.query.restored("middle")
         self.query.spark = self.sparks.get(case.to, self.group.structure)
         self.query.confs = self.group.confs
@@ -138,7 +138,7 @@ class Origin:
         self._tells_a_key_less(to)
 
     def _switch(self, to: str) -> None:
-        """There, on to the end as the twin, and back: what the reader shows is the same each time."""
+        """Switch, run the other batches as the twin does, and switch back. The reader shows the same state each time."""
         here = Structure(f"v{self.group.structure}")
         for_spark = ["--for-spark", to] if to in ("4.0", "4.1") else []
         for structure, expected in ((here.other, self.twin.middle), (here, self.twin.end)):
@@ -186,7 +186,7 @@ class Origin:
         self._is_recognised(to)
 
     def _tells_a_key_less(self, to: str) -> None:
-        """What is compared would be different."""
+        """Check that the comparison detects a missing key."""
         self._with_wrong_snapshots(to)
         assert self._oracle(to).state() != self.twin.middle
 
@@ -204,7 +204,7 @@ class Origin:
             self.query.restored(name)
             return
         self.query.restored("middle")
-        # Between 4.0 and 4.1 nothing tells, and their snapshots differ.
+        # A checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ.
         make(self.query, self.folder, *(["--for-spark", to] if is_v2 and self.group.minor == "4.0" else []))
         self.query.saved(name)
         self._made.add(name)
@@ -227,8 +227,8 @@ class Origin:
 
     @contextmanager
     def _as_read_by(self, reader: str) -> Iterator[None]:
-        """In the checkpoint's place is a copy with what a later reader lacks: Spark 3.5 does not say how many columns of a
-        key are its prefix, and no later Spark reads the snapshots of 4.0 in structure V2."""
+        """Replace the checkpoint by a copy that a later reader supports: Spark 3.5 does not record the number of prefix
+        columns of a key, and no later Spark reads the snapshots of 4.0 in structure V2."""
         here, kept = self.query.checkpoint, self.folder / "kept"
         path = here / names.operator_metadata(0)
         of_sessions = self.group.minor == "3.5" and self.group.operator in _PREFIX_COLUMNS and not path.exists()
@@ -253,7 +253,7 @@ class Origin:
             kept.rename(here)
 
     def _is_clean(self) -> None:
-        """A snapshot of 4.0 in structure V2 is told: an upgrade needs a repair."""
+        """Check that the audit has no finding, except for snapshots of 4.0 in structure V2: an upgrade needs a repair."""
         is_of_4_0 = (self.group.minor, self.group.structure) == ("4.0", "2")
         storage = open_storage(str(self.query.checkpoint))
         twins.clean(storage, self.folder, but=_TOLD_OF_4_0 if is_of_4_0 else frozenset())

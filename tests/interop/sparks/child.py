@@ -1,4 +1,4 @@
-"""What runs inside the environment of one Spark: requests come in, answers go out, a line of JSON each.
+"""The process in the environment of one Spark. It reads requests and writes answers, one line of JSON each.
 
     {"do": "run", "done": 3, "batches": 2, ...}  ->  {"outputs": {batch: {row: times}}}
     {"do": "state", ...}                         ->  {"state": {view: {row: times}}}
@@ -42,7 +42,7 @@ CONFS = {
 def serve(structure: str) -> None:
     """Answer until the requests end."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    # Spark's Java writes to what was the output, too.
+    # Spark's JVM writes to this file descriptor, too.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("interop")
@@ -75,7 +75,7 @@ def _answer(spark: SparkSession, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _causes(error: BaseException) -> Iterator[str]:
-    """An error and what it came of, as Java tells it."""
+    """Iterate over the texts of an error and of its causes in Java."""
     yield str(error)
     cause = getattr(error, "cause", None) or getattr(error, "_cause", None)
     while cause is not None:

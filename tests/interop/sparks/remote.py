@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class RemoteSpark:
-    """One Spark in a process of its own, for queries of one structure."""
+    """A Spark in its own process, for queries of one structure."""
 
     def __init__(self, minor: str, structure: str, log: Path) -> None:
         self.minor = minor
@@ -105,7 +105,7 @@ class Sparks:
 
 
 class RemoteQuery(NativeQuery):
-    """A query in another process. `spark` is the one that goes on with it: another may be put in its place."""
+    """A query in another process. `spark` runs its next batches, and can be replaced by another release."""
 
     spark: RemoteSpark
 

@@ -55,7 +55,7 @@ def code() -> str:
 
 
 def keep(folder: Path, result: Result) -> None:
-    """As a file of its own."""
+    """Write a result to its own file."""
     body = {"code": code(), "why": result.why, "seconds": round(result.seconds, 1), "versions": result.versions}
     path = folder / f"{result.case.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def keep(folder: Path, result: Result) -> None:
 
 
 def of(folder: Path, cases: Sequence[Case]) -> list[Result]:
-    """What is known of these on the present code."""
+    """Return the recorded results of these cases for the present code."""
     return [result for case in cases if (result := _read(folder, case)) is not None]
 
 
@@ -83,8 +83,8 @@ def _read(folder: Path, case: Case) -> Result | None:
 
 
 def write(found: Sequence[Result]) -> None:
-    """What the docs show: each case as it came out when it was last run, and the releases that it ran on; what never ran,
-    too."""
+    """Write the results that the docs show: for each case its newest result and the releases, also for cases that never
+    ran."""
     before: list[dict[str, Any]] = json.loads(WRITTEN.read_text()) if WRITTEN.exists() else []
     lines = {line["case"]: line for line in before} | {result.case.name: _line(result.case, result) for result in found}
     kept = [lines.get(case.name) or _line(case, None) for case in all_cases()]
