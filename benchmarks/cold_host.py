@@ -21,7 +21,8 @@ from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.state_roots import Changes, changes
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import batch_log, names
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import BatchLogCache, RequestCounts, StorageSpec, at_once, open_storage
 from statestore.store import StateStore, StoreAddress

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from statestore.clock import RandomIds
 from statestore.format import logs, names, operators
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
 

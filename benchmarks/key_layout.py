@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio
 from statestore.engine.rocks import Database, EngineLimits
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import VersionId
 from statestore.format.state_rows import encode_keys, encode_values, group_prefix, key_group
 from statestore.format.unsafe_row import encode_rows, normalise_keys

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from statestore.clock import RandomIds
 from statestore.format import logs, names, operators
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import encode_keys, encode_values
 from statestore.storage import Storage, StorageSpec, open_storage

@@ -157,8 +157,11 @@ class _Task:
     def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the partitions and return their output piece by piece."""
         plan = self._plan
+        folder = Path(plan.local_folder).absolute()
+        host = f"{socket.gethostname()}:{folder}"
+        copies = user_folder(folder) / plan.root_id
         for numbers, rows in plan.partitioning.split(batches, self._task, len(plan.row_columns)):
-            opened = {number: _Stores(plan, number, self._storage, self._ids) for number in numbers}
+            opened = {number: _Stores(plan, number, self._storage, self._ids, copies) for number in numbers}
             with contextlib.ExitStack() as stack:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
                 group = PartitionGroup(plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups)
@@ -166,7 +169,7 @@ class _Task:
                     yield from outputs
             peak_bytes = _peak_memory_bytes()
             for number, partition in opened.items():
-                self._reports.append(partition.report(group.rows_in[number], peak_bytes))
+                self._reports.append(partition.report(group.rows_in[number], host, peak_bytes))
                 self._wanting += partition.wanting()
         # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
         threading.Thread(target=_keep_house, args=(self._wanting, plan), daemon=True).start()
@@ -187,9 +190,10 @@ class _Task:
 class _Stores:
     """The stores of one partition: opened for the batch, and reported."""
 
-    def __init__(self, plan: TaskPlan, partition: int, storage: Storage, ids: Ids) -> None:
+    def __init__(self, plan: TaskPlan, partition: int, storage: Storage, ids: Ids, folder: Path) -> None:
         self._plan = plan
         self._partition = partition
+        self._folder = folder
         self._assigned = plan.assignments.of_partition(partition)
         self._storage = storage
         self._ids = ids
@@ -204,10 +208,7 @@ class _Stores:
         return self.stores
 
     def _address(self, operator: int) -> StoreAddress:
-        path = StorePath(operator, self._partition)
-        of_user = user_folder(Path(self._plan.local_folder).absolute())
-        folder = of_user / self._plan.root_id / f"{operator}-{self._partition}"
-        return StoreAddress(path, folder)
+        return StoreAddress(StorePath(operator, self._partition), self._folder / f"{operator}-{self._partition}")
 
     def _load(self, operator: int) -> StateStore:
         assigned = self._assigned[operator]
@@ -224,11 +225,11 @@ class _Stores:
             open_copies=_worker_copies(self._plan.limits.block_cache_bytes, os.getpid()),
         )
 
-    def report(self, rows_in: int, peak_memory_bytes: int) -> PartitionReport:
+    def report(self, rows_in: int, host: str, peak_memory_bytes: int) -> PartitionReport:
         """Return the partition's report, after its commits."""
         return PartitionReport(
             partition=self._partition,
-            host=f"{socket.gethostname()}:{Path(self._plan.local_folder).absolute()}",
+            host=host,
             rows_in=rows_in,
             stores=tuple(
                 StoreReport(

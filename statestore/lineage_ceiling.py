@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from statestore.errors import LineageCeiling
-from statestore.format.changelog import lineage_bytes
+from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import StorePath, VersionId
 from statestore.lineage import Lineage

@@ -26,7 +26,8 @@ from statestore.engine.pending_changes import PendingChanges
 from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
 from statestore.format import batch_log, names
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.structure import Structure
 from statestore.lineage import Lineage, LocalCopy

@@ -14,20 +14,16 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import json
 import mmap
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import BinaryIO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from statestore.errors import CorruptFile, LineageCeiling, RecordTooLarge, UnknownFormatVersion
+from statestore.errors import CorruptFile, RecordTooLarge, UnknownFormatVersion
 from statestore.format import compression
-from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
+from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8
 from statestore.format.names import VersionId
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
 
@@ -137,89 +133,32 @@ def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
         yield buffer[key_at : key_at + key_size].tobytes(), value
 
 
-def lineage_json(lineage: Iterable[VersionId]) -> str:
-    """Return the lineage as Spark writes it into the header of a changelog."""
-    items = [{"version": item.version, "checkpointUniqueId": item.id} for item in lineage]
-    return json.dumps(items, separators=(",", ":"))
-
-
-def lineage_bytes(lineage: Iterable[VersionId]) -> int:
-    """Return the size of a lineage in the header. The limit is `UTF_LIMIT_BYTES`."""
-    return len(lineage_json(lineage))
-
-
-class ChangelogWriter:
-    """Encodes and compresses changes into `sink` as they arrive. Memory is bounded by one batch of changes.
-
-    Writes v1 if `header.lineage` is None, else v3. Only Spark writes typed records. The constructor raises
-    `LineageCeiling` if the lineage does not fit.
-    """
-
-    def __init__(self, sink: BinaryIO, header: Header) -> None:
-        self.records = 0
-        self.record_bytes = 0
-        self._stream = compression.BlockWriter(sink)
-        if header.lineage is not None:
-            needed = lineage_bytes(header.lineage)
-            if needed > UTF_LIMIT_BYTES:
-                raise LineageCeiling(
-                    f"a lineage of {len(header.lineage)} versions takes {needed:,} of {UTF_LIMIT_BYTES:,} bytes",
-                    hint="take a snapshot at the head while the query is stopped",
-                )
-            self._stream.write(utf("v3") + utf(lineage_json(header.lineage)))
-
-    def append(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
-        """Append one record for each key, in order; a null value deletes its key."""
-        if len(keys) == 0:
-            return
-        present = pc.fill_null(values, b"")
-        value_lengths = np.where(values.is_null().to_numpy(zero_copy_only=False), -1, _lengths(present))
-        records = pc.binary_join_element_wise(
-            _big_endian_ints(_lengths(keys)), keys, _big_endian_ints(value_lengths), present, pa.scalar(b"", keys.type)
-        )
-        offsets = _offsets(records)
-        self._stream.write(memoryview(records.buffers()[2])[offsets[0] : offsets[-1]])
-        self.records += len(keys)
-        self.record_bytes += int(offsets[-1] - offsets[0])
-
-    def finish(self) -> None:
-        """Write the end mark. The sink remains open."""
-        self._stream.write(_END)
-        self._stream.finish()
-
-
-def _offsets(array: pa.LargeBinaryArray) -> np.ndarray:
-    return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-
-
-def _lengths(array: pa.LargeBinaryArray) -> np.ndarray:
-    return np.diff(_offsets(array))
-
-
-def _big_endian_ints(values: np.ndarray) -> pa.LargeBinaryArray:
-    data = pa.py_buffer(values.astype(">i4"))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(values), [None, data]).cast(pa.large_binary())
-
-
 def read_header(data: Readable, path: str) -> Header:
     """Read the header of a compressed changelog. Decompresses only the blocks that contain it.
 
     Raises `CorruptFile`, or `UnknownFormatVersion` for formats of later Spark releases.
     """
+    return _read_header(compression.blocks(data, path), path)[0]
+
+
+def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes]:
+    """Read the header from the first blocks. Return it, and the bytes of these blocks that follow it."""
     head = b""
-    for block in compression.blocks(data, path):
+    for block in blocks:
         head += block
         if len(head) < _LONGEST_VERSION_BYTES:
             continue
+        reader = Reader(head, path)
         try:
-            return _parse_header(Reader(head, path))
+            return _parse_header(reader), head[reader.position :]
         except CorruptFile:
             if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
                 raise
     if not head:
         # A codec without an end mark accepts a file that is cut after the codec's header.
         raise CorruptFile("is truncated: it has no records and no end mark", path=path, hint=_HINT)
-    return _parse_header(Reader(head, path))
+    reader = Reader(head, path)
+    return _parse_header(reader), head[reader.position :]
 
 
 def read_changelog(
@@ -231,8 +170,9 @@ def read_changelog(
     `CorruptFile` only at the damage: do not use any piece before the last one was read. Every length is checked.
     Otherwise raises as `read_header`, and `UnknownFormatVersion` for an unknown record kind.
     """
-    header = read_header(data, path)
-    return header, _windows(data, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
+    blocks = compression.blocks(data, path)
+    header, rest = _read_header(blocks, path)
+    return header, _windows(rest, blocks, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
 
 
 @dataclass(frozen=True)
@@ -247,11 +187,11 @@ _PLAIN = _Layout(0, _END)
 _TYPED = _Layout(1, b"\0")
 
 
-def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int) -> Iterator[Changes]:
-    pending = bytearray()
+def _windows(
+    rest: bytes, blocks: Iterator[bytes], path: str, layout: _Layout, most_record_bytes: int
+) -> Iterator[Changes]:
+    pending = bytearray(rest)
     wanted_bytes = WINDOW_BYTES
-    header_is_ahead = True
-    blocks = compression.blocks(data, path)
     ended = False
     while not ended:
         while len(pending) < wanted_bytes and not ended:
@@ -261,9 +201,6 @@ def _windows(data: Readable, path: str, layout: _Layout, most_record_bytes: int)
             else:
                 pending += block
         reader = Reader(bytes(pending), path)
-        if header_is_ahead:
-            _parse_header(reader)
-            header_is_ahead = False
         changes, position = _parse_records(reader, layout, whole=ended)
         del pending[:position]
         if not ended:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, LineageCeiling, RecordTooLarge, StatekeeperError, UnknownFormatVersion
 from statestore.format import changelog, compression
-from statestore.format.changelog import ChangelogWriter, Header, Kind, lineage_bytes, read_changelog, read_header
+from statestore.format.changelog import Header, Kind, read_changelog, read_header
+from statestore.format.changelog_writer import ChangelogWriter, lineage_bytes, lineage_json
 from statestore.format.compression import lz4_java
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statestore.format.names import VersionId
@@ -171,7 +172,7 @@ EVERY_KIND = [
 
 @pytest.mark.parametrize("version", ["v2", "v4"])
 def test_typed_records_are_read_in_order_with_their_kinds(version: str) -> None:
-    header = utf("v2") if version == "v2" else utf("v4") + utf(changelog.lineage_json(LINEAGE))
+    header = utf("v2") if version == "v2" else utf("v4") + utf(lineage_json(LINEAGE))
     data = typed(*EVERY_KIND, header=header)
     assert kinds_read(data) == EVERY_KIND
     assert read_header(packed(data), "a") == Header(LINEAGE if version == "v4" else None, is_typed=True)
@@ -302,7 +303,8 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     """4,000 records of 64 KiB of zeros: 1 MiB packed, 256 MiB plain."""
     script = textwrap.dedent("""
         import io, resource, pyarrow as pa
-        from statestore.format.changelog import ChangelogWriter, Header, read_changelog
+        from statestore.format.changelog import Header, read_changelog
+        from statestore.format.changelog_writer import ChangelogWriter
         sink = io.BytesIO()
         writer = ChangelogWriter(sink, Header(()))
         for number in range(4000):

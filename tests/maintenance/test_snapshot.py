@@ -14,7 +14,8 @@ import pytest
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
 from statestore.format import logs, names, operators
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.sparks import Spark

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from statestore.errors import LineageCeiling
-from statestore.format.changelog import Header, lineage_bytes, read_header
+from statestore.format.changelog import Header, read_header
+from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.names import VersionId
 from statestore.lineage import BaseKind
 from statestore.lineage_ceiling import LINEAGE_STOP_BYTES

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from statestore.format import compression
-from statestore.format.changelog import ChangelogWriter, Changes, Header, Kind, lineage_json
+from statestore.format.changelog import Changes, Header, Kind
+from statestore.format.changelog_writer import ChangelogWriter, lineage_json
 from statestore.format.compression import BlockWriter
 from statestore.format.java_io import utf
 from statestore.format.names import VersionId

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 
 from statestore.format import logs, names, operators
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.checksum import checksum
 from statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId

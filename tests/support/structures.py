@@ -10,7 +10,8 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import EngineLimits
 from statestore.format import logs, names
-from statestore.format.changelog import ChangelogWriter, Header, read_changelog
+from statestore.format.changelog import Header, read_changelog
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StoreFileKind, StorePath, VersionId
 from statestore.loading.loader import Loader
 from statestore.storage import Storage

@@ -9,7 +9,7 @@ from dataclasses import replace
 from statestore.chain import Chain
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
-from statestore.format.changelog import lineage_bytes
+from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.names import VersionId
 from statestore.lineage import shortened
 from statestore.maintenance.audit.actions import RESTORE

@@ -10,7 +10,8 @@ import pytest
 
 from statestore.errors import UnknownFormatVersion
 from statestore.format import logs, names
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import VersionId
 from statestore.maintenance.audit import FindingKind, Severity, gather
 from tests.support.audits import SOME_ID, audited, changelog, the_only_finding

@@ -11,7 +11,8 @@ from statestore import catalog
 from statestore.clock import SystemClock
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.logs import PROVIDER, STATE_CONF, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot

@@ -10,7 +10,8 @@ import pytest
 
 from statestore.errors import NotACheckpoint
 from statestore.format import logs, names, operators
-from statestore.format.changelog import ChangelogWriter, Header
+from statestore.format.changelog import Header
+from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.audit import FindingKind, gather
 from statestore.storage import Entry, Storage, open_storage
