@@ -141,8 +141,8 @@ def read_header(data: Readable, path: str) -> Header:
     return _read_header(compression.blocks(data, path), path)[0]
 
 
-def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes]:
-    """Read the header from the first blocks. Return it, and the bytes of these blocks that follow it."""
+def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes, int]:
+    """Read the header from the first blocks. Return it, the bytes of these blocks, and the position after the header."""
     head = b""
     for block in blocks:
         head += block
@@ -150,7 +150,7 @@ def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes]:
             continue
         reader = Reader(head, path)
         try:
-            return _parse_header(reader), head[reader.position :]
+            return _parse_header(reader), head, reader.position
         except CorruptFile:
             if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
                 raise
@@ -158,7 +158,7 @@ def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes]:
         # A codec without an end mark accepts a file that is cut after the codec's header.
         raise CorruptFile("is truncated: it has no records and no end mark", path=path, hint=_HINT)
     reader = Reader(head, path)
-    return _parse_header(reader), head[reader.position :]
+    return _parse_header(reader), head, reader.position
 
 
 def read_changelog(
@@ -171,8 +171,9 @@ def read_changelog(
     Otherwise raises as `read_header`, and `UnknownFormatVersion` for an unknown record kind.
     """
     blocks = compression.blocks(data, path)
-    header, rest = _read_header(blocks, path)
-    return header, _windows(rest, blocks, path, _TYPED if header.is_typed else _PLAIN, most_record_bytes)
+    header, head, start = _read_header(blocks, path)
+    layout = _TYPED if header.is_typed else _PLAIN
+    return header, _windows(head, start, blocks, path, layout=layout, most_record_bytes=most_record_bytes)
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,9 @@ _TYPED = _Layout(1, b"\0")
 
 
 def _windows(
-    rest: bytes, blocks: Iterator[bytes], path: str, layout: _Layout, most_record_bytes: int
+    head: bytes, start: int, blocks: Iterator[bytes], path: str, *, layout: _Layout, most_record_bytes: int
 ) -> Iterator[Changes]:
-    pending = bytearray(rest)
+    pending = bytearray(head)
     wanted_bytes = WINDOW_BYTES
     ended = False
     while not ended:
@@ -201,6 +202,7 @@ def _windows(
             else:
                 pending += block
         reader = Reader(bytes(pending), path)
+        reader.position, start = start, 0
         changes, position = _parse_records(reader, layout, whole=ended)
         del pending[:position]
         if not ended:

@@ -3,7 +3,7 @@
 A few requests to an object store take many times the median. Their latency is mostly independent of that of an equal
 request, so a second one is usually faster:
 
-    sent ──────── p95 of its kind and size ──┬── reply ────────────────> done
+    sent ──────── p96 of its kind and size ──┬── reply ────────────────> done
                                              └── sent again ── reply ──> done, whichever reply is first
 
 * Only reads and creates-if-absent of one object are hedged. Both may be executed twice: the second create finds the
@@ -28,6 +28,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from statestore.storage.base import Kind, Requests
+
+SLOW = 0.96
+"""A request is slow above this percentile. At 0.95, slow requests would need the whole budget, and some would get none."""
 
 SHARE = 0.05
 """Second requests per request, at most."""
@@ -65,14 +68,14 @@ class Latencies:
             self._added[of] = self._added.get(of, 0) + 1
 
     def slow_seconds(self, of: Class) -> float | None:
-        """Return the 95th percentile, which is renewed every few requests; None while too few are known."""
+        """Return the percentile `SLOW`, which is renewed every few requests; None while too few are known."""
         with self._lock:
             recent, added = self._recent.get(of, ()), self._added.get(of, 0)
             if len(recent) < _FEWEST:
                 return None
             renewed, seconds = self._slow.get(of, (-_RENEWED_EVERY, 0.0))
             if added - renewed >= _RENEWED_EVERY:
-                seconds = percentile(sorted(recent), 0.95)
+                seconds = percentile(sorted(recent), SLOW)
                 self._slow[of] = added, seconds
             return seconds
 

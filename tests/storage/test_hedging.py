@@ -20,7 +20,7 @@ FEWEST = 50
 """Requests after which the percentile is known."""
 
 
-def test_a_request_is_slow_above_the_95th_percentile_of_its_kind_and_size():
+def test_a_request_is_slow_above_the_96th_percentile_of_its_kind_and_size():
     latencies = Latencies()
     for number in range(FEWEST - 1):
         latencies.add(OF, number / 1000)
