@@ -34,7 +34,7 @@ _LONGEST_HEADER_BYTES = 33 * 1024 * 1024
 """More than the largest block of any codec."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StoreFiles:
     """The files of one store in a listing.
 

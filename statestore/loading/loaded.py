@@ -30,7 +30,7 @@ class LoadReport:
     skipped_snapshots: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A version, open for reading: a database, and in `ahead` the changes of later versions that it does not contain yet.
 

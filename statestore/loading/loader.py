@@ -194,7 +194,10 @@ class Loader:
                 self._folder.touch()
                 report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=len(later))
                 copy.ahead.update(later)
-                return Loaded(copy.database, plan.lineage, copy.ahead, ahead_versions), report
+                loaded = Loaded(
+                    database=copy.database, lineage=plan.lineage, ahead=copy.ahead, ahead_versions=ahead_versions
+                )
+                return loaded, report
         return None
 
     def _move_shared_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport]:
@@ -212,7 +215,8 @@ class Loader:
             path = self._folder.fresh_directory()
             restored = self._rebuild(request, changelogs, path, marked=True)
             restored.database.close()
-            found = Loaded(self._folder.open_database(path), restored.lineage), restored.report
+            loaded = Loaded(database=self._folder.open_database(path), lineage=restored.lineage)
+            found = loaded, restored.report
             self._folder.serve(path)
         self._folder.forget_changelogs(request.target.version)
         self._folder.sweep()
@@ -224,7 +228,7 @@ class Loader:
         path = self._folder.fresh_private_directory()
         restored = self._rebuild(request, changelogs, path, marked=True)
         restored.database.close()
-        loaded = Loaded(self._folder.open_database(path), restored.lineage, private=path)
+        loaded = Loaded(database=self._folder.open_database(path), lineage=restored.lineage, private=path)
         return loaded, replace(restored.report, used_private_copy=True)
 
     def _local_copy(self) -> tuple[Path, LocalCopy] | None:
@@ -256,7 +260,7 @@ class Loader:
                 )
         self._folder.touch()
         report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
-        return Loaded(self._folder.open_database(path), plan.lineage), report
+        return Loaded(database=self._folder.open_database(path), lineage=plan.lineage), report
 
     def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
         """Build the target from storage in a new directory that no other process uses yet."""

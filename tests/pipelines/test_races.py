@@ -99,7 +99,7 @@ def test_a_report_with_a_wrong_base_fails_the_batch(job: Job, session: SparkSess
             return super()._checked([first, *reports[1:]], *rest)
 
     job.driver = BuildsElsewhere
-    with pytest.raises(BaseIdMismatch, match=r"changed version 7 \("):
+    with pytest.raises(BaseIdMismatch, match=r"started from version 7 \("):
         job.feed(1).run(session)
     job.driver = BatchDriver
     job.run(session)
