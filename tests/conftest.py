@@ -16,7 +16,7 @@ from statestore.format.structure import Structure
 from statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.s3_server import S3Server
 
-# Many small queries, in many short processes: what the better compiler would save costs more here.
+# Many small queries run in short processes: the optimizing compiler costs more time than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 SHARE_ON_S3 = 3

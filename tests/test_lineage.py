@@ -113,7 +113,7 @@ def test_a_lineage_with_a_gap_is_rejected(lineage: Lineage) -> None:
 
 
 def test_a_cyclic_lineage_does_not_loop_forever() -> None:
-    """What no writer writes: each header leads back to the same version."""
+    """Each header leads back to the same version; no writer creates this."""
     decision, asked = decide(
         named(3), snapshots=set(), local=None, in_storage={named(3): (named(2),), named(2): (named(2),)}
     )
@@ -132,7 +132,7 @@ def test_the_lineage_is_cut_at_the_newest_snapshot_on_it() -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    """Attempts with their parents; what each wrote into its header; what is left in storage; the host's copy."""
+    """Attempts with their parents, the lineages in their headers, the files that storage has, and the local copy."""
 
     parents: dict[VersionId, VersionId]
     headers: dict[VersionId, Lineage]
@@ -213,7 +213,7 @@ def test_each_decision_equals_that_of_the_model(tree: Tree) -> None:
         case BaseKind.NOTHING:
             assert not set(line) & tree.snapshots
             assert local is None or tree.target == EMPTY
-    # What a successor carries reaches back to a base, and not behind the newest snapshot.
+    # The lineage of a successor goes back to a base, and not beyond the newest snapshot.
     assert decision.lineage == () or decision.lineage[-1] == tree.target
     if tree.target != EMPTY:
         carried = decision.lineage

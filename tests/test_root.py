@@ -50,7 +50,7 @@ from tests.support.roots import (
 
 
 def kind_and_folder(request: Request) -> tuple[Kind, str]:
-    """What a request is, whichever fresh names it has."""
+    """Return the kind and the folder of a request, without its fresh names."""
     return request.kind, request.path.rpartition("/")[0]
 
 
@@ -128,7 +128,7 @@ def test_the_driver_may_die_again_while_it_recovers(storage_spec: StorageSpec) -
 
 
 def at_once(*acts: Callable[[], object]) -> list[object]:
-    """What each returns or raises, started together."""
+    """Start all at once, and return the result or the error of each."""
     start = Barrier(len(acts))
 
     def run(act: Callable[[], object]) -> object:
@@ -185,7 +185,7 @@ def test_two_drivers_that_commit_the_same_ids_both_succeed(storage: Storage, str
     assert ids_of(storage, 0) == ids
 
 
-# -- what belongs together ---------------------------------------------------------------------------------------------
+# -- parts of one root -------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_builds_on_the_ids_of_the_one_before(storage: Storage, structure: Structure) -> None:

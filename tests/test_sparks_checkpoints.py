@@ -27,7 +27,7 @@ FEWEST = 20
 
 @dataclass
 class Written:
-    """A checkpoint of Spark's, and what its reader showed of it, by the reader's options."""
+    """A native checkpoint, and the rows that Spark's reader showed, by the reader's options."""
 
     checkpoint: Path
     views: dict[str, list[str]]
@@ -37,7 +37,7 @@ class Written:
         return open_storage(str(self.checkpoint))
 
     def differing(self, rows: list[dict[str, Any]]) -> list[str]:
-        """The views in which these rows are not what Spark showed."""
+        """Return the views in which these rows differ from Spark's."""
         told = {view: json.loads(view) for view in self.views}
         return [v for v, options in told.items() if shown(rows, options) != expected(self.views[v], options)]
 

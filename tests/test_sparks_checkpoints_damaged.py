@@ -52,7 +52,7 @@ def kinds(audit: Audit) -> list[FindingKind]:
 
 
 def test_a_store_with_column_families_needs_a_snapshot_as_base(written: Written, tmp_path: Path) -> None:
-    """One store has lost the snapshot that names its families: what the other one restores older versions from stays."""
+    """One store lacks the snapshot that names its families. The files of older versions of the other store stay."""
     root = written("v2-transformWithState")
     take(open_storage(str(root)), tmp_path)
     for path in (only(root, "state/0/0/1_*.zip"), only(root, "state/0/0/3_*.zip")):
@@ -89,7 +89,7 @@ def test_the_damage_of_the_only_snapshot_with_the_families_is_reported(written: 
 
 
 def test_an_empty_changelog_holds_the_floor(written: Written, tmp_path: Path) -> None:
-    """One store loads version 1, the other one has a snapshot of the head: what it restores version 1 from stays."""
+    """One store loads version 1, and the other has a snapshot of the head. Its files of version 1 stay."""
     root = written("v2-aggregation")
     take(open_storage(str(root)), tmp_path)
     for path in root.glob("state/0/0/3_*.zip"):

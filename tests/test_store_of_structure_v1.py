@@ -32,7 +32,7 @@ def attempt(host: Host, base: VersionId, value: bytes) -> VersionId:
 
 
 def confirm(storage: Storage, version: VersionId) -> None:
-    """What the driver does with the attempt that it chose."""
+    """Confirm an attempt, as the driver does."""
     digests = {STORE.operator: ((str(version.digest),),) * (STORE.partition + 1)}
     storage.create(names.commits(version.version - 1), logs.encode_commit(logs.CommitLog(0, None, digests)))
 
@@ -75,7 +75,7 @@ def test_the_next_load_from_storage_detects_a_zombie_that_replaced_a_confirmed_c
     good = storage.read(STORE.changelog(zombie))
     storage.replace(STORE.changelog(zombie), late)
 
-    for host in (hosts[2], hosts[1]):  # one that knows nothing, and the zombie's own, whose cache has its changelog
+    for host in (hosts[2], hosts[1]):  # a host without local state, and the zombie's, whose cache has its changelog
         for _ in range(2):
             with pytest.raises(VersionNotLoadable) as raised:
                 host.load(history.head)
@@ -84,7 +84,7 @@ def test_the_next_load_from_storage_detects_a_zombie_that_replaced_a_confirmed_c
             assert "replaced by an attempt that was not confirmed" in str(raised.value)
             assert "newest version that can be loaded is version 2 (batch 1)" in str(raised.value)
         assert host.read(history.versions[2]) == history.states[2]
-    # Who has the confirmed one goes on, and has what the others need.
+    # The host with the confirmed changelog continues, also for the others.
     assert hosts[0].read(history.head) == history.states[-1]
     kept = hosts[0].folder / "changelogs" / names.cached_changelog(history.versions[3])
     assert kept.read_bytes() == good

@@ -1,4 +1,4 @@
-"""What Statekeeper does not know it refuses by the name of the file, and writes nothing: every verb, on what Spark wrote.
+"""Every verb rejects an unknown format with the name of the file, and writes nothing. The checkpoints are Spark's.
 
 Each checkpoint is one of `fixtures/checkpoints` in which files are as a later Spark, or a plug-in, may write them.
 """
@@ -66,7 +66,7 @@ def unpacked(change: Change) -> Change:
 
 
 def first_record_of_kind(kind: int) -> Change:
-    """Of a changelog whose records say what they do."""
+    """Change the kind of the first record of a changelog with typed records."""
 
     def change(plain: bytes) -> bytes:
         place = plain.index(b"]") + 1

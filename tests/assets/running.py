@@ -54,7 +54,7 @@ class Running:
         return found
 
     def wait_for(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
-        """What `look` finds, as soon as it finds something. An answer that does not come is none."""
+        """Call `look` until it finds something, and return it. A missing answer counts as nothing."""
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -50,7 +50,7 @@ def drawn(checkpoint: Checkpoint) -> ElementTree.Element:
 
 
 def svg(markdown: str) -> ElementTree.Element:
-    """What is in a Markdown image. None of it may end the address, or the line."""
+    """Return the SVG in a Markdown image. No character of it may end the address or the line."""
     match = re.fullmatch(r"!\[(\w+)\]\(<data:image/svg\+xml,([^<>\n]*)>\)", markdown)
     assert match, markdown
     assert len(markdown) < SHOWN_AT_ONCE

@@ -43,7 +43,7 @@ def platform(configuration: Path) -> Iterator[Running]:
 
 
 def is_green(platform: Running, check: str, green: bool) -> str:
-    """What a check says, as soon as it has this colour."""
+    """Wait until a check has this result, and return its description."""
 
     def look() -> str | None:
         found = platform.checks("lineage").get(check)
@@ -239,7 +239,7 @@ def killed_run(platform: Running) -> str:
         run_id: str = platform.wait_for("a run that waits to begin", waiting, 240)
         lock = platform.home / "workers" / f"{run_id}.lock"
         deadline = time.monotonic() + 60
-        # From here on it takes seconds to begin, and then it is over in one: what Dagster says would come too late.
+        # The run starts after some seconds and ends within one: a status from Dagster would be too late.
         while time.monotonic() < deadline:
             if lock.exists() and (process_id := holder_of(lock)) is not None:
                 os.kill(process_id, signal.SIGKILL)
@@ -314,7 +314,7 @@ def test_during_the_flights_job_tails_shorten_files_are_deleted_and_damage_is_re
         for asset in ("snapshot", "lineage", "retention"):
             assert all(check["success"] for check in platform.checks(asset).values()), platform.checks(asset)
 
-        # The job has what is in it on its own disk, and goes on.
+        # The job has the changes of this file in its local copy, and continues.
         broken = max((folder / "state" / "state" / "0" / "0").glob("*.changelog"), key=version_of)
         kept = broken.read_bytes()
         broken.unlink()

@@ -78,7 +78,7 @@ def home(folder: Path, postgres: int, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """What the described configuration takes from the environment; it is there."""
+    """Set the environment variables that the documented configuration reads."""
     found = {"STATEKEEPER_PG_HOST": "127.0.0.1", "STATEKEEPER_PG_USER": "dagster", "STATEKEEPER_PG_PASSWORD": "a word"}
     for name, value in found.items():
         monkeypatch.setenv(name, value)

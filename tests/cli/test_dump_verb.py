@@ -200,7 +200,7 @@ def test_an_output_error_is_not_reported_as_a_damaged_copy(
     assert not isinstance(result.exception, LocalStateDamaged)
 
 
-# -- what Spark left ---------------------------------------------------------------------------------------------------
+# -- Spark's files ------------------------------------------------------------------------------------------------------
 
 
 def as_sparks(checkpoint: Checkpoint, **conf: str) -> None:

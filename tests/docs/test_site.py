@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    """What fills in the generated parts."""
+    """Return the module that generates parts of pages."""
     spec = util.spec_from_file_location("generate", DOCS / "site" / "generate.py")
     assert spec is not None
     assert spec.loader is not None

@@ -113,7 +113,8 @@ def _compare_ids(places: Places, oldest: int, days: int, *, complete: bool) -> t
 
 
 def _compare_sink(places: Places, oldest: int, days: int) -> int:
-    """The sink holds each batch once, from an attempt that the root knows; how many attempts lost."""
+    """Check that the sink has each batch once, from an attempt that is recorded in the root. Return the number of attempts
+    that lost."""
     root = open_storage(StorageSpec(places.state))
     held = [
         json.loads(commit["userMetadata"])["statekeeper"]

@@ -128,8 +128,8 @@ class Gun:
             kill(chosen)
             return
         self._write(**about)
-        # In one go, itself last: a driver that lives on for as long as another look at /proc takes may see its JVM dead
-        # and end by itself. What is forked meanwhile is left to who started this.
+        # All at once, and this process last: a driver that lives longer may see that its JVM is dead, and end by itself.
+        # The caller kills the processes that are forked meanwhile.
         kill([process.id for process in members if process.id != os.getpid()])
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -37,13 +37,13 @@ from tests.faults.fuzz.verbs import is_typed, readers, run
 from tests.support.unpacked import settle
 
 MEMORY_BYTES = 768 * 2**20
-"""Of address space, above what the process has before its case."""
+"""The address space that a case may take in addition to that of the process."""
 
 SECONDS = 120
 _MIB = 2**20
 
 Plant = Callable[[Path, Path], None]
-"""Changes a checkpoint (first) so that it leads to a folder (second), or takes what nobody has."""
+"""Changes a checkpoint (first) so that it names a folder outside (second), or needs more memory than any host has."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Where a run of the flights job is killed: the points, how often each, and what a restart has to find after it.
 
-What belongs here: decisions. Who kills is `flights_under_fire`, who counts is `kill_test`.
+This module decides. `flights_under_fire` kills, and `kill_test` counts.
 """
 
 from __future__ import annotations

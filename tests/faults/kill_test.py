@@ -93,7 +93,7 @@ class Campaign:
         command += ["--log", self.log.value, *(["--shot", shot.encode()] if shot else [])]
         scratch = self.folder / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
-        # What a killed Spark leaves behind lies in the campaign's folder, and goes with it.
+        # The leftovers of a killed Spark are in the folder of the campaign, and are deleted with it.
         environment = os.environ | {
             "TMPDIR": str(scratch),
             "SPARK_LOCAL_DIRS": str(scratch),
@@ -233,7 +233,7 @@ def _settle(maintenance: MaintenanceLoop) -> None:
     maintenance.once("snapshot", "--all")
     maintenance.once("gc")
     maintenance.once("audit")
-    time.sleep(6)  # what the last run wrote is younger than its grace period
+    time.sleep(6)  # the files of the last run are younger than the grace period
     maintenance.once("gc")
     left = [file for file in maintenance.once("gc")["files"] if "_statekeeper" not in file["path"]]
     if left:

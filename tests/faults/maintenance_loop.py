@@ -106,7 +106,7 @@ class MaintenanceLoop:
             return
         self.ended[verb] += 1
         if process.returncode == RootHeld.exit_code:
-            # As a person does who knows that the holder is dead.
+            # The holder is dead: break its lease, as an operator would.
             subprocess.run([*_command("lease"), str(self.root), "--break"], capture_output=True, check=True)
         elif process.returncode not in _QUIET_CODES:
             self.unexpected.append(f"{verb} ended with {process.returncode}\n{said[-3000:]}")

@@ -24,7 +24,7 @@ class Untidy(AssertionError):
 
 
 class Promises:
-    """What must be restorable: from the newest floor of all plans that were carried out up to the head.
+    """The versions that must be restorable: from the newest floor of all executed plans up to the head.
 
     Kept by looking at names and sizes in the root only, beside the library, after each deletion. What rots is taken out
     of the promise; the floor of a plan is then the newest version that all stores load.
@@ -75,7 +75,7 @@ class Promises:
         since it began to look no other run was under way, which may not have seen the damage."""
         if plan.floor is None or plan.head is None or floor is None:
             return
-        # What another run has let go meanwhile, by a newer head, is not there to be kept.
+        # Another run has a newer head, and has meanwhile deleted more.
         newest = max(1, plan.head - self._retained_versions + 1, self.floor)
         if plan.floor > newest:
             raise Lost(f"a floor of {plan.floor} keeps fewer than {self._retained_versions} versions")
@@ -125,7 +125,7 @@ class Promises:
         return sorted(path for path in self._root.objects if path in named or f"/{names.TABLES}" in path)
 
     def named_tables(self, store: StorePath) -> set[str]:
-        """What any zip of a committed version names."""
+        """Return the tables that the snapshots of committed versions name."""
         found = (self._metadata(store.snapshot(of_version[store])) for of_version in self.committed.values())
         return {table.dfs_name for metadata in found if metadata is not None for table in metadata.tables}
 

@@ -37,7 +37,7 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass
 class Outcome:
-    """What a seed came to. `digest` names its schedule; `failure` is None when nothing was lost."""
+    """The result of a seed. `digest` identifies its schedule; `failure` is None if nothing was lost."""
 
     seed: int
     digest: str

@@ -51,7 +51,7 @@ def spawn_all(world: World) -> None:
 
 @dataclass
 class _Reports:
-    """What the tasks of one attempt at a batch have reported, and how many are still at it."""
+    """The reports of the tasks of one attempt at a batch, and the number of tasks that still run."""
 
     versions: dict[StorePath, list[VersionId]] = field(default_factory=dict)
     members: dict[Place, bytes] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Maintainer:
                 world.failed(actor, error)
 
     def take_snapshots(self, actor: Actor, storage: Storage) -> None:
-        """What `statekeeper snapshot` does."""
+        """Take snapshots, like `statekeeper snapshot`."""
         world = self._world
         planned = snapshot.plan(snapshot.gather(storage), world.weather.snapshots)
         run = world.ids.fresh()
@@ -242,7 +242,7 @@ class Maintainer:
                     world.failed(actor, error)
 
     def collect(self, storage: Storage) -> None:
-        """What `statekeeper gc --apply` does."""
+        """Delete files, like `statekeeper gc --apply`."""
         with self._world.counted(UnderWay.COLLECTING):
             self._world.runs_begun += 1
             self._collect(storage)
@@ -316,7 +316,7 @@ def _upload_as_spark(world: World, storage: Storage, store: StorePath, version: 
     shutil.rmtree(folder)
 
 
-# -- what rots, and who looks ------------------------------------------------------------------------------------------
+# -- damage and readers ------------------------------------------------------------------------------------------------
 
 
 def rot(world: World, actor: Actor) -> None:
@@ -325,7 +325,7 @@ def rot(world: World, actor: Actor) -> None:
     first = chance.uniform(0.3, 0.9) * world.weather.batches
     between_plan_and_deletion = chance.random() < 0.5
     while not world.closing and len(world.promises.rotten) < _VERSIONS_THAT_ROT:
-        # Nobody can be held to what rots between the last look at it and a deletion.
+        # No verb can detect damage between its last read of the file and a deletion.
         is_time = world.under_way[UnderWay.PLANNED] > 0 or not between_plan_and_deletion
         if is_time and world.promises.head >= first and not world.under_way[UnderWay.DELETING]:
             paths = chance.choice((_versions_above_the_floor, _base_of_the_floor, _any_file))(world)

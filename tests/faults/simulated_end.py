@@ -125,7 +125,7 @@ def _require_no_garbage(world: World, planned: RetentionPlan) -> None:
 
 
 def _require_snapshots_right(world: World, store: StorePath) -> None:
-    """What counts as whole gives its version, alone."""
+    """Check that each whole snapshot restores its version without changelogs."""
     for version in world.promises.whole_snapshots(store):
         if (store, version.version) in world.promises.rotten:
             continue

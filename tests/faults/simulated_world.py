@@ -31,7 +31,7 @@ ENGINE = EngineLimits(LIMITS.block_cache_bytes)
 
 
 class UnderWay(Enum):
-    """What several may be at, and others look at."""
+    """Activities that several actors can be in, and that others watch."""
 
     COLLECTING = "a retention run, from its first request to its last"
     PLANNED = "it has a plan and has not begun to carry it out"
@@ -62,10 +62,10 @@ class World:
         self.closing = False
         """Whether all actors are to come to an end."""
         self.written_at_seconds = turns.now_seconds
-        """The time of what is written by the request that is under way: a long upload bears that of its beginning."""
+        """The modification time of objects that the current request writes: for a long upload, the time of its start."""
         self.root = Root(self)
         self.states: dict[tuple[StorePath, VersionId], State] = {(store, EMPTY): {} for store in self.stores}
-        """What each attempt holds that was ever begun, committed or not."""
+        """The state of each attempt that was begun, committed or not."""
         self.promises = Promises(self.root, self.stores, weather.retention.versions)
         self.runs_begun = 0
         """Retention runs, whatever became of them."""
@@ -126,7 +126,7 @@ class World:
         )
 
     def loader(self, store: StorePath, storage: Storage, folder: Path) -> Loader:
-        """What brings versions to a host that has nothing yet."""
+        """Return a loader for a host without local state."""
         cache = LocalCopyFolder(folder / "store", ENGINE, self.ids)
         clock = VirtualClock(self.turns)
         return Loader(store, storage, cache, ENGINE, clock=clock, lock_timeout_seconds=0)
@@ -162,7 +162,7 @@ class Root(MemoryStorage):
 
 
 class Connection(FaultyStorage):
-    """What one life of one process has of the root: each request is a turn, and may stall, fail, or be its last."""
+    """The storage of one life of a process: each request is a turn, and can stall, fail, or be its last."""
 
     def __init__(self, world: World, actor: Actor, *, of_query: bool) -> None:
         super().__init__(world.root)

@@ -68,7 +68,7 @@ def commit_in_parts(host: Host, scene: Scene) -> VersionId | None:
 
 Act = Callable[[Host, Scene], VersionId | None]
 
-# What the host's folder holds when it begins: nothing, a version to be caught up from, or the head.
+# The local copy at the start: none, an older version, or the head.
 ACTS: dict[str, tuple[Act, int | None]] = {
     "cold load": (load, None),
     "load that catches up": (load, 4),
@@ -124,7 +124,7 @@ def test_a_crash_at_any_request_loses_no_committed_version_and_shows_no_wrong_ro
             version = act(scene.host(folder, faulty), scene)
         assert len(faulty.trace) > request.number, f"{request} was not reached"
 
-        # The same host comes up again, and so does one that knows nothing.
+        # The same host starts again, and a host without local state.
         fresh = scene.host(scene.folder / f"fresh {number}")
         again = scene.host(folder)
         for host in (again, fresh):
@@ -163,7 +163,7 @@ def confirmed_as(version: VersionId, scene: Scene, host: Host) -> VersionId:
 
 
 def _forget(scene: Scene) -> None:
-    """In structure V1 the next case writes to the same name: whether it is this one's file could not be told."""
+    """Delete the changelog of structure V1. The next case writes the same name, and the two could not be distinguished."""
     if scene.structure is Structure.V1:
         scene.storage.delete([STORE.changelog(VersionId(scene.history.head.version + 1))])
 

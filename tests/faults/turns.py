@@ -67,7 +67,7 @@ class Actor:
 
 
 class Turns:
-    """The schedule: whose turn it is, what time it is, and all chance that there is."""
+    """The schedule: the actor whose turn it is, the virtual time, and the source of all random choices."""
 
     def __init__(self, seed: int, show: Callable[[str], None] | None = None) -> None:
         self.chance = random.Random(seed)
@@ -94,7 +94,7 @@ class Turns:
         return actor
 
     def run(self) -> None:
-        """Until all actors are through. Raises what the first of them raised, and stops the others then."""
+        """Run until all actors have ended. If an actor raises an error, stop the others and raise it."""
         try:
             while self._actors:
                 actor = min(self._actors, key=lambda one: one.wakes_at_seconds)
@@ -120,7 +120,7 @@ class Turns:
         self._failure = self._failure or error
 
     def note(self, line: str) -> None:
-        """Remember what happened."""
+        """Record an event."""
         whole = f"{self.now_seconds - START_SECONDS:12.3f}  {line}"
         self.noted += 1
         self.tail.append(whole)

@@ -1,4 +1,4 @@
-"""What a seed of the simulation is like, and what happened in it."""
+"""The parameters of a seed of the simulation, and the counts of its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statestore.maintenance.snapshot import SnapshotPolicy
 
 @dataclass(frozen=True)
 class Weather:
-    """What a seed is like. Times in virtual seconds, chances for one request."""
+    """The parameters of a seed. Times are in virtual seconds, chances are for one request."""
 
     stores: int
     batches: int
@@ -59,7 +59,7 @@ class Weather:
             batch_seconds=batch_seconds,
             request_seconds=batch_seconds * between(0.001, 0.05),
             stall_chance=between(0.001, 0.02),
-            # Uploads and deletions stall more often: between them lie the schedules that lose.
+            # Uploads and deletions stall more often, because races are between them.
             stall_chance_of_changes=between(0.2 if is_tense else 0.03, 0.4),
             longest_stall_seconds=limit,
             failure_chance=chance.choice((0.0, 0.002, 0.02)),
@@ -72,7 +72,7 @@ class Weather:
 
 @dataclass
 class Counts:
-    """What happened, over one seed or many."""
+    """Counts of events, of one seed or many."""
 
     what: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)

@@ -51,7 +51,7 @@ def test_rows_that_spark_wrote_are_decoded_as_its_reader_shows_them(path: Path) 
     assert any(by_spark.values())
     for view, found in by_spark.items():
         assert shown(decoded, json.loads(view)) == expected(found, json.loads(view)), view
-    # What Spark's reader does not show of a join: the timestamp in the key is the row's own.
+    # Spark's reader does not show it for a join: the timestamp in the key is that of the row.
     for row in decoded:
         if row["family"] == "left-keyWithTsToValues":
             at = dt.datetime.fromisoformat(row["value"]["a"])

@@ -31,7 +31,7 @@ def numbered(batch: int) -> Changes:
     return {b"key %04d" % batch: b"x" * 20, b"counter": b"%d" % batch, b"key %04d" % (batch - 1): None}
 
 
-# -- what is served from memory ----------------------------------------------------------------------------------------
+# -- changes in memory -------------------------------------------------------------------------------------------------
 
 
 def grown(host: Host, *batches: Changes) -> History:

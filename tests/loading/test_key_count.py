@@ -19,7 +19,7 @@ HELD = 60
 
 
 def counted(folder: Path, windows: list[Records], held: int | None = HELD) -> tuple[int | None, int]:
-    """What counting on gives, and the truth."""
+    """Return the key count after the windows, and the number of keys in the database."""
     with Database.create(folder / "db", LIMITS) as database:
         if held:
             database.apply([[(b"%03d" % number, b"") for number in range(held)]], None)

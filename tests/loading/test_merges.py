@@ -44,7 +44,7 @@ def held(database: Database) -> dict[bytes, bytes]:
 
 
 def left(folder: Path, records: list[Record], delimiter: bytes, memory_bytes: int) -> dict[bytes, bytes]:
-    """What a database holds after records over BEFORE."""
+    """Apply records to a database with BEFORE, and return its rows."""
     path = folder / f"db-{len(list(folder.iterdir()))}"
     with Database.create(path, EngineLimits()) as database:
         database.apply([sorted(BEFORE.items())], None)

@@ -93,7 +93,7 @@ def test_a_missing_changelog_is_named_and_the_other_stores_get_snapshots(
     assert gone in left.explained
 
 
-# -- what is made ------------------------------------------------------------------------------------------------------
+# -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_host_loads_from_the_snapshot_alone(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def collect(storage: Storage) -> None:
 
 
 def replace_changelog(storage: Storage, version: int) -> str:
-    """What an attempt leaves that lost, and came late: other changes of the same size class, and a whole file."""
+    """Replace a changelog by a whole one with other changes of the same size, as a late zombie attempt does."""
     path = f"state/0/0/{version}.changelog"
     storage.replace(path, storage.read(f"state/0/0/{version - 1}.changelog"))
     return path
@@ -103,7 +103,7 @@ def test_retention_keeps_the_commit_of_each_base_and_a_new_host_loads_retained_v
         checkpoint.grow(1 if round_ else 4)
         collect(storage)
         head = len(checkpoint.states) - 1
-        # The store 0 goes by the snapshot of version 4, whose digest only this commit tells.
+        # Store 0 loads from the snapshot of version 4, whose digest is only in this commit.
         commits = sorted(int(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
         assert commits == list(range(3, head))
         assert {v.rule for v in planned(storage).logs if v.path == names.commits(3)} == {Rule.RESTORES}

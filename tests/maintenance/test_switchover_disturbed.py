@@ -368,7 +368,7 @@ class CrashMatrix:
         return self._checkpoint.copied_to(root, self._folder).storage
 
     def _require_whole_v2(self, storage: Storage) -> None:
-        """Spark goes by the ids in the commit: each names what there is."""
+        """Check that each id in the commit names an existing file, since Spark loads by these ids."""
         heads = catalog.heads(storage)
         assert heads is not None
         files = catalog.files(storage)

@@ -23,7 +23,7 @@ from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
 FIRST = 12
-"""Of 20 versions those before it have no files, but for what a damage says."""
+"""The first of 20 versions with files. The damages add files of older versions."""
 
 
 @pytest.fixture(scope="module", params=[Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)])

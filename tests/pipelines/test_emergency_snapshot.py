@@ -32,7 +32,7 @@ def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(strea
     assert len(list(stream.root.glob("state/0/*/*.zip"))) == caplog.text.count("emergency snapshot of version")
     assert stream.state() == {(1,): (6, 15), (2,): (6, 15)}
 
-    # Another host replays no more than what came after the newest of them.
+    # Another host replays only the changelogs after the newest snapshot.
     stream.append(rows_of((1, 100)))
     (stream.folder / "local").rename(stream.folder / "the host that was")
     [report] = stream.run(adding())

@@ -64,7 +64,7 @@ def test_a_feeder_that_lost_the_race_for_a_day_does_not_append_it_again(tmp_path
     feeder = Feeder(tmp_path / "departures", arrivals)
     stale = DeltaTable(tmp_path / "departures")
     feeder.feed(2)
-    feeder._append(stale, 0)  # what a feeder does that asked before the other one committed
+    feeder._append(stale, 0)  # a feeder that read the log before the other one committed
     assert feeder.fed() == 2
     assert fed_rows(tmp_path / "departures").num_rows == sum(day.num_rows for day in source.days(arrivals)[:2])
 
@@ -124,7 +124,7 @@ def test_a_feeder_killed_at_any_point_appends_each_day_once(tmp_path, arrivals):
 
 
 def test_a_data_file_without_its_commit_is_not_read_and_its_day_is_appended_once(tmp_path, arrivals):
-    # What a kill between the two steps of a commit leaves: the file of a day is there, the log entry is not.
+    # A kill between the two steps of a commit leaves the file of a day without its log entry.
     path, days = tmp_path / "departures", source.days(arrivals)
     Feeder(path, arrivals).feed(3)
     (path / "_delta_log" / f"{3:020}.json").unlink()

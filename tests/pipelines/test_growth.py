@@ -24,7 +24,7 @@ def stream(delta_session, tmp_path):
 
 
 class Keeping(Seen):
-    """Counts what this process keeps after each batch, and keeps nothing of the batch itself."""
+    """Counts the objects of this process after each batch, and keeps nothing of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def test_a_driver_keeps_no_reports_of_the_batches_before(stream):
     keeping = Keeping()
     stream.run(adding(), seen=keeping)
     assert len(keeping.reports) == 4
-    # What earlier tests of this process left may go meanwhile; what comes with a batch must go with it.
+    # Objects of earlier tests may disappear meanwhile. Those of a batch must disappear with it.
     assert keeping.accumulators == sorted(keeping.accumulators, reverse=True)
     assert keeping.reports == sorted(keeping.reports, reverse=True)
 
@@ -66,5 +66,5 @@ def _assigned(partitions: int) -> Assignments:
 def test_the_unpickled_objects_of_a_task_do_not_depend_on_the_number_of_partitions():
     few, many = (sum(1 for _ in pickletools.genops(dumps(_assigned(partitions)))) for partitions in (10, 1000))
     assert many <= 1.3 * few
-    # What it receives grows, and is copied without being looked at: not a tenth of a kilobyte a version.
+    # The bytes that a task receives grow by less than 100 per version. They are copied and not parsed.
     assert len(dumps(_assigned(1000))) < 100 * 2 * 4 * 1000

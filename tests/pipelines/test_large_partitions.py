@@ -31,7 +31,7 @@ OUTPUT = pa.schema([("key", pa.int64()), *STATE])
 
 
 def add_up(rows: pa.Table, state: pa.Table) -> Update:
-    """Rows, sum and newest place by key: what is wrong when a row is lost, doubled or out of order."""
+    """Count rows, and compute sum and newest place by key. They differ if a row is lost, doubled or out of order."""
     named = rows.select(["key", "value", "place"]).append_column("one", pa.array(np.ones(rows.num_rows, np.int64)))
     now = named.group_by("key", use_threads=False).aggregate([("one", "sum"), ("value", "sum"), ("place", "last")])
     now = now.rename_columns(OUTPUT.names).cast(OUTPUT)

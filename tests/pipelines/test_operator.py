@@ -313,7 +313,7 @@ def test_near_the_lineage_ceiling_the_job_stops_with_a_typed_error_and_an_action
     for value in (1, 2):
         stream.append(rows_of((1, value)))
     stream.run(adding(), partitions=1)
-    # What 840 batches without a snapshot leave, made from two: later numbers, and the lineage in the host's copy.
+    # The result of 840 batches without a snapshot, made from two: later numbers, and a long lineage in the local copy.
     head = 840
     for logs in (stream.root, stream.checkpoint):
         for log in ("offsets", "commits"):

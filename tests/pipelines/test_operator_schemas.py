@@ -213,7 +213,7 @@ def test_a_contradictory_declaration_is_rejected():
 
 
 def test_a_spark_connect_session_is_rejected_before_any_request():
-    # What a Connect session lacks: its own package needs a server that is not part of the environment.
+    # A Connect session lacks these attributes. Its own package would need a server.
     stream: Any = SimpleNamespace(sparkSession=SimpleNamespace(), schema=StructType().add("key", StringType()))
     with pytest.raises(UnsupportedEnvironment, match=r"Spark Connect session -> run the job with classic Spark"):
         start(adding(), stream, root="/nowhere", checkpoint="/nowhere", sink=DeltaSink("/nowhere"))

@@ -262,7 +262,7 @@ class TwoDrivers:
     batch: int
 
     def race(self, *meet_at: Phase) -> list[BaseException | Outcome]:
-        """What became of each. The first waits where it enters the first phase until the second enters the second."""
+        """Run both drivers, and return their results. The first waits at its phase until the second enters its own."""
         meeting = threading.Barrier(2)
         for batch in range(self.batch):
             self._run(batch, Watching())

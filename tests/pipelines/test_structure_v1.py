@@ -43,7 +43,7 @@ def test_a_v1_job_survives_repeated_attempts_and_driver_failures_and_spark_reads
     job.driver = BatchDriver
     with pytest.raises(RuntimeError, match="the driver dies"):
         job.feed(2).run(delta_session, once(2, Phase.PENDING_WRITTEN, died))
-    # What the dead driver's tasks left is replaced: the function stamps its rows anew.
+    # The files of the dead driver's tasks are replaced: each call of the function writes another stamp.
     with pytest.raises(RuntimeError, match="the driver dies"):
         job.run(delta_session, once(2, Phase.SINK_WRITTEN, died))
     shutil.rmtree(job.folder / "local")

@@ -1,4 +1,4 @@
-"""What is HDFS's own: a rename that decides, answers that are lost before and after it, namenodes that take turns, users.
+"""Properties of HDFS: the rename decides, replies are lost before and after it, namenodes fail over, users differ.
 
 What it has in common with other stores is asked in `test_storage` and `test_remote`. `make interop-hdfs` runs all of it.
 """

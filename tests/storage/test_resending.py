@@ -18,7 +18,7 @@ LIMIT_SECONDS = 120.0
 
 
 class Unavailable(Exception):
-    """What a store says for a while."""
+    """The answer of a store during an outage."""
 
 
 def after(failures: int):

@@ -12,7 +12,7 @@ from statestore.storage import Storage
 from tests.support.hosts import Changes, History, Host, State, changed, column
 from tests.support.stores import names
 
-# --- what a task sees ---------------------------------------------------------------------------------------------
+# --- reads of a task ----------------------------------------------------------------------------------------------
 
 
 def test_puts_and_deletes_are_visible_before_and_after_the_commit(host: Host) -> None:

@@ -9,7 +9,7 @@ from statestore.storage import Storage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.stores import ONLY_V2, current
 
-# --- what a load costs --------------------------------------------------------------------------------------------
+# --- costs of a load ----------------------------------------------------------------------------------------------
 
 
 def test_a_warm_load_makes_no_request(host: Host) -> None:

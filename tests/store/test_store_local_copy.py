@@ -117,7 +117,7 @@ def test_a_lock_that_is_held_too_long_causes_a_private_copy(host: Host) -> None:
     assert host.advance_local_copy(history.head)
     served = current(host)
     with lock_held_by_another_process(host.folder):
-        # An older version than the copy holds: what is a little behind is served without the lock.
+        # The copy is newer than this version. A slightly older copy would be served without the lock.
         with host.load(history.versions[2], limits=StoreLimits(lock_timeout_seconds=0.0)) as store:
             assert store.load_report.used_private_copy
             assert dict(store.scan()) == history.states[2]

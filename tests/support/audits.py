@@ -24,7 +24,7 @@ def audited(storage: Storage, scratch: Path | None = None, **policy: Any) -> Aud
 
 
 def garbage(storage: Storage, versions: int = 100) -> dict[StorePath, Amount]:
-    """What the next gc deletes of each store, when no file is too young for it."""
+    """Return the files and bytes that the next gc deletes of each store, if no file is too young."""
     policies = Policies(retention=RetentionPolicy(versions=versions, grace_seconds=0.0))
     figures = passes.audit.look(storage, policies, clock=SystemClock()).forecast
     assert figures is not None

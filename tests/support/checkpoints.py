@@ -68,7 +68,7 @@ class Checkpoint:
                 logs.OffsetLog(watermark_ms=0, timestamp_ms=number, conf=logs.STATE_CONF, sources=('"a source"',))
             ),
         )
-        snapshots = catalog.snapshots(self.storage)  # as the driver tells its tasks
+        snapshots = catalog.snapshots(self.storage)  # as the driver sends them to its tasks
         new = []
         part = (
             BatchLogPart(batch_log.tag_of(RandomIds().fresh()), 1 << 20)

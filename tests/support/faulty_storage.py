@@ -30,7 +30,7 @@ Names = list[str]
 
 
 class Fault(Enum):
-    """What happens at a request. The first three are the death of the process: SimulatedCrash."""
+    """A fault of a request. With the first three the process dies: `SimulatedCrash`."""
 
     BEFORE = "dies before the request is sent"
     AFTER = "dies when the request is done, before its result is used"

@@ -29,7 +29,7 @@ def column(values: Collection[bytes | None]) -> pa.LargeBinaryArray:
 
 
 def changed(state: State, changes: Changes) -> State:
-    """What a state becomes."""
+    """Apply changes to a state."""
     after = {**state, **{key: value for key, value in changes.items() if value is not None}}
     return {key: value for key, value in after.items() if changes.get(key, b"") is not None}
 
@@ -71,7 +71,7 @@ class Host:
             return store.commit()
 
     def advance_local_copy(self, version: VersionId) -> bool:
-        """What a task does in the background after a batch."""
+        """Advance the local copy, as a task does in the background after a batch."""
         return advance_local_copy(self.address, version, storage=self.storage, clock=self.clock, ids=RandomIds())
 
     def batch(self, base: VersionId, changes: Changes) -> VersionId:
@@ -116,7 +116,7 @@ class History:
     def commit(self, host: Host, changes: Changes, *, snapshots: Collection[VersionId] = ()) -> VersionId:
         version = host.commit(self.head, changes, snapshots=snapshots)
         if host.structure is Structure.V1:
-            # As the driver does: only this tells the digest of a version that has a snapshot.
+            # As the driver does: only the commit has the digest of a version that has a snapshot.
             digests = {STORE.operator: ((str(version.digest),),) * (STORE.partition + 1)}
             log = logs.encode_commit(logs.CommitLog(0, None, digests))
             host.storage.create(commits(version.version - 1), log)

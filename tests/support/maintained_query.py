@@ -121,7 +121,7 @@ class Query:
         return looked.audit
 
     def red_checks(self, versions: int) -> list[str]:
-        """What `maintain_query` with this policy says of the checks that do not pass."""
+        """Return the descriptions of the checks that fail after `maintain_query` with this policy."""
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
         taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
         assert taken.failed == ()

@@ -16,7 +16,7 @@ from tests.interop.twins import switch
 
 
 def held(query: NativeQuery) -> Counter[tuple[str, int, int]]:
-    """What Spark's reader shows of it."""
+    """Return the rows that Spark's reader shows."""
     [view] = views(query).values()
     return Counter((row.key[0], row.value[0], row.value[1]) for row in view)
 

@@ -16,7 +16,7 @@ Contents = dict[str, bytes]
 
 
 def rewind(storage: Storage, to_batch: int) -> None:
-    """What people do to go back: delete the newest logs."""
+    """Roll back as users do: delete the newest logs."""
     storage.delete(f"{folder}/{batch}" for folder in ("commits", "offsets") for batch in range(to_batch + 1, 8))
 
 

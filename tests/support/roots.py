@@ -59,7 +59,7 @@ def fresh_ids(root: StateRoot) -> dict[int, tuple[str, ...]]:
 
 @dataclass
 class World:
-    """What outlives a driver, but for the root: the sink, which holds one attempt of a batch; and each batch's job."""
+    """The state that outlives a driver, besides the root: the sink, with one attempt per batch, and each batch's job."""
 
     sink: dict[int, str] = field(default_factory=dict)
     structure: Structure = Structure.V2

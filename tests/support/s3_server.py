@@ -27,7 +27,7 @@ _BUCKET_NUMBERS = itertools.count(1)
 
 
 class Wire(Enum):
-    """What happens to a request."""
+    """A fault of a request."""
 
     LOSE_REPLY = "done by the store, then the connection breaks"
     REFUSE = "answered with 503 SlowDown, not done"
@@ -58,7 +58,7 @@ class S3Server:
         self.deletes_on_condition = False
         """Whether it honours If-Match on DELETE, as Amazon's does; moto itself deletes whatever is there."""
         self.ignores_if_none_match = False
-        """As stores of other makers do: an upload overwrites what is there."""
+        """An upload overwrites the object, as in some compatible object storages."""
         self.latency_seconds: Callable[[], float] | None = None
         """Draws the time that a request takes beside its processing; requests wait for it side by side."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)

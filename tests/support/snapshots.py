@@ -90,7 +90,7 @@ def _as_spark_stores_it(checkpoint: Path, key_count: int) -> dict[str, bytes]:
 
 
 def rows_of(path: Path) -> dict[bytes, bytes]:
-    """What a database directory holds, read by RocksDB itself."""
+    """Return the rows of a database directory, read with RocksDB."""
     database = Rdict(str(path), Options(raw_mode=True), access_type=AccessType.read_only())
     try:
         return dict(database.items())

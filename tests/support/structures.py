@@ -58,7 +58,7 @@ def without_lineage(body: bytes, path: str) -> bytes:
 
 
 def held(storage: Storage, scratch: Path) -> dict[StorePath, State]:
-    """What each store holds at the newest commit, from storage alone."""
+    """Return the state of each store at the newest commit, loaded from storage alone."""
     heads = catalog.heads(storage)
     assert heads is not None
     found: dict[StorePath, State] = {}

@@ -22,7 +22,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several
 
 @contextmanager
 def umask(bits: int) -> Iterator[None]:
-    """What this process creates lacks these bits."""
+    """Create files without these mode bits."""
     before = os.umask(bits)
     try:
         yield

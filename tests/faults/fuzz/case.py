@@ -102,7 +102,7 @@ class Case:
             try:
                 self._seen.done.append(DAMAGES[name][0](self._chance, root))
             except (Inapplicable, OSError, IndexError, ValueError, MemoryError):
-                # An earlier damage may have taken what this one needs.
+                # An earlier damage may have removed the file that this one needs.
                 wanted = max(1, wanted - 1) if self._seen.damages else wanted
                 continue
             self._seen.damages.append(name)
@@ -213,7 +213,7 @@ def _tail(text: str, lines: int = _LINES) -> str:
 
 @contextmanager
 def _stray_errors(seen: Seen) -> Iterator[None]:
-    """Errors that no caller sees: in threads, and where objects are given up."""
+    """Record errors that no caller sees: in threads, and in finalizers."""
     by_thread, given_up = threading.excepthook, sys.unraisablehook
 
     def in_thread(what: Any) -> None:

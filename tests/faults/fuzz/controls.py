@@ -55,7 +55,7 @@ CONTROLS: dict[str, tuple[Callable[..., NoReturn], str]] = {
     "reader": (_writes_below_the_root, "READER WROTE"),
     "loss": (_deletes_all, "LOST"),
 }
-"""What `inspect` does instead of giving advice, and what the harness has to call it."""
+"""Faults of `inspect` in place of its advice, and the kind of failure that the harness must report."""
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from typing import Any
 from tests.faults.fuzz.case import play
 
 MEMORY_BYTES = 2 * 2**30
-"""Of address space, above what the process has before its case."""
+"""The address space that a case may take in addition to that of the process."""
 
 SECONDS = 300.0
-"""After which a case hangs: a hundred times what one takes."""
+"""A case that takes longer hangs. Usually a case takes a hundredth of it."""
 
 _ARENAS = -8
 _LOG_BYTES = 4000

@@ -49,7 +49,7 @@ class Heads:
         return found
 
     def why_not(self, root: Path, store: str) -> str:
-        """What the library says of a head that does not load."""
+        """Return the library's error for a head that cannot be loaded."""
         try:
             contents = contents_at(open_storage(str(root)))
             if contents is None:

@@ -40,7 +40,7 @@ _SCHEMA = StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_sche
 
 
 class Stage(Enum):
-    """What was done to a checkpoint before it is damaged."""
+    """The verb that ran on a checkpoint before the damage."""
 
     WRITTEN = "as its query left it"
     SNAPSHOTS = "after `snapshot`"

@@ -21,7 +21,7 @@ from statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, assert_restart_is_right, audited, changelog, harm, the_only_finding
 from tests.support.checkpoints import Checkpoint
 
-# -- what describes the checkpoint -------------------------------------------------------------------------------------
+# -- metadata of the checkpoint ----------------------------------------------------------------------------------------
 
 
 DESCRIPTIONS = {

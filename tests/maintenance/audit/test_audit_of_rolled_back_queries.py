@@ -18,7 +18,7 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import publish_snapshot
 from tests.support.sparks_checkpoints import STORE, add_sidecar, changelog, commit
 
-# -- time lines that were given up -------------------------------------------------------------------------------------
+# -- files of rolled-back batches --------------------------------------------------------------------------------------
 
 
 def roll_back(storage: Storage, to: int) -> None:

@@ -80,7 +80,7 @@ def test_a_first_key_with_the_length_of_a_header_is_a_key_unless_spark_misreads_
 
 
 def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Checkpoint, tmp_path: Path) -> None:
-    """The log has a hole, and what a lineage says of the versions below it is not what the log says."""
+    """The commit log has a gap, and a lineage contradicts the log below the gap."""
     storage = v2.storage
     five = v2.versions[5][0]
     lineage = (VersionId(3, SOME_ID), v2.versions[4][0])

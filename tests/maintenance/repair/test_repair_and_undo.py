@@ -80,7 +80,7 @@ def test_snapshots_quarantined_after_the_plan_of_retention_keep_their_tables(che
     rewind(storage, 3)
     before = contents(storage)
     zips = {store.snapshot(v[n]) for n, store in enumerate(checkpoint.stores) for v in checkpoint.versions[8:]}
-    # As if what is planned had not seen the zips: they are taken away by hand, and are there again when it is executed.
+    # The plan is made without the zips, and executed with them.
     storage.delete(zips)
     policy = retention.RetentionPolicy(versions=1, grace_seconds=0)
     gathered = retention.gather(storage, policy, clock=SystemClock(), everything=True)

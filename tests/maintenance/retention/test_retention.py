@@ -43,7 +43,7 @@ def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]
     return failed
 
 
-# -- what stays, what goes ---------------------------------------------------------------------------------------------
+# -- kept and deleted files--------------------------------------------------------------------------------------------
 
 
 def test_files_below_the_base_of_the_floor_are_deleted_and_each_retained_version_is_unchanged(
@@ -179,7 +179,7 @@ def _commit_beside(checkpoint: Checkpoint, number: int, tmp_path: Path, partitio
 
 
 def test_a_store_without_a_new_snapshot_holds_the_floor_at_its_last_one(storage: Storage, tmp_path: Path) -> None:
-    """Its changelogs are all there: that one is damaged, only who reads them knows."""
+    """All its changelogs exist. Only a reader of the damaged one detects the damage."""
     made = Checkpoint(storage, tmp_path / "job")
     made.grow(5)
     take_snapshots(storage, tmp_path)
