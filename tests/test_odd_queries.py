@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Written:
     return lambda form: unpacked(FOLDER / f"spark-4.2.0-{form}.zip", tmp_path)
 
 
-def said(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
+def output_of(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
     done = CliRunner().invoke(main, [verb, str(root), *options])
     assert done.exit_code == exit_code, (verb, done.output, done.exception)
     return " ".join(done.output.split())
@@ -78,20 +78,20 @@ def test_each_verb_reports_a_query_without_state(written: Written, tmp_path: Pat
     scratch = str(tmp_path / "scratch")
     plainly = "continuous processing" if form == "continuous" else "the query has no stateful operator"
     told = [
-        said(root, "audit", "--deep", "--scratch", scratch),
-        said(root, "inspect"),
-        said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch),
-        said(root, "gc"),
-        said(root, "gc", "--apply", "--mode", "full", "--retain", "1", "--grace", "0s"),
-        said(root, "gc", "--orphans", "--apply", "--confirm-stopped", "--mode", "full"),
+        output_of(root, "audit", "--deep", "--scratch", scratch),
+        output_of(root, "inspect"),
+        output_of(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch),
+        output_of(root, "gc"),
+        output_of(root, "gc", "--apply", "--mode", "full", "--retain", "1", "--grace", "0s"),
+        output_of(root, "gc", "--orphans", "--apply", "--confirm-stopped", "--mode", "full"),
     ]
     assert [plainly in one for one in told] == [True] * len(told), told
     assert not any("HDFS" in one for one in told)
-    assert "nothing to repair" in said(root, "repair")
-    assert "0 rows" in said(root, "dump")
+    assert "nothing to repair" in output_of(root, "repair")
+    assert "0 rows" in output_of(root, "dump")
     if form != "stateless-v2":
-        assert "the checkpoint has no state" in said(root, "switch", "--to", "v2", exit_code=3)
-    assert json.loads(said(root, "inspect", "--output", "json"))["stores"] == []
+        assert "the checkpoint has no state" in output_of(root, "switch", "--to", "v2", exit_code=3)
+    assert json.loads(output_of(root, "inspect", "--output", "json"))["stores"] == []
     assert files(root) == before
 
 
@@ -100,8 +100,8 @@ def test_a_query_without_a_committed_batch_needs_no_maintenance(written: Written
     root = written(form)
     before = files(root)
     for verb in (["audit", "--deep"], ["inspect"], ["snapshot", "--dry-run"], ["gc", "--apply", "--mode", "full"]):
-        assert "no batch is committed yet" in said(root, *verb), verb
-    assert "nothing to repair" in said(root, "repair")
+        assert "no batch is committed yet" in output_of(root, *verb), verb
+    assert "nothing to repair" in output_of(root, "repair")
     assert files(root) == before
 
 
@@ -110,13 +110,13 @@ def test_an_ordinary_stateful_query_gets_its_snapshots_and_is_cleaned_up(
     written: Written, tmp_path: Path, form: str
 ) -> None:
     root, scratch = written(form), str(tmp_path / "scratch")
-    inspected = json.loads(said(root, "inspect", "--output", "json"))
+    inspected = json.loads(output_of(root, "inspect", "--output", "json"))
     assert (len(inspected["stores"]), inspected["stateless"]) == (STORES[form], None)
-    rows = said(root, "dump", "--output", "jsonl")
-    said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
-    said(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
-    said(root, "audit", "--deep", "--retain", "1", "--scratch", scratch)
-    assert said(root, "dump", "--output", "jsonl") == rows
+    rows = output_of(root, "dump", "--output", "jsonl")
+    output_of(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
+    output_of(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    output_of(root, "audit", "--deep", "--retain", "1", "--scratch", scratch)
+    assert output_of(root, "dump", "--output", "jsonl") == rows
 
 
 def test_a_live_query_of_structure_v1_whose_settled_version_retention_deleted_has_no_broken_head(
@@ -124,14 +124,14 @@ def test_a_live_query_of_structure_v1_whose_settled_version_retention_deleted_ha
 ) -> None:
     """Whoever keeps two versions has a snapshot at the head or one below it, and nothing two below the head."""
     root, scratch = written("v1-available-now"), str(tmp_path / "scratch")
-    said(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
-    said(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    output_of(root, "snapshot", "--at-head", "--confirm-stopped", "--mode", "full", "--scratch", scratch)
+    output_of(root, "gc", "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
     assert not (root / "state/0/0/1.changelog").exists()
-    told = json.loads(said(root, "snapshot", "--mode", "full", "--output", "json", "--scratch", scratch))
+    told = json.loads(output_of(root, "snapshot", "--mode", "full", "--output", "json", "--scratch", scratch))
     assert told["take"] == []
     assert {one["reason"] for one in told["leave"]} == {"at_head"}
-    said(root, "inspect")
-    said(root, "audit", "--retain", "1")
+    output_of(root, "inspect")
+    output_of(root, "audit", "--retain", "1")
 
 
 def test_a_live_query_whose_settled_version_is_lost_without_a_newer_snapshot_is_still_reported(
@@ -139,7 +139,7 @@ def test_a_live_query_whose_settled_version_is_lost_without_a_newer_snapshot_is_
 ) -> None:
     root = written("v1-available-now")
     (root / "state/0/0/1.changelog").unlink()
-    said(root, "snapshot", "--dry-run", exit_code=3)
+    output_of(root, "snapshot", "--dry-run", exit_code=3)
 
 
 def test_a_gap_in_the_logs_of_a_query_with_state_is_still_an_error(written: Written) -> None:

@@ -22,11 +22,12 @@ from statestore.maintenance import health, lease
 from statestore.maintenance.audit import Finding, FindingKind, Severity
 from statestore.maintenance.config import Policies
 from statestore.maintenance.health import Health
+from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
-from tests.support.maintained_query import begun
+from tests.support.maintained_query import maintained_query
 from tests.support.s3_server import S3Server
 from tests.support.unpacked import unpacked
 
@@ -244,7 +245,7 @@ def test_a_run_is_green_after_a_switch_of_a_native_checkpoint(
 ) -> None:
     text = configuration.read_text().replace('url = "flights"', 'url = "flights"\nmode = "full"')
     configuration.write_text(text.replace("versions = 3", "versions = 100"))
-    query = begun(open_storage(str(tmp_path / "flights")), tmp_path, Structure.V1, is_own=False, batches=12)
+    query = maintained_query(open_storage(str(tmp_path / "flights")), tmp_path, Structure.V1, Origin.NATIVE, batches=12)
     query.switch()
     query.grow(12)
     result = maintained(definitions, instance)

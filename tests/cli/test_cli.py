@@ -17,14 +17,14 @@ import pytest
 from statestore.cli import main
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.commands import run, said
+from tests.support.commands import json_output, run
 
 KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
 
 
 def test_a_dry_run_shows_actions_with_reasons_and_writes_nothing(root: Path, checkpoint: Checkpoint) -> None:
-    plan = said("snapshot", root, "--all", "--dry-run")
+    plan = json_output("snapshot", root, "--all", "--dry-run")
     assert [(action["store"], action["reason"]) for action in plan["take"]] == [
         ("state/0/1", "asked"),
         ("state/0/0", "asked"),
@@ -32,17 +32,17 @@ def test_a_dry_run_shows_actions_with_reasons_and_writes_nothing(root: Path, che
     assert not list(root.glob("state/*/*/*.zip"))
     shown = run("snapshot", root, "--dry-run", "--changelogs", 4).output
     assert "2 snapshots to take, 0 stores to skip" in shown
-    short = said("snapshot", root, "--dry-run")
+    short = json_output("snapshot", root, "--dry-run")
     assert [action["reason"] for action in short["leave"]] == ["short_tail", "short_tail"]
     assert short["leave"][0]["explained"].startswith("the tail is short: 4 changelogs, ")
 
 
 def test_snapshots_are_taken_and_the_next_run_takes_none(root: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    done = said("snapshot", root, "--all")
+    done = json_output("snapshot", root, "--all")
     assert [one["outcome"] for one in done["taken"]] == ["new", "new"]
     assert [one["keys"] for one in done["taken"]] == [len(state) for state in reversed(checkpoint.states[-1])]
     assert len(list(root.glob("state/*/*/*.zip"))) == 2
-    assert said("snapshot", root, "--all")["taken"] == []
+    assert json_output("snapshot", root, "--all")["taken"] == []
     assert "0 taken, 0 failed, 2 skipped" in run("snapshot", root).output
     checkpoint.assert_right(tmp_path / "fresh")
 
@@ -50,7 +50,7 @@ def test_snapshots_are_taken_and_the_next_run_takes_none(root: Path, checkpoint:
 def test_inspect_shows_base_and_tail_of_each_store(root: Path, checkpoint: Checkpoint) -> None:
     run("snapshot", root, "--all")
     checkpoint.grow(2)
-    seen = said("inspect", root)
+    seen = json_output("inspect", root)
     assert (seen["batch"], seen["version"]) == (5, 6)
     for store, version in zip(seen["stores"], checkpoint.versions[4], strict=True):
         assert (store["base"], store["tail_changelogs"]) == (str(version), 2)
@@ -183,7 +183,7 @@ def test_an_interrupted_run_ends_cleanly_and_reports_completed_snapshots(root: P
     taken = [one["store"] for one in json.loads(stdout)["taken"]]
     assert sorted(taken) == sorted(str(zip_file.parent.relative_to(root)) for zip_file in root.rglob("*.zip"))
     assert 1 <= len(taken) < partitions
-    assert len(said("snapshot", root, "--all")["taken"]) == partitions - len(taken)
+    assert len(json_output("snapshot", root, "--all")["taken"]) == partitions - len(taken)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
@@ -207,9 +207,9 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
     Checkpoint(open_storage(str(root)), tmp_path)
     seconds = {"restore_seconds_before": 0, "restore_seconds_after": 0}
     expected = {"batch": None, "take": [], "leave": [], "taken": [], "failed": [], **seconds}
-    assert said("snapshot", root, "--all") == expected
+    assert json_output("snapshot", root, "--all") == expected
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
-    assert said("inspect", root) == {
+    assert json_output("inspect", root) == {
         **nothing,
         "stateless": None,
         "structure": None,
@@ -275,7 +275,7 @@ def said_error(*arguments: object) -> dict[str, Any]:
 
 def test_an_inspection_shows_structure_operators_and_keys(root: Path, checkpoint: Checkpoint) -> None:
     assert run("snapshot", root, "--all").exit_code == 0
-    body = said("inspect", root)
+    body = json_output("inspect", root)
     assert (body["structure"], body["operators"]) == ("v2", {"0": "counting"})
     assert all(store["base_keys"] > 0 for store in body["stores"])
     assert "operators: 0 counting" in run("inspect", root).stdout

@@ -17,7 +17,7 @@ from statestore.format.state_rows import encode_values
 from statestore.format.types import spark_schema_json
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.commands import run, said
+from tests.support.commands import json_output, run
 from tests.support.counted_state import SCHEMA, VALUE, changes, counts, key
 
 GROWN = pa.schema([*VALUE, pa.field("extra", pa.string())])
@@ -39,7 +39,7 @@ NEWEST = [("state/0/0", "b", 5), ("state/0/0", "c", 3), ("state/0/1", "y", 0), (
 
 
 def test_the_rows_of_the_newest_version_are_shown_with_their_columns(root: Path, checkpoint: Checkpoint) -> None:
-    found = said("dump", root)
+    found = json_output("dump", root)
     assert (found["batch"], found["version"], found["shown"], found["all"]) == (2, 3, 4, True)
     assert sorted(counts(found["rows"])) == NEWEST
     [row] = [row for row in found["rows"] if row["key"]["name"] == "c"]
@@ -56,7 +56,7 @@ def test_any_retained_version_can_be_shown_by_version_or_batch(
     root: Path, checkpoint: Checkpoint, with_snapshot: bool
 ) -> None:
     if with_snapshot:
-        said("snapshot", root, "--all")
+        json_output("snapshot", root, "--all")
     by_version = {
         0: [],
         1: [("state/0/0", "a", 1), ("state/0/0", "b", 2), ("state/0/1", "z", 9)],
@@ -64,16 +64,16 @@ def test_any_retained_version_can_be_shown_by_version_or_batch(
         3: NEWEST,
     }
     for version, rows in by_version.items():
-        found = said("dump", root, "--version", version)
+        found = json_output("dump", root, "--version", version)
         assert sorted(counts(found["rows"])) == rows
         assert (found["batch"], found["version"]) == (version - 1, version)
         if version:
-            assert said("dump", root, "--batch", version - 1) == found
+            assert json_output("dump", root, "--batch", version - 1) == found
 
 
 def test_each_line_of_jsonl_is_a_row(root: Path, checkpoint: Checkpoint) -> None:
     lines = run("dump", root, "--output", "jsonl").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == said("dump", root)["rows"]
+    assert [json.loads(line) for line in lines] == json_output("dump", root)["rows"]
 
 
 def test_a_table_shows_columns_by_store_and_names_the_option_for_more(root: Path, checkpoint: Checkpoint) -> None:
@@ -87,20 +87,20 @@ def test_a_table_shows_columns_by_store_and_names_the_option_for_more(root: Path
 
 
 def test_a_limit_ends_the_dump(root: Path, checkpoint: Checkpoint) -> None:
-    found = said("dump", root, "--limit", 3)
+    found = json_output("dump", root, "--limit", 3)
     assert (len(found["rows"]), found["shown"], found["all"]) == (3, 3, False)
-    assert said("dump", root, "--limit", 0)["rows"] == []
-    assert said("dump", root, "--limit", 4)["all"]
+    assert json_output("dump", root, "--limit", 0)["rows"] == []
+    assert json_output("dump", root, "--limit", 4)["all"]
 
 
 def test_stores_and_keys_can_be_chosen(root: Path, checkpoint: Checkpoint) -> None:
     for name in ("0/1", "state/0/1", "state/0/1/"):
-        assert {row["store"] for row in said("dump", root, "--store", name)["rows"]} == {"state/0/1"}
-    assert sorted(counts(said("dump", root, "--store", "0")["rows"])) == NEWEST
-    assert sorted(counts(said("dump", root, "--store", "0/0", "--store", "0/1")["rows"])) == NEWEST
-    assert counts(said("dump", root, "--key", "name=b")["rows"]) == [("state/0/0", "b", 5)]
-    assert len(said("dump", root, "--key", "day=7")["rows"]) == 4
-    assert said("dump", root, "--key", "name=b", "--key", "day=8")["rows"] == []
+        assert {row["store"] for row in json_output("dump", root, "--store", name)["rows"]} == {"state/0/1"}
+    assert sorted(counts(json_output("dump", root, "--store", "0")["rows"])) == NEWEST
+    assert sorted(counts(json_output("dump", root, "--store", "0/0", "--store", "0/1")["rows"])) == NEWEST
+    assert counts(json_output("dump", root, "--key", "name=b")["rows"]) == [("state/0/0", "b", 5)]
+    assert len(json_output("dump", root, "--key", "day=7")["rows"]) == 4
+    assert json_output("dump", root, "--key", "name=b", "--key", "day=8")["rows"] == []
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_version_0_of_a_native_query_is_empty_even_after_its_first_logs_were_pur
 ) -> None:
     storage = checkpoint.storage
     storage.delete([names.BINDING, *(f"{log}/{batch}" for log in (names.COMMITS, names.OFFSETS) for batch in (0, 1))])
-    assert said("dump", root, "--version", 0) == {"batch": -1, "version": 0, "rows": [], "shown": 0, "all": True}
-    told = said("diff", root, "--from", 0)
+    assert json_output("dump", root, "--version", 0) == {"batch": -1, "version": 0, "rows": [], "shown": 0, "all": True}
+    told = json_output("diff", root, "--from", 0)
     assert (told["from"], told["totals"]) == ({"batch": -1, "version": 0}, {"added": 4, "removed": 0, "changed": 0})
 
 
@@ -140,8 +140,8 @@ def test_an_error_for_an_uncommitted_version_lists_the_committed_ones(root: Path
 
 def test_a_checkpoint_without_a_batch_has_no_rows(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
-    assert said("dump", root) == {"batch": None, "version": None, "rows": [], "shown": 0, "all": True}
-    assert said("diff", root)["changes"] == []
+    assert json_output("dump", root) == {"batch": None, "version": None, "rows": [], "shown": 0, "all": True}
+    assert json_output("diff", root)["changes"] == []
     for verb in ("dump", "diff"):
         assert "no batch is committed yet" in run(verb, root).output
 
@@ -162,9 +162,11 @@ def test_rows_from_before_an_added_column_have_their_former_columns(root: Path, 
     added = encode_values(pa.Table.from_pylist([{"n": 1, "tags": [], "extra": "new"}] * 4, GROWN)).to_pylist()
     states = checkpoint.states[-1]
     checkpoint.batch(*(dict.fromkeys(state, added[0]) for state in states))
-    assert {json.dumps(row["value"]) for row in said("dump", root)["rows"]} == {'{"n": 1, "tags": [], "extra": "new"}'}
-    assert sorted(counts(said("dump", root, "--version", 3)["rows"])) == NEWEST
-    [change] = [one for one in said("diff", root)["changes"] if one["key"]["name"] == "y"]
+    assert {json.dumps(row["value"]) for row in json_output("dump", root)["rows"]} == {
+        '{"n": 1, "tags": [], "extra": "new"}'
+    }
+    assert sorted(counts(json_output("dump", root, "--version", 3)["rows"])) == NEWEST
+    [change] = [one for one in json_output("diff", root)["changes"] if one["key"]["name"] == "y"]
     assert change["before"] == {"n": 0, "tags": []}
     assert change["after"] == {"n": 1, "tags": [], "extra": "new"}
 
@@ -225,7 +227,7 @@ def test_a_checkpoint_without_a_binding_is_read_with_its_schema_file_and_metadat
     root: Path, checkpoint: Checkpoint
 ) -> None:
     as_sparks(checkpoint)
-    assert sorted(counts(said("dump", root)["rows"])) == NEWEST
+    assert sorted(counts(json_output("dump", root)["rows"])) == NEWEST
 
 
 @pytest.mark.parametrize("verb", ["dump", "diff"])
@@ -250,13 +252,13 @@ def test_unknown_schema_versions_and_types_are_rejected_with_a_typed_error(root:
 
 def test_keys_with_an_undescribed_prefix_are_rejected_with_a_typed_error(root: Path, checkpoint: Checkpoint) -> None:
     """Spark before 4.0 wrote none; the keys of its session windows have a prefix."""
-    said("snapshot", root, "--all")
+    json_output("snapshot", root, "--all")
     as_sparks(checkpoint)
     # Structure V1 is all that such a Spark had, and a snapshot is the same in both.
     for path in root.glob("state/0/*/*.*"):
         path.unlink() if path.suffix == ".changelog" else path.rename(path.with_name("3.zip"))
     checkpoint.storage.replace(names.commits(2), logs.encode_commit(logs.CommitLog(0, None)))
-    assert sorted(counts(said("dump", root)["rows"])) == NEWEST
+    assert sorted(counts(json_output("dump", root)["rows"])) == NEWEST
     checkpoint.storage.delete([names.operator_metadata(0)])
     told = refused(run("dump", root))
     assert "the operator has no metadata, so that the encoding of its keys is unknown" in told
@@ -266,7 +268,7 @@ def test_keys_with_an_undescribed_prefix_are_rejected_with_a_typed_error(root: P
 
 
 def test_a_diff_shows_added_removed_and_changed_rows_with_both_values(root: Path, checkpoint: Checkpoint) -> None:
-    found = said("diff", root, "--from", 1)
+    found = json_output("diff", root, "--from", 1)
     assert (found["from"], found["to"]) == ({"batch": 0, "version": 1}, {"batch": 2, "version": 3})
     told = {
         change["key"]["name"]: (change["change"], *(side and side["n"] for side in (change["before"], change["after"])))
@@ -286,14 +288,16 @@ def test_a_diff_shows_added_removed_and_changed_rows_with_both_values(root: Path
 
 
 def test_the_newest_version_is_compared_with_the_one_before_it(root: Path, checkpoint: Checkpoint) -> None:
-    assert said("diff", root) == said("diff", root, "--from", 2, "--to", 3)
-    assert {change["key"]["name"] for change in said("diff", root)["changes"]} == {"b", "y"}, "c was put as it was"
-    assert said("diff", root, "--to", 1)["totals"] == {"added": 3, "removed": 0, "changed": 0}
-    assert said("diff", root, "--from", 3, "--to", 1)["totals"] == {"added": 1, "removed": 2, "changed": 1}
+    assert json_output("diff", root) == json_output("diff", root, "--from", 2, "--to", 3)
+    assert {change["key"]["name"] for change in json_output("diff", root)["changes"]} == {"b", "y"}, (
+        "c was put as it was"
+    )
+    assert json_output("diff", root, "--to", 1)["totals"] == {"added": 3, "removed": 0, "changed": 0}
+    assert json_output("diff", root, "--from", 3, "--to", 1)["totals"] == {"added": 1, "removed": 2, "changed": 1}
 
 
 def test_all_differences_are_counted_even_if_a_limit_hides_some(root: Path, checkpoint: Checkpoint) -> None:
-    found = said("diff", root, "--from", 1, "--limit", 2)
+    found = json_output("diff", root, "--from", 1, "--limit", 2)
     assert (len(found["changes"]), found["shown"]) == (2, 2)
     assert found["totals"] == {"added": 2, "removed": 1, "changed": 1}
     shown = run("diff", root, "--from", 1, "--limit", 2).output
@@ -301,11 +305,15 @@ def test_all_differences_are_counted_even_if_a_limit_hides_some(root: Path, chec
     whole = run("diff", root, "--from", 1).output
     assert "2 added, 1 removed, 1 changed\n" in whole
     lines = run("diff", root, "--from", 1, "--output", "jsonl").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == said("diff", root, "--from", 1)["changes"]
+    assert [json.loads(line) for line in lines] == json_output("diff", root, "--from", 1)["changes"]
 
 
 def test_one_store_can_be_compared_alone(root: Path, checkpoint: Checkpoint) -> None:
-    assert said("diff", root, "--from", 1, "--store", "0/1")["totals"] == {"added": 1, "removed": 0, "changed": 0}
+    assert json_output("diff", root, "--from", 1, "--store", "0/1")["totals"] == {
+        "added": 1,
+        "removed": 0,
+        "changed": 0,
+    }
     assert run("diff", root, "--to", 9).exit_code == 1
 
 

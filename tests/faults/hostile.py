@@ -34,7 +34,7 @@ from tests.faults.fuzz import dispatch
 from tests.faults.fuzz.files import copy_tree, fingerprint
 from tests.faults.fuzz.roots import Stage, made
 from tests.faults.fuzz.verbs import is_typed, readers, run
-from tests.support.unpacked import settle
+from tests.support.unpacked import update_urls
 
 MEMORY_BYTES = 768 * 2**20
 """The address space that a case may take in addition to that of the process."""
@@ -309,7 +309,7 @@ def _played(name: str, cache: Path, folder: Path) -> dict[str, Any]:
 def _play(case: Hostile, cache: Path, folder: Path) -> dict[str, Any]:
     root, outside, scratch, temporary = (folder / name for name in ("root", "outside", "scratch", "temporary"))
     copy_tree(made(cache, case.root, case.stage), root)
-    settle(root, folder)
+    update_urls(root, folder)
     for place in (outside, temporary):
         place.mkdir()
     (outside / "victim").write_text("of somebody else")

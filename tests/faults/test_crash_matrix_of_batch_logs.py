@@ -114,17 +114,17 @@ def test_a_crash_at_any_request_of_a_batch_leaves_state_and_sink_equal(
     def at(number: str) -> Storage:
         return open_storage(StorageSpec(f"{storage_spec.url}-{number}", storage_spec.options))
 
-    def begun(number: str) -> Job:
+    def job_before_last_batch(number: str) -> Job:
         job = Job(tmp_path / number, most_bytes=most_bytes)
         for batch in range(BATCHES - 1):
             job.run(at(number), batch)
         return job
 
     rehearsal = FaultyStorage(at("rehearsal").inner)  # type: ignore[attr-defined]
-    begun("rehearsal").run(LoggedStorage(rehearsal), BATCHES - 1)
+    job_before_last_batch("rehearsal").run(LoggedStorage(rehearsal), BATCHES - 1)
     cases = crash_matrix(rehearsal.trace)
     for number, (request, fault) in enumerate(cases):
-        job = begun(str(number))
+        job = job_before_last_batch(str(number))
         faulty = FaultyStorage(at(str(number)).inner, {request.number: fault})  # type: ignore[attr-defined]
         with suppress(SimulatedCrash, StorageError):
             job.run(LoggedStorage(faulty), BATCHES - 1)

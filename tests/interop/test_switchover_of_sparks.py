@@ -35,7 +35,7 @@ IN_CI = [("transformWithState", Structure.V2, PLAIN)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 
-def begun(
+def native_query(
     spark: SparkSession, folder: Path, name: str, structure: Structure, confs: Mapping[str, str] = PLAIN
 ) -> NativeQuery:
     return NativeQuery(spark, folder / "query", OPERATORS[name], {**structure.conf, **confs})
@@ -56,7 +56,7 @@ def test_spark_continues_in_the_other_structure_like_a_twin_that_never_switched(
     confs: Mapping[str, str],
 ) -> None:
     folder = tmp_path_factory.mktemp("switched")
-    query = begun(spark, folder, name, structure, confs)
+    query = native_query(spark, folder, name, structure, confs)
     query.run(3)
     query.saved("middle")
     middle = state(query)
@@ -87,7 +87,7 @@ def test_a_checkpoint_whose_conf_was_changed_first_is_switched(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("flipped")
-    query = begun(spark, folder, "aggregation", Structure.V1)
+    query = native_query(spark, folder, "aggregation", Structure.V1)
     query.run(3)
     query.saved("middle")
     query.confs |= {FORMAT: "2"}
@@ -114,7 +114,7 @@ def test_spark_rejects_an_incomplete_switchover_and_continues_after_its_completi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path_factory.mktemp("half")
-    query = begun(spark, folder, "aggregation", structure)
+    query = native_query(spark, folder, "aggregation", structure)
     query.run(3)
     query.saved("middle")
     query.run(2)

@@ -1,4 +1,4 @@
-"""Verb, batches, maintenance, another verb: maintenance is green after each, and audit, gc and inspect agree.
+"""Every sequence of two verbs: maintenance is green after each, and audit, gc and inspect agree.
 
 A tour calls every verb after every other one. Between two verbs the query commits batches and is maintained as the Dagster
 job `maintain_query` does it.
@@ -13,8 +13,9 @@ import pytest
 
 from statestore.format import names
 from statestore.format.structure import Structure
+from statestore.origin import Origin
 from statestore.storage import open_storage
-from tests.support.maintained_query import Query, begun
+from tests.support.maintained_query import Query, maintained_query
 from tests.support.s3_server import S3Server
 
 VERBS = ("snapshot", "gc", "switch", "repair")
@@ -22,15 +23,13 @@ TOUR = (
     *("snapshot", "snapshot", "gc", "gc", "switch", "switch", "repair", "repair", "snapshot"),
     *("switch", "gc", "repair", "gc", "snapshot", "repair", "switch", "snapshot"),
 )
-"""Each of the 16 pairs of verbs follows on each other in it, once."""
+"""Contains each of the 16 pairs of consecutive verbs once."""
 
 
-KINDS = [(kind, structure) for kind in ("own", "native") for structure in Structure]
-
-
-@pytest.mark.parametrize(("kind", "structure"), KINDS, ids=[f"{k} {s.value}" for k, s in KINDS])
-def test_maintenance_is_green_after_a_switch(tmp_path: Path, kind: str, structure: Structure) -> None:
-    query = begun(open_storage(str(tmp_path / "root")), tmp_path, structure, is_own=kind == "own", batches=12)
+@pytest.mark.parametrize("structure", Structure)
+@pytest.mark.parametrize("origin", Origin)
+def test_maintenance_is_green_after_a_switch(tmp_path: Path, origin: Origin, structure: Structure) -> None:
+    query = maintained_query(open_storage(str(tmp_path / "root")), tmp_path, structure, origin, batches=12)
     query.switch()
     for _ in range(3):
         query.grow(4)
@@ -39,19 +38,18 @@ def test_maintenance_is_green_after_a_switch(tmp_path: Path, kind: str, structur
 
 
 @pytest.mark.parametrize(
-    ("kind", "structure"),
+    ("origin", "structure"),
     [
-        pytest.param("own", Structure.V1, marks=pytest.mark.slow),
-        ("own", Structure.V2),
-        ("native", Structure.V1),
-        pytest.param("native", Structure.V2, marks=pytest.mark.slow),
+        pytest.param(Origin.OWN, Structure.V1, marks=pytest.mark.slow),
+        (Origin.OWN, Structure.V2),
+        (Origin.NATIVE, Structure.V1),
+        pytest.param(Origin.NATIVE, Structure.V2, marks=pytest.mark.slow),
     ],
 )
 def test_maintenance_is_green_after_every_verb_that_follows_any_other(
-    tmp_path: Path, kind: str, structure: Structure
+    tmp_path: Path, origin: Origin, structure: Structure
 ) -> None:
-    query = begun(open_storage(str(tmp_path / "root")), tmp_path, structure, is_own=kind == "own", batches=5)
-    tour(query)
+    tour(maintained_query(open_storage(str(tmp_path / "root")), tmp_path, structure, origin, batches=5))
 
 
 @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.slow)])
@@ -62,7 +60,7 @@ def test_maintenance_of_batch_logs_is_green_after_every_verb(
     if where == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         storage = open_storage(f"s3://{server.make_bucket()}/root", options=server.options)
-    query = begun(storage, tmp_path, Structure.V2, is_own=True, batches=5, in_batch_logs=True)
+    query = maintained_query(storage, tmp_path, Structure.V2, Origin.OWN, batches=5, in_batch_logs=True)
     assert storage.list(names.BATCH_LOGS)
     tour(query)
 
@@ -70,7 +68,7 @@ def test_maintenance_of_batch_logs_is_green_after_every_verb(
 @pytest.mark.slow
 def test_maintenance_on_s3_is_green_after_every_verb(s3_server: S3Server, tmp_path: Path) -> None:
     storage = open_storage(f"s3://{s3_server.make_bucket()}/root", options=s3_server.options)
-    tour(begun(storage, tmp_path, Structure.V1, is_own=False, batches=5))
+    tour(maintained_query(storage, tmp_path, Structure.V1, Origin.NATIVE, batches=5))
 
 
 def tour(query: Query) -> None:

@@ -19,6 +19,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance import audit, retention, snapshot
 from statestore.maintenance.audit import AuditPolicy, commits
 from statestore.maintenance.retention import RetentionPolicy
+from statestore.origin import Origin
 from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
@@ -180,14 +181,14 @@ class _AllOfIt(CommitLog):
         return version <= (oldest if oldest - 2 in self.batches else 1)
 
 
-@pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("origin", [Origin.NATIVE, pytest.param(Origin.OWN, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_findings_with_a_purged_log_equal_those_with_the_whole_log(
-    grown: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, is_own: bool
+    grown: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, origin: Origin
 ) -> None:
     one = grown.copied_to(open_storage(str(tmp_path / "root")), tmp_path / "job")
     _gone_below(one, FIRST)
-    if not is_own:
+    if origin is Origin.NATIVE:
         one.storage.delete([names.BINDING])
     DAMAGES[damage](one)
     policies = [RetentionPolicy(versions=versions, grace_seconds=0) for versions in (3, 6, 100)]

@@ -13,7 +13,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def said(*arguments: object) -> dict:
+def json_output(*arguments: object) -> dict:
     result = run(*arguments, "--output", "json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

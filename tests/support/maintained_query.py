@@ -18,6 +18,7 @@ from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
+from statestore.origin import Origin
 from statestore.query_metrics import Prices
 from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
@@ -32,9 +33,9 @@ def policies(versions: int) -> Policies:
 
 @dataclass
 class Query:
-    """A query that commits batches, as a job of ours or as Spark, and is maintained in between.
+    """A query that commits batches, and is maintained in between.
 
-    `shadow`: the same batches in structure V2, for a query of Spark's: in V1 its changelogs are these without a lineage.
+    `shadow`: for a native query, the same batches in structure V2. Its changelogs in V1 are these without the lineage.
     """
 
     checkpoint: Checkpoint
@@ -50,7 +51,7 @@ class Query:
         return Maintainer("a test", SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
     def grow(self, batches: int) -> None:
-        """So many batches, in the structure that the checkpoint has."""
+        """Commit this number of batches in the current structure of the checkpoint."""
         made = self.checkpoint
         for _ in range(batches):
             structure = structure_of(self.storage)
@@ -113,7 +114,7 @@ class Query:
         passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
 
     def _after(self, policy: Policies) -> Audit:
-        """The audit after the deletions, which finds no more of them, nor a finding."""
+        """Audit after the deletions: no file is left to delete, and there are no findings."""
         looked = passes.audit.look(self.storage, policy, clock=SystemClock())
         assert looked.forecast is not None
         assert looked.forecast.now.files == 0
@@ -142,14 +143,15 @@ class Query:
         return [f"{one.check_name}: {one.description}" for one in results if not one.passed]
 
 
-def begun(
-    storage: Storage, folder: Path, structure: Structure, *, is_own: bool, batches: int, in_batch_logs: bool = False
+def maintained_query(
+    storage: Storage, folder: Path, structure: Structure, origin: Origin, *, batches: int, in_batch_logs: bool = False
 ) -> Query:
-    of_own = structure if is_own else Structure.V2
-    made = Checkpoint(storage, folder / "job", structure=of_own, in_batch_logs=in_batch_logs)
+    """Start a query of this origin and structure, and commit its first batches."""
+    written = structure if origin is Origin.OWN else Structure.V2
+    made = Checkpoint(storage, folder / "job", structure=written, in_batch_logs=in_batch_logs)
     made.grow(batches)
     shadow = None
-    if not is_own:
+    if origin is Origin.NATIVE:
         shadow = made.copied_to(open_storage(str(folder / "shadow")), folder / "shadow job")
         as_sparks(made)
         if structure is Structure.V1:

@@ -69,19 +69,19 @@ def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tm
     v2.assert_right(tmp_path / "host", 3)
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("next_batch_began", [False, True])
 def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
-    v1: Storage, v2: Checkpoint, begun: bool
+    v1: Storage, v2: Checkpoint, next_batch_began: bool
 ) -> None:
     for storage in (v1, v2.storage):
         for batch in (3, 4, 5):
-            storage.delete([names.commits(batch), *([] if begun and batch == 3 else [names.offsets(batch)])])
+            storage.delete([names.commits(batch), *([] if next_batch_began and batch == 3 else [names.offsets(batch)])])
         told = [finding for finding in audited(storage).findings if finding.kind is FindingKind.ROLLED_BACK_FILES]
         plan = repair.plan(repair.gather(storage), None)
         assert {action.reason for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
-        first = 5 if begun else 4
+        first = 5 if next_batch_began else 4
         assert all(f"of versions {first} to 6" in finding.problem for finding in told)
         assert all(f"the logs end at version {first - 1}" in finding.problem for finding in told)
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]

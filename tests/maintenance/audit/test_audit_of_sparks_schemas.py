@@ -35,7 +35,7 @@ def kinds(audit: Audit) -> set[FindingKind]:
     return {finding.kind for finding in audit.findings}
 
 
-def said(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
+def output_of(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
     done = CliRunner().invoke(main, [verb, str(root), *options])
     assert done.exit_code == exit_code, (done.output, done.exception)
     return " ".join(done.output.split())
@@ -95,7 +95,7 @@ def test_a_state_schema_of_an_unknown_version_is_a_finding_with_its_file(
     assert (finding.kind, finding.severity) == (FindingKind.DESCRIPTION_UNREADABLE, Severity.WARNING)
     assert finding.file == pattern.replace("[0-9]*", path.name)
     assert "has state schema version 'v9'" in finding.problem
-    assert "upgrade Statekeeper" in said(root, "audit", exit_code=3)
+    assert "upgrade Statekeeper" in output_of(root, "audit", exit_code=3)
 
 
 @pytest.mark.parametrize("form", ["v1-aggregation", "v2-aggregation"])
@@ -103,7 +103,7 @@ def test_offsets_of_an_unknown_version_are_no_clean_audit(written: Written, form
     root = written(form)
     path = max((root / "offsets").glob("[0-9]*"), key=lambda one: int(one.name))
     path.write_text(path.read_text().replace("v1", "v7", 1).replace("v2", "v7", 1))
-    told = said(root, "audit", exit_code=3)
+    told = output_of(root, "audit", exit_code=3)
     assert f"offsets/{path.name}: has log version v7" in told
     assert "upgrade Statekeeper" in told
 
@@ -179,16 +179,16 @@ def test_a_moved_checkpoint_is_reported_repaired_and_the_repair_undone(
     assert {(one.kind, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
     assert audited(root).breaks == (), "nothing is lost: retention deletes as before"
     assert "statekeeper repair ROOT --apply --confirm-stopped" in found[0].action
-    assert "former location" in said(root, "repair", exit_code=3)
+    assert "former location" in output_of(root, "repair", exit_code=3)
     assert {path: path.read_bytes() for path in before} == before
-    run = re.findall(r"--undo ([0-9a-f-]{36})", said(root, "repair", "--apply", "--confirm-stopped"))[0]
+    run = re.findall(r"--undo ([0-9a-f-]{36})", output_of(root, "repair", "--apply", "--confirm-stopped"))[0]
     assert audited(root, tmp_path / "scratch").findings == ()
     for path in before:
         text = path.read_text()
         assert f'"file:{root}/state/0/_stateSchema/' in text
         assert "operatorPropertiesJson" in text
-    assert "nothing to repair" in said(root, "repair")
-    said(root, "repair", "--undo", run, "--confirm-stopped")
+    assert "nothing to repair" in output_of(root, "repair")
+    output_of(root, "repair", "--undo", run, "--confirm-stopped")
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -198,10 +198,10 @@ def test_a_user_can_give_sparks_url_of_the_checkpoint(written: Written) -> None:
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
     [found] = audited(root).findings
     assert (found.kind, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
-    assert "set --location to the URL that Spark uses" in said(root, "repair", exit_code=3)
-    said(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
+    assert "set --location to the URL that Spark uses" in output_of(root, "repair", exit_code=3)
+    output_of(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
-    assert "nothing to repair" in said(root, "repair")
+    assert "nothing to repair" in output_of(root, "repair")
 
 
 @pytest.mark.parametrize(
