@@ -1,6 +1,6 @@
-"""Every verb rejects an unknown format with the name of the file, and writes nothing. The checkpoints are Spark's.
+"""Every verb rejects an unknown format with the name of the file, and writes nothing.
 
-Each checkpoint is one of `fixtures/checkpoints` in which files are as a later Spark, or a plug-in, may write them.
+Each test changes files of a native checkpoint in `fixtures/checkpoints` to a format of a later Spark or of a plug-in.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Change = Callable[[bytes], bytes]
 
 
 def under(header: str) -> Change:
-    """The same lines below another version."""
+    """Replace the first line, the version."""
     return lambda data: header.encode() + data[data.index(b"\n") :]
 
 
 def with_conf(name: str, value: str) -> Change:
-    """An offset log of a query that began with that conf."""
+    """Set a setting of the state store in an offset log."""
 
     def change(data: bytes) -> bytes:
         lines = data.split(b"\n")
@@ -43,7 +43,7 @@ def with_conf(name: str, value: str) -> Change:
 
 
 def saying(old: bytes, new: bytes) -> Change:
-    """The same with other bytes in one place."""
+    """Replace the first occurrence of these bytes."""
 
     def change(data: bytes) -> bytes:
         assert data.count(old) >= 1
@@ -53,7 +53,7 @@ def saying(old: bytes, new: bytes) -> Change:
 
 
 def unpacked(change: Change) -> Change:
-    """The same inside of a changelog's compression."""
+    """Change the decompressed bytes of a changelog, and compress them again."""
 
     def whole(data: bytes) -> bytes:
         out = io.BytesIO()
@@ -76,7 +76,7 @@ def first_record_of_kind(kind: int) -> Change:
 
 
 def inside_the_zip(change: Change) -> Change:
-    """The same of a snapshot's metadata."""
+    """Change the metadata in a snapshot."""
 
     def whole(data: bytes) -> bytes:
         out = io.BytesIO()
@@ -165,6 +165,6 @@ def test_unknown_formats_are_rejected_with_a_typed_error_and_nothing_is_written(
 
 
 def written(checkpoint: Path) -> dict[Path, int]:
-    """Every file, and when it was written; but for the records of maintenance, which tell of a refusal, too."""
+    """Return all files with their modification times, except the records of maintenance, which contain refusals."""
     files = (path for path in checkpoint.rglob("*") if path.is_file())
     return {path: path.stat().st_mtime_ns for path in files if "_statekeeper" not in path.parts}

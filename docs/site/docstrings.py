@@ -1,6 +1,6 @@
-"""Docstrings as the code has them, made into Markdown: aligned names and texts become tables, errors become links.
+"""Convert docstrings to Markdown: aligned names and texts become tables, and names of errors become links.
 
-Here belongs how a docstring is shown. What is shown, and on which page, stands in docs/reference.
+This module determines only the format of a docstring. docs/reference determines which docstrings a page shows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _INDENT = "    "
 
 
 class Readable(Extension):
-    """Rewrites each docstring once, when its object was found."""
+    """Converts each docstring once, when griffe loads its object."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
-        """Called for modules, classes, functions and attributes."""
+        """Convert the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring = Docstring(
                 readable(obj.docstring.value),
@@ -31,7 +31,7 @@ class Readable(Extension):
             )
 
     def on_class_members(self, *, cls: Class, **_: Any) -> None:
-        """Called when a class is complete. The members of an enum go into its own docstring, with their values."""
+        """Append a table of members and values to the docstring of an enum."""
         if cls.docstring is not None and any(str(base).endswith("Enum") for base in cls.bases):
             rows = [
                 _of_member(one) for one in cls.members.values() if isinstance(one, Attribute) and one.name.isupper()
@@ -45,7 +45,7 @@ def _of_member(member: Attribute) -> tuple[str, str]:
 
 
 def readable(text: str) -> str:
-    """Runs of aligned lines as tables; names of errors as links to where they are explained; drawings untouched."""
+    """Return a docstring as Markdown: aligned lines as tables, names of errors as links, drawings unchanged."""
     lines: list[str] = []
     rows: list[tuple[str, str]] = []
     for line in text.splitlines():

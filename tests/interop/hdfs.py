@@ -43,7 +43,7 @@ class HdfsQuery(ElsewhereQuery):
             assert self._files.delete(self._path(f"{self.checkpoint}/{path}"), False), path
 
     def files(self) -> set[str]:
-        """All files that there are, hidden ones too."""
+        """Return the paths of all files, hidden ones included."""
         return {entry.path for entry in open_storage(self.root).list("", hidden=True)}
 
     def _path(self, url: str) -> object:

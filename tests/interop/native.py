@@ -36,7 +36,7 @@ STATE_STORE = "spark.sql.streaming.stateStore."
 FORMAT = f"{STATE_STORE}checkpointFormatVersion"
 CHANGELOGS = f"{STATE_STORE}rocksdb.changelogCheckpointing.enabled"
 NAMED_SINKS = "spark.sql.streaming.queryEvolution.enableSinkEvolution"
-"""Of Spark 4.2: sinks have names, and commits tell of them, in a version of their own."""
+"""Spark 4.2: sinks have names, and commit logs contain them, in their own log version."""
 ONLY_CHANGELOGS: Mapping[str, str] = {
     f"{STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     CHANGELOGS: "true",
@@ -46,7 +46,7 @@ ONLY_CHANGELOGS: Mapping[str, str] = {
 """The settings of a query whose snapshots Statekeeper makes."""
 
 _EXPIRES = re.compile(r"ttlExpirationMs=\d+")
-"""Depends on the time of day at which a twin ran."""
+"""Expiry times depend on the time of day at which a twin ran."""
 
 SCHEMA = "k string, at timestamp, x bigint"
 ROWS = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
@@ -56,7 +56,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def rows(batch: int, side: str = "left") -> pa.Table:
-    """The rows of a batch: four minutes, in which some keys come, some come again, and some stay away."""
+    """Return the rows of a batch: four minutes with new keys, returning keys and absent keys."""
     shift = 0 if side == "left" else 1
     found = []
     for n in range(24):
@@ -71,9 +71,11 @@ Query = Callable[[DataFrame, DataFrame], DataFrame]
 
 @dataclass(frozen=True)
 class Operator:
-    """A stateful operator of Spark's: the query over a left and a right stream that has it, and how it is run. `views`:
-    the options with which Spark's reader shows its state, one for each part of it. `since` and
-    `until`: the first and the last Spark that runs it; `since_v2`: the first that does in structure V2."""
+    """A stateful operator of Spark: its query over a left and a right stream, output mode and settings.
+
+    `views`: options of Spark's reader, one mapping for each part of the state. `since`, `until`: the first and the last
+    Spark release that runs it; `since_v2`: the first release that runs it in structure V2.
+    """
 
     query: Query
     mode: str = "append"
@@ -84,7 +86,7 @@ class Operator:
     since_v2: str = "4.0"
 
     def runs_on(self, minor: str, structure: str = "1") -> bool:
-        """Whether that Spark runs it."""
+        """Return whether this Spark release runs the operator."""
         since = self.since if structure == "1" else max(self.since, self.since_v2)
         return since <= minor <= self.until
 
@@ -151,7 +153,7 @@ def _inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
 
 
 class _Everything(StatefulProcessor):
-    """A value, a list, a map, a timer and a time to live, all in one."""
+    """Uses a value, a list, a map, a timer and a time to live."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -212,10 +214,10 @@ OPERATORS: Mapping[str, Operator] = {
     "dropDuplicatesWithinWatermark": Operator(_distinct_for_a_while),
     "sessions": Operator(_sessions),
     "applyInPandasWithState": Operator(_apply_in_pandas, "update"),
-    # Spark 4.0 asserts in structure V2 that each operator has as many partitions as there are shuffle partitions.
+    # In structure V2, Spark 4.0 asserts that each operator has `spark.sql.shuffle.partitions` partitions.
     "aggregation of all rows": Operator(_of_all_rows, "update", since_v2="4.1"),
     "limit": Operator(_limited, since_v2="4.1"),
-    # No Spark runs outer joins in this format, and those from 4.0 on run none: they do not know how to write its schema.
+    # No Spark release runs outer joins in this format. From 4.0, Spark cannot write its schema and runs no join in it.
     "join 1": Operator(_inner_join, confs={JOIN_FORMAT: "1"}, views=_JOIN_VIEWS, until="3.5"),
     "join 2": Operator(_join, confs={JOIN_FORMAT: "2"}, views=_JOIN_VIEWS),
     "join 3": Operator(_join, confs={JOIN_FORMAT: "3"}, views=_JOIN_VIEWS, since="4.1"),
@@ -225,7 +227,7 @@ OPERATORS: Mapping[str, Operator] = {
         views=_JOIN_VIEWS[-2:],
         since="4.2",
     ),
-    # With timers in processing time Spark would go on with batches without data for ever.
+    # With processing-time timers, Spark would never stop running batches without data.
     "transformWithState": Operator(
         _transform, "update", {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}, _VARIABLES, "4.0"
     ),
@@ -233,7 +235,7 @@ OPERATORS: Mapping[str, Operator] = {
 }
 
 HERE = tuple(name for name, operator in OPERATORS.items() if operator.runs_on("4.2"))
-"""Those that the project's own Spark runs."""
+"""The operators that Spark 4.2 runs, the release in the environment."""
 
 
 class NativeQuery:
@@ -262,7 +264,7 @@ class NativeQuery:
         return str(self.checkpoint)
 
     def repartition(self, partitions: int) -> None:
-        """Have Spark write the state anew, by its own offline tool (4.2)."""
+        """Repartition the state with the offline tool of Spark 4.2."""
         with configured(self.spark, self.confs):
             manager = self.spark._jsparkSession.streamingCheckpointManager()
             manager.repartition(str(self.checkpoint), partitions, True)
@@ -273,7 +275,7 @@ class NativeQuery:
             for side in ("left", "right"):
                 path = self.folder / side / f"{batch:05}.parquet"
                 pq.write_table(rows(batch, side), path, coerce_timestamps="us")
-                # Spark takes files in the order of their times.
+                # Spark reads files in the order of their modification times.
                 os.utime(path, (batch, batch))
         self.batches += batches
 
@@ -299,16 +301,16 @@ class NativeQuery:
             self.progress = query.recentProgress
 
     def saved(self, name: str) -> None:
-        """Keep the query as it is now."""
+        """Save the checkpoint, the outputs and the number of batches under a name."""
         self._keep(name)
         self._saved[name] = (self.batches, dict(self.outputs))
 
     def restored(self, name: str) -> None:
-        """Be as it was when that was saved."""
+        """Restore the checkpoint, the outputs and the number of batches of this name."""
         self._take_back(name)
         self.batches, outputs = self._saved[name]
         self.outputs = dict(outputs)
-        # A run takes all the input that there is, and a twin may have gone farther.
+        # A run reads all input files, and a twin may have written later ones.
         for side in ("left", "right"):
             for path in (self.folder / side).glob("*.parquet"):
                 if int(path.stem) >= self.batches:
@@ -324,7 +326,7 @@ class NativeQuery:
 
 @contextmanager
 def configured(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
-    """The session's conf, for a while."""
+    """Change the configuration of the session until the block ends."""
     before = {name: spark.conf.get(name, None) for name in confs}
     for name, value in confs.items():
         spark.conf.set(name, value)
@@ -336,7 +338,7 @@ def configured(spark: SparkSession, confs: Mapping[str, str]) -> Iterator[None]:
 
 
 def views(query: NativeQuery, *, batch: int | None = None) -> dict[str, list[Row]]:
-    """All that Spark's own reader shows of the state, newest unless a batch is named: the rows of each view."""
+    """Return the rows of each view that Spark's reader shows, of the newest batch by default."""
     return {str(options): view.collect() for options, view in _views(query, batch)}
 
 
@@ -350,7 +352,7 @@ def views_as_json(query: NativeQuery, *, batch: int | None = None) -> dict[str, 
     """Return the views with each row as Spark's JSON, which omits nulls, by the options as JSON."""
     found = {}
     for options, view in _views(query, batch):
-        # Of the side of a join Spark's rows have a column more than their schema says, which its JSON stumbles over.
+        # Rows of a join side have one column more than their schema, and `to_json` fails on it.
         parts = [_by_columns(view, part) for part in view.columns] if "joinSide" in options else ["*"]
         as_json = view.select(F.to_json(F.struct(*parts)))
         found[json.dumps(dict(options))] = [row[0] for row in as_json.collect()]
@@ -368,7 +370,7 @@ def _views(query: NativeQuery, batch: int | None) -> Iterator[tuple[Mapping[str,
     session = query.spark.newSession()
     for name, value in {**query.confs, "spark.sql.session.timeZone": "UTC"}.items():
         session.conf.set(name, value)
-    # Spark 4.2 asks for the coordinator of the state stores before anything has started it.
+    # Spark 4.2 uses the state store coordinator, which only the query manager starts.
     session._jsparkSession.sessionState().streamingQueryManager()
     for options in query.operator.views:
         reader = session.read.format("statestore").options(**options)

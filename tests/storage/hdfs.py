@@ -46,7 +46,7 @@ class MiniHdfs(StoreServer):
         if not MINICLUSTER.exists():
             pytest.skip(f"no {MINICLUSTER.name}: make interop-hdfs gets it")
         command = ["java", "-Xmx512m", "-cp", f"{JARS}/*:{MINICLUSTER}", str(SOURCE), *self.arguments()]
-        # It ends with its standard input, also when the tests are killed.
+        # The server ends when its standard input closes, also if the tests are killed.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -61,7 +61,7 @@ class MiniHdfs(StoreServer):
         self._folder.cleanup()
 
     def fail_over(self) -> None:
-        """The other namenode is the active one."""
+        """Make the other namenode the active one."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(b"failover\n")

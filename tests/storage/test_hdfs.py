@@ -1,6 +1,6 @@
-"""Properties of HDFS: the rename decides, replies are lost before and after it, namenodes fail over, users differ.
+"""Properties of HDFS only: its rename decides, replies are lost before or after it, namenodes fail over, users differ.
 
-What it has in common with other stores is asked in `test_storage` and `test_remote`. `make interop-hdfs` runs all of it.
+`test_storage` and `test_remote` test the properties that all stores have. `make interop-hdfs` runs all these tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def relay(hdfs: MiniHdfs) -> Iterator[Relay]:
 
 @pytest.fixture
 def relayed(relay: Relay) -> Storage:
-    """A new root, behind the relay."""
+    """Return a new root behind the relay."""
     return open_storage(f"webhdfs://{relay.address}/relayed/{RandomIds().fresh()}")
 
 
@@ -75,7 +75,7 @@ def test_a_server_without_webhdfs_does_not_look_like_an_empty_root() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["webhdfs", "swebhdfs"])
 def test_the_error_of_an_unreachable_server_has_no_token(scheme: str, hdfs: MiniHdfs) -> None:
-    port = 1 if scheme == "webhdfs" else hdfs.port  # which speaks no TLS
+    port = 1 if scheme == "webhdfs" else hdfs.port  # a port without TLS
     storage = open_storage(f"{scheme}://127.0.0.1:{port}/jobs", options={"token": "a-secret"})
     with pytest.raises(StorageError, match=r"refused|SSLError") as failed:
         storage.read("name")
@@ -207,7 +207,7 @@ def test_a_reader_during_a_replace_sees_the_old_or_the_new_bytes(hdfs: MiniHdfs)
     def read() -> set[bytes]:
         seen = set()
         while not done.is_set():
-            # A datanode that is asked for blocks which are gone meanwhile says so; it gives no others.
+            # For blocks that were deleted meanwhile, a datanode returns an error, never other blocks.
             seen.add(reader.read("name"))
             (about,) = reader.list("")
             assert about.size_bytes == 1000

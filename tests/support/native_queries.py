@@ -22,7 +22,7 @@ def held(query: NativeQuery) -> Counter[tuple[str, int, int]]:
 
 
 def switched(query: NativeQuery, to: Structure, scratch: Path) -> None:
-    """By the command, and by the conf that goes with it."""
+    """Switch the checkpoint to the other structure, and configure the query for it."""
     switch(query, to, scratch)
     query.confs |= to.conf
 
