@@ -9,26 +9,30 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, Output, holder, output_option, root_argument
+from statestore.cli.common import Opened, Output, holder, output_option
+from statestore.cli.roots import several_roots
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import lease as leases
 
 
 @click.command(short_help="Show which process maintains a checkpoint.")
-@root_argument
+@several_roots
 @click.option(
     "--break",
     "break_it",
     is_flag=True,
-    help="Release a lease whose holder is dead. If the holder is alive, it stops at its next step. Runs at once.",
+    help="Release the lease of one ROOT whose holder is dead. If the holder is alive, it stops at its next step. Runs at "
+    "once.",
 )
 @output_option
-def lease(root: Opened, break_it: bool, output: Output) -> None:
+def lease(root: Opened, break_it: bool, output: Output) -> int:
     """Show which process maintains a checkpoint, and since when.
 
     A lease is advisory: it avoids duplicate work. The safety of a checkpoint does not depend on it. Without --break this
     verb only reads.
     """
+    if break_it and len(click.get_current_context().params["roots"]) != 1:
+        raise click.UsageError("--break releases the lease of one ROOT: name it")
     clock = SystemClock()
     broken = (
         leases.break_lease(root.storage, run=RandomIds().fresh(), holder=holder(), clock=clock) if break_it else None
@@ -46,6 +50,7 @@ def lease(root: Opened, break_it: bool, output: Output) -> None:
             "released": found.lease.released,
         }
     output.show(body, lambda console: _print(console, found, broken, now))
+    return 0
 
 
 def _print(console: Console, found: leases.LeaseState | None, broken: leases.Lease | None, now: float) -> None:

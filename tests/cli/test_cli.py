@@ -18,6 +18,7 @@ from statestore.cli import main
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run
+from tests.support.s3_server import S3Server
 
 KINDS = (".changelog", ".zip", ".sst")
 COMMAND = Path(sys.executable).parent / "statekeeper"
@@ -87,7 +88,7 @@ def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path) -> None:
     ("arguments", "message"),
     [
         (["audit"], "give one or more ROOTs, or --all"),
-        (["lease"], "Missing argument 'ROOT'"),
+        (["lease"], "give one or more ROOTs, or --all"),
         (["audit", "ROOT", "--nope"], "--nope"),
         (["gc", "ROOT", "--grace", "7"], "7"),
         (["dump", "ROOT", "--key", "7"], "'7' is not COLUMN=VALUE"),
@@ -281,9 +282,16 @@ def test_an_inspection_shows_structure_operators_and_keys(root: Path, checkpoint
     assert "operators: 0 counting" in run("inspect", root).stdout
 
 
-def test_an_endpoint_is_for_the_object_store_of_this_root() -> None:
-    error = said_error("inspect", "s3://bucket/orders", "--endpoint-url", "http://127.0.0.1:1")
-    assert error["code"] in {"storage", "access_denied"}
+def test_a_root_on_s3_is_read_from_the_endpoint_on_the_command_line(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{s3_server.make_bucket()}/orders"
+    Checkpoint(open_storage(url, options=s3_server.options), tmp_path).grow(2)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.options["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.options["secret"])
+    assert json_output("inspect", url, "--endpoint-url", s3_server.endpoint)["batch"] == 1
+    error = said_error("inspect", url, "--endpoint-url", "http://127.0.0.1:1")
+    assert error["code"] == "storage"
 
 
 def test_several_roots_are_audited_in_one_call_and_the_worst_exit_code_wins(
@@ -304,6 +312,16 @@ def test_several_roots_are_audited_in_one_call_and_the_worst_exit_code_wins(
     assert [body["exit_code"] for body in bodies] == [3, 10]
     assert bodies[0]["findings"]
     assert bodies[1]["error"]["code"] == "not_a_checkpoint"
+
+
+def test_the_leases_of_several_roots_are_shown_in_one_call(root: Path, checkpoint: Checkpoint) -> None:
+    other = root.parent / "other"
+    shutil.copytree(root, other)
+    assert run("lease", root, other).stdout == f"== {root}\nthe lease is free\n== {other}\nthe lease is free\n"
+    assert json_output("lease", root) == {"held": False, "broken": False}
+    refused = run("lease", root, other, "--break")
+    assert (refused.exit_code, "--break releases the lease of one ROOT" in refused.stderr) == (2, True)
+    assert not (root / "_statekeeper" / "lease").exists()
 
 
 def test_all_configured_roots_and_those_below_their_parents_are_inspected(
