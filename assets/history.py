@@ -27,12 +27,18 @@ class HistoryConfig(dg.Config):
 @dg.op
 def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> int:
     """Delete old ended runs with their events and logs. Returns the number of deleted runs."""
-    instance = context.instance
     before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
+    deleted = delete_ended_runs(context.instance, before, config.most_runs)
+    context.log.info("deleted %d runs that ended before %s", deleted, metadata.utc(before.timestamp()))
+    return deleted
+
+
+def delete_ended_runs(instance: dg.DagsterInstance, before: datetime, most: int) -> int:
+    """Delete at most `most` runs that ended before a time, and the locks of dead workers. Returns the number of runs."""
     old = dg.RunsFilter(statuses=_ENDED, updated_before=before)
     deleted = 0
-    while deleted < config.most_runs:
-        runs = instance.get_runs(filters=old, limit=min(_AT_A_TIME, config.most_runs - deleted))
+    while deleted < most:
+        runs = instance.get_runs(filters=old, limit=min(_AT_A_TIME, most - deleted))
         if not runs:
             break
         for run in runs:
@@ -41,7 +47,6 @@ def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> in
             deleted += 1
     at_work = instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
     delete_dead_locks(instance, {run.run_id for run in at_work})
-    context.log.info("deleted %d runs that ended before %s", deleted, metadata.utc(before.timestamp()))
     return deleted
 
 

@@ -30,7 +30,7 @@ def records_at(storage: Storage, batch: int) -> Iterator[tuple[str, Record]]:
     """Read the records of all attempts at a batch, with their paths. Raises `CorruptFile`."""
     files = storage.list_after(names.PENDING, "", beginning=f"{batch}-")
     logs = storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")
-    paths = [entry.path for entry in files if names.parse_pending(entry.path.rpartition("/")[2])]
+    paths = [entry.path for entry in files if names.parse_pending(entry.path)]
     paths += [entry.path for entry in logs if names.parse_batch_log(entry.path)]
     for path in paths:
         record = record_in(storage, path)

@@ -204,7 +204,7 @@ def _column(column: dict[str, Any] | None) -> str:
 def _later_schemas(storage: Storage) -> Mapping[int, dict[str, str]]:
     found = {}
     for entry in storage.list(names.SCHEMAS):
-        batch = names.parse_batch(entry.path.rpartition("/")[2].removesuffix(".json"))
+        batch = names.parse_batch(entry.path.removesuffix(".json"))
         if batch is not None:
             found[batch] = {str(k): str(v) for k, v in json_object(storage.read(entry.path), entry.path).items()}
     return dict(sorted(found.items()))

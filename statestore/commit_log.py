@@ -23,7 +23,7 @@ class Heads:
 
 def batches_of(entries: Iterable[Entry]) -> list[int]:
     """The batch numbers in a listing of a log. Files with other names are left out."""
-    parsed = (names.parse_batch(entry.path.rpartition("/")[2]) for entry in entries)
+    parsed = (names.parse_batch(entry.path) for entry in entries)
     return [batch for batch in parsed if batch is not None]
 
 

@@ -320,8 +320,9 @@ def commits(batch: int) -> str:
     return f"{COMMITS}/{batch}"
 
 
-def parse_batch(name: str) -> int | None:
-    """Return the batch of a file name in `offsets/` or `commits/`; None for another name."""
+def parse_batch(path: str) -> int | None:
+    """Return the batch of a path or file name in `offsets/` or `commits/`; None for another name."""
+    name = path.rpartition("/")[2]
     # Spark stores both the batch and its version, batch + 1, in a long.
     return int(name) if _BATCH.fullmatch(name) and int(name) < _LARGEST_VERSION else None
 
@@ -369,9 +370,9 @@ def pending(batch: int, attempt: str) -> str:
     return f"{PENDING}/{batch}-{attempt}.json"
 
 
-def parse_pending(name: str) -> tuple[int, str] | None:
-    """Return the batch and attempt of a file name in `pending/`; None for another name."""
-    match = _PENDING.fullmatch(name)
+def parse_pending(path: str) -> tuple[int, str] | None:
+    """Return the batch and attempt of a path or file name in `pending/`; None for another name."""
+    match = _PENDING.fullmatch(path.rpartition("/")[2])
     return (int(match["batch"]), match["attempt"]) if match else None
 
 
@@ -391,9 +392,9 @@ def lease(epoch: int) -> str:
     return f"{LEASES}/{epoch:08}.json"
 
 
-def parse_lease(name: str) -> int | None:
-    """Return the epoch of a file name in `lease/`; None for another name."""
-    match = _LEASE.fullmatch(name)
+def parse_lease(path: str) -> int | None:
+    """Return the epoch of a path or file name in `lease/`; None for another name."""
+    match = _LEASE.fullmatch(path.rpartition("/")[2])
     return int(match["epoch"]) if match else None
 
 

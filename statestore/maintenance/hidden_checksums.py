@@ -49,5 +49,5 @@ def blocking(storage: Storage, entries: Sequence[Entry]) -> list[str]:
 
 
 def _batch(path: str) -> int:
-    batch = names.parse_batch(path.rpartition("/")[2])
+    batch = names.parse_batch(path)
     return -1 if batch is None else batch

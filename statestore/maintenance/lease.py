@@ -236,7 +236,7 @@ def _held(lease: Lease) -> RootHeld:
 
 
 def _all(storage: Storage) -> list[tuple[int, Entry]]:
-    found = ((names.parse_lease(entry.path.rpartition("/")[2]), entry) for entry in storage.list(names.LEASES))
+    found = ((names.parse_lease(entry.path), entry) for entry in storage.list(names.LEASES))
     return [(epoch, entry) for epoch, entry in found if epoch is not None]
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from assets import history
+from assets.history import delete_ended_runs
 from assets.partitions import QUERY_SET
 from assets.schedules import nightly_sweep
 from resources.fleet import Fleet
@@ -133,23 +132,14 @@ def test_a_night_without_queries_is_skipped_with_a_reason(
 
 
 def test_old_runs_are_deleted_with_their_files_and_recent_ones_stay(
-    definitions: dg.Definitions, flights: Checkpoint, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    definitions: dg.Definitions, flights: Checkpoint, instance: dg.DagsterInstance
 ) -> None:
     run = definitions.resolve_job_def("maintain_query").execute_in_process(partition_key="flights", instance=instance)
     files = set((Path(instance.root_directory) / "history" / "runs").glob(f"{run.run_id}.db*"))
     pruning = definitions.resolve_job_def("prune_history")
     assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 0
-    monkeypatch.setattr(history, "SystemClock", lambda: _Later(40))
-    assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 2
+    now = datetime.now(UTC)
+    assert delete_ended_runs(instance, now - timedelta(days=1), 100) == 0
+    assert delete_ended_runs(instance, now + timedelta(days=1), 100) == 2
     assert instance.get_run_by_id(run.run_id) is None
     assert not any(file.exists() for file in files)
-
-
-class _Later:
-    """A clock that is this number of days ahead."""
-
-    def __init__(self, days: int) -> None:
-        self._days = days
-
-    def now_seconds(self) -> float:
-        return time.time() + self._days * 86_400

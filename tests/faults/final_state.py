@@ -86,7 +86,7 @@ def _some_of(first: int, last: int) -> list[int]:
 def _compare_logs(places: Places, days: int, retained: int | None) -> int:
     """Each batch that has to be is in the commit log, without gaps; the oldest one."""
     root = open_storage(StorageSpec(places.state))
-    found = {names.parse_batch(entry.path.rpartition("/")[2]) for entry in root.list(names.COMMITS)}
+    found = {names.parse_batch(entry.path) for entry in root.list(names.COMMITS)}
     committed = sorted(batch for batch in found if batch is not None)
     oldest = committed[0] if retained is not None else 0
     assert committed == list(range(oldest, days)), f"commits: {committed}"

@@ -50,7 +50,7 @@ class Promises:
 
     def learn(self, path: str) -> None:
         """A driver has written this file of the commit log."""
-        batch = names.parse_batch(path.rpartition("/")[2])
+        batch = names.parse_batch(path)
         ids = logs.parse_commit(self._root.objects[path].data, path).ids
         assert batch is not None
         assert ids is not None

@@ -63,14 +63,16 @@ def test_arbitrary_names_are_parsed_or_ignored(name: str) -> None:
 
 @given(st.integers(0, 10**9), st.uuids().map(str))
 def test_batches_and_pending_attempts_are_parsed(batch: int, attempt: str) -> None:
-    assert names.parse_batch(names.commits(batch).split("/")[-1]) == batch
-    assert names.parse_batch(names.offsets(batch).split("/")[-1]) == batch
-    assert names.parse_pending(names.pending(batch, attempt).split("/")[-1]) == (batch, attempt)
+    assert names.parse_batch(names.commits(batch)) == batch
+    assert names.parse_batch(names.offsets(batch)) == batch
+    assert names.parse_batch(str(batch)) == batch
+    assert names.parse_pending(names.pending(batch, attempt)) == (batch, attempt)
 
 
 @pytest.mark.parametrize("name", ["01", "-1", "1.tmp", ".1.crc", "", "1\n"])
 def test_foreign_names_in_log_folders_are_not_batches(name: str) -> None:
     assert names.parse_batch(name) is None
+    assert names.parse_batch(f"{names.COMMITS}/{name}") is None
     assert names.parse_pending(f"{name}-{ID}.json") is None or name == ""
 
 

@@ -222,7 +222,7 @@ def _batches(entries: Sequence[Entry], path_of: Callable[[int], str], strangers:
     for entry in entries:
         if is_hidden(entry.path):
             continue
-        batch = names.parse_batch(entry.path.rpartition("/")[2])
+        batch = names.parse_batch(entry.path)
         if batch is None or path_of(batch) != entry.path:
             strangers.append(entry.path)
         else:

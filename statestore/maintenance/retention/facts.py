@@ -154,13 +154,13 @@ def is_young(entry: Entry, seconds: float, now_seconds: float) -> bool:
 
 def batch_of(path: str) -> int | None:
     """Return the batch of a log file, or of a hidden Hadoop checksum of one; None for any other path."""
-    folder, _, name = path.rpartition("/")
+    folder = path.rpartition("/")[0]
     if folder == names.BATCH_LOGS:
         log = names.parse_batch_log(path)
         return log[0] - 1 if log else None
     if folder == names.PENDING:
-        pending = names.parse_pending(name)
+        pending = names.parse_pending(path)
         return pending[0] if pending else None
     if folder not in (names.COMMITS, names.OFFSETS):
         return None
-    return names.parse_batch((hidden_checksums.log_of(path) or path).rpartition("/")[2])
+    return names.parse_batch(hidden_checksums.log_of(path) or path)

@@ -289,7 +289,7 @@ def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, 
     """Return the oldest version to retain, by count and by age."""
     young = [
         batch + 1
-        for batch, entry in ((names.parse_batch(entry.path.rpartition("/")[2]), entry) for entry in commits)
+        for batch, entry in ((batch_of(entry.path), entry) for entry in commits)
         if batch is not None and is_young(entry, policy.grace_seconds, now_seconds)
     ]
     # Batches before the oldest commit cannot be retained: an earlier pass deleted their logs.

@@ -90,7 +90,7 @@ def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalo
 
 def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
     paths = [entry.path for entry in storage.list(names.PENDING)]
-    of_batch = [p for p in paths if (place := names.parse_pending(p.rpartition("/")[2])) and place[0] == batch]
+    of_batch = [p for p in paths if (place := names.parse_pending(p)) and place[0] == batch]
     logs = [entry.path for entry in storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")]
     return (*of_batch, *(path for path in logs if names.parse_batch_log(path)))
 
