@@ -6,7 +6,7 @@ from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import spark_session
-from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, Sink, Writer
+from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, NoSink, Sink, Writer
 from statestore.format.structure import Structure
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Frames",
     "Host",
     "LogLayout",
+    "NoSink",
     "Observer",
     "Outcome",
     "Phase",

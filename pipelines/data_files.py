@@ -62,6 +62,37 @@ class TableFiles:
         return TaskFiles(self, partition, ids)
 
 
+@dataclass(frozen=True)
+class NoFiles:
+    """The tasks of a batch drop their output; sent to the workers in place of `TableFiles`."""
+
+    def open(self, partition: int, ids: Ids) -> DroppedRows:
+        """Return a writer that drops the output of one partition."""
+        del partition, ids
+        return DroppedRows()
+
+
+OutputFiles = TableFiles | NoFiles
+"""How the tasks of a batch write their output, if it does not go through Spark."""
+
+
+class DroppedRows:
+    """Drops the output of one partition."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Drop rows."""
+
+    def complete(self) -> tuple[DataFile, ...]:
+        """Return no files."""
+        return ()
+
+    def __enter__(self) -> DroppedRows:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 class TaskFiles:
     """Writes the output of one partition. Use it as a context: an error deletes the files."""
 

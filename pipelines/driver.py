@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, changelogs_of, part_of
-from pipelines.data_files import TableFiles
+from pipelines.data_files import OutputFiles
 from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
 from pipelines.host import Host
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
@@ -267,7 +267,7 @@ class BatchDriver:
         batch: int,
         ready: Ready,
         sources: tuple[str, ...],
-        files: TableFiles,
+        files: OutputFiles,
     ) -> tuple[Sequence[PartitionReport], Pending, int]:
         """Run the batch in one Spark job, whose tasks write the sink's data files, and commit these files."""
         assert isinstance(self._sink, FileSink)
@@ -335,7 +335,7 @@ class BatchDriver:
         root: StateRoot,
         ready: Ready,
         attempt: Attempt,
-        output: TableFiles | AttemptReporter,
+        output: OutputFiles | AttemptReporter,
         session: SparkSession,
     ) -> TaskPlan:
         partitions = root.binding.partitions

@@ -18,7 +18,7 @@ from pipelines.host import Host
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
-from pipelines.sinks import DeltaSink, Sink
+from pipelines.sinks import DeltaSink, NoSink, Sink
 from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
 from statestore.clock import RandomIds, SystemClock
@@ -153,7 +153,7 @@ def start(
     preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure)
     if isinstance(sink, preflight.CheckedSink):
         sink.require_ready(session, operator.output)
-    if not sink.supports_exactly_once:
+    if not sink.supports_exactly_once and not isinstance(sink, NoSink):
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
     # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.
     waiting_spec = replace(root_spec, timeout_seconds=storage_timeout_seconds)

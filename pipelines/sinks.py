@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.data_files import DataFile, TableFiles
+from pipelines.data_files import DataFile, NoFiles, OutputFiles, TableFiles
 from pipelines.delta_files import DeltaFiles
 from pipelines.delta_log import DeltaLog, KnownTable
 from statestore.errors import (
@@ -90,13 +90,13 @@ class TracedSink(Sink, Protocol):
 class FileSink(Sink, Protocol):
     """A sink whose files the tasks can write first and the driver commits later: one Spark job per batch."""
 
-    def plan_files(self, output: pa.Schema) -> TableFiles | None:
+    def plan_files(self, output: pa.Schema) -> OutputFiles | None:
         """Return where and how tasks write the output; None if the rows go through `write`. Called before each batch.
 
         Raises `UnsupportedTable`, `SchemaMismatch`.
         """
 
-    def commit_files(self, plan: TableFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+    def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
         """Add all files and the attempt in one atomic commit. Add nothing if the sink already holds the batch."""
 
 
@@ -296,7 +296,8 @@ class DeltaSink:
     def plan_files(self, output: pa.Schema) -> TableFiles | None:
         return self._files.plan(output) if self.writer == Writer.TASKS else None
 
-    def commit_files(self, plan: TableFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+    def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        assert isinstance(plan, TableFiles)
         self._files.commit(
             plan, files, application=_app_id(attempt.query_id), batch=attempt.batch, note=_note_of(attempt)
         )
@@ -318,6 +319,28 @@ class AtLeastOnceSink:
 
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
         self.function(rows, attempt.batch)
+
+
+@dataclass(frozen=True)
+class NoSink:
+    """Drops the output: for a job whose result is its state. A batch is one Spark job."""
+
+    supports_exactly_once: ClassVar[bool] = False
+
+    def held(self, query_id: str, batch: int) -> str | None:
+        del query_id, batch
+        return None
+
+    def write(self, rows: DataFrame, attempt: Attempt) -> None:
+        """Raise NotImplementedError: the tasks drop the rows."""
+        raise NotImplementedError
+
+    def plan_files(self, output: pa.Schema) -> OutputFiles:
+        del output
+        return NoFiles()
+
+    def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        """Do nothing."""
 
 
 def _app_id(query_id: str) -> str:

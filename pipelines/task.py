@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.assignments import Assignments
-from pipelines.data_files import DataFile, TableFiles
+from pipelines.data_files import DataFile, OutputFiles
 from pipelines.operator import StatefulOperator
 from pipelines.partition_group import PartitionGroup, Stores
 from pipelines.partitioning import Partitioning
@@ -82,7 +82,7 @@ class TaskPlan:
     batch_log: BatchLogPart | None
     limits: StoreLimits
     sweep: SweepLimits
-    output: TableFiles | Reporter
+    output: OutputFiles | Reporter
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one task; the function for `mapInArrow`."""
@@ -101,7 +101,7 @@ class TaskPlan:
     def result_schema(self) -> pa.Schema:
         """Return the columns that a task returns: its pickled report, or the output's columns, nullable because of the
         marker, and the columns of tag and marker."""
-        if isinstance(self.output, TableFiles):
+        if isinstance(self.output, OutputFiles):
             return _REPORT
         nullable = [column.with_nullable(True) for column in self.operator.output]
         return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
@@ -120,7 +120,7 @@ class _Task:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         output = self._plan.output
-        if isinstance(output, TableFiles):
+        if isinstance(output, OutputFiles):
             yield _report_row(self._report_of_files(batches, output))
             return
         for table in self._process_all(batches):
@@ -132,13 +132,13 @@ class _Task:
         """Return the last row of a task that cannot succeed."""
         output = self._plan.output
         failure = TaskFailure(self._task, error)
-        if isinstance(output, TableFiles):
+        if isinstance(output, OutputFiles):
             yield _report_row(failure)
             return
         output.add(failure)
         yield from self._marker()
 
-    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: TableFiles) -> TaskReport:
+    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: OutputFiles) -> TaskReport:
         with table.open(self._task, self._ids) as files:
             with contextlib.closing(self._process_all(batches)) as outputs:
                 for output in outputs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pipelines import DeltaSink
+from pipelines import DeltaSink, NoSink
 from pipelines.batch_log import LogLayout
 from pipelines.progress import Outcome, Phase
 from pipelines.sinks import Writer
@@ -74,3 +76,24 @@ def test_an_error_of_a_task_is_raised_by_name_and_leaves_no_file(stream):
     assert stream.output() == []
     stream.run(adding())
     assert stream.state() == {(1,): (1, 1)}
+
+
+@pytest.mark.parametrize("dies_at", [Phase.COMPUTED, Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+def test_a_job_without_a_sink_has_the_state_of_a_job_with_one(stream, delta_session, tmp_path, dies_at, caplog):
+    twin = Stream(delta_session, tmp_path / "twin", ROWS)
+    for job in (stream, twin):
+        for value in range(3):
+            job.append(rows_of(*((key % 7, value) for key in range(20))))
+
+    def died(batch, phase):
+        if (batch, phase) == (1, dies_at):
+            raise RuntimeError("the driver died")
+
+    with pytest.raises(Exception, match="died"):
+        stream.run(adding(), seen=Seen(died), sink=NoSink())
+    reports = stream.run(adding(), sink=NoSink())
+    assert [report.outcome for report in reports] == [Outcome.COMPUTED, Outcome.COMPUTED]
+    twin.run(adding())
+    assert stream.state() == twin.state() != {}
+    assert not Path(stream.facts).exists()
+    assert "at-least-once" not in caplog.text
