@@ -133,7 +133,7 @@ def _no_root(url: str, batch: int) -> RootLost:
 
 
 def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
-    binding = _parse_binding(held)
+    binding = parse_binding(held)
     if binding.query_id != wanted.query_id:
         raise ForeignRoot(
             f"the state root belongs to query {binding.query_id}, not to {wanted.query_id}; the batch was not started",
@@ -150,7 +150,7 @@ def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
-    return _evolved(_parse_binding(storage.read(names.BINDING)), _later_schemas(storage))
+    return _evolved(parse_binding(storage.read(names.BINDING)), _later_schemas(storage))
 
 
 def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
@@ -241,7 +241,8 @@ def encode_binding(binding: Binding) -> bytes:
     return json.dumps(body, indent=1).encode()
 
 
-def _parse_binding(data: bytes) -> Binding:
+def parse_binding(data: bytes) -> Binding:
+    """Parse `binding.json`, without later schemas. Raises `CorruptFile`, `UnknownFormatVersion`."""
     body = json_object(data, names.BINDING)
     if body.get("format") != _FORMAT:
         raise UnknownFormatVersion(

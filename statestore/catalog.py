@@ -185,8 +185,12 @@ def heads_at(storage: Storage, batch: int) -> Heads:
     newest = _heads(storage, batches)
     if batch == -1 and newest is not None:
         return Heads(batch, dict.fromkeys(newest.heads, names.EMPTY))
+    raise _not_committed(batch, batches)
+
+
+def _not_committed(batch: int, batches: Collection[int]) -> VersionNotLoadable:
     there = f"batches {min(batches)} to {max(batches)}" if batches else "no batch"
-    raise VersionNotLoadable(
+    return VersionNotLoadable(
         f"version {batch + 1} (batch {batch}) is not committed and cannot be loaded",
         path=names.commits(batch),
         hint=f"the commit log has {there}; choose one of them",
@@ -205,13 +209,18 @@ def operator_at(storage: Storage, operator: int, batch: int) -> operators.Operat
     return None if data is None else operators.parse_operator(data, names.operator_metadata(operator))
 
 
-def commit_log(storage: Storage, *, down_to: int | None = None) -> CommitLog | None:
-    """Open the commit log; None if no batch is committed.
+def commit_log(storage: Storage, *, down_to: int | None = None, at: int | None = None) -> CommitLog | None:
+    """Open the commit log, by default at the newest batch, or as it was at batch `at`; None if no batch is committed.
 
-    The commits from the newest down to batch `down_to` are read now: one request a batch, and the requests of
-    `Partitions`. Older ones are read on demand. Raises as `heads`, also on later reads.
+    The commits from that batch down to batch `down_to` are read now: one request a batch, and the requests of
+    `Partitions`. Older ones are read on demand. Raises as `heads`, also on later reads; `VersionNotLoadable` if the log
+    does not have batch `at`.
     """
     batches = _batches(storage)
+    if at is not None and batches:
+        if at not in batches:
+            raise _not_committed(at, batches)
+        batches = [batch for batch in batches if batch <= at]
     # The newest commit is read first: it fills `known` for all others.
     known = _Described(storage, batches)
     newest = _heads(storage, batches, known)

@@ -8,6 +8,7 @@
     ├── StorageError                       1  storage                 check the storage, try again
     │   ├── ObjectMissing                  1  object_missing
     │   ├── AlreadyExists                  1  already_exists          another process was first
+    │   ├── SourceChanged                  1  source_changed          run the copy again
     │   ├── NoExclusiveCreate              1  no_exclusive_create     use a storage that supports If-None-Match
     │   ├── NotAFile                       1  not_a_file              replace the link or device by a regular file
     │   ├── UnsafePath                     1  unsafe_path             correct the path, or restore the file that names it
@@ -22,6 +23,7 @@
     ├── RootHeld                          11  root_held               wait for the other maintainer, or break its lease
     ├── LeaseLost                         11  lease_lost              run the command again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       follow the hint first
+    │   ├── DestinationNotEmpty           13  destination_not_empty   choose an empty destination
     │   └── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
     ├── HalfSwitched                      13  half_switched           finish or reverse the switchover
     ├── RefusedBatch                      13  refused_batch           restore the matching state, or use a new root
@@ -134,6 +136,12 @@ class AlreadyExists(StorageError):
     code = "already_exists"
 
 
+class SourceChanged(StorageError):
+    """An object changed while it was copied."""
+
+    code = "source_changed"
+
+
 class NoExclusiveCreate(StorageError):
     """The storage does not support create-if-absent. No root is created there."""
 
@@ -227,6 +235,12 @@ class ForeignOwner(RefusedAsUnsafe):
     """This process cannot give new files the owner and group of the checkpoint. Nothing was written."""
 
     code = "foreign_owner"
+
+
+class DestinationNotEmpty(RefusedAsUnsafe):
+    """The destination of a copy contains files. Nothing was written."""
+
+    code = "destination_not_empty"
 
 
 class HalfSwitched(StatekeeperError):

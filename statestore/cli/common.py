@@ -23,7 +23,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import NotACheckpoint, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
-from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, load, parse_duration
+from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, Root, load, parse_duration
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
@@ -196,11 +196,30 @@ def configuration_of(ctx: click.Context) -> Configuration:
 def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
-    spec, endpoint = root.spec, ctx.meta.get(_ENDPOINT)
-    if endpoint is not None:
-        options = {name: option for name, option in spec.options if name != "endpoint_url"}
-        spec = replace(spec, options=(*options.items(), ("endpoint_url", endpoint)))
-    ctx.meta[_ROOT] = spec
+    ctx.meta[_ROOT] = spec = _with_endpoint(ctx, root.spec)
+    return _opened(spec, root)
+
+
+def open_destination(ctx: click.Context, name: str) -> Opened:
+    """Open the destination of a copy as `open_root`. Without options of its own, it has those of ROOT if both URLs have
+    the same scheme."""
+    root, source = configuration_of(ctx).find(name), ctx.meta[_ROOT]
+    spec = _with_endpoint(ctx, root.spec)
+    scheme, separator, _ = spec.url.partition("://")
+    if not root.spec.options and separator and source.url.startswith(f"{scheme}://"):
+        spec = replace(spec, options=source.options)
+    return _opened(spec, root)
+
+
+def _with_endpoint(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
+    endpoint = ctx.meta.get(_ENDPOINT)
+    if endpoint is None or "://" not in spec.url:
+        return spec
+    options = {name: option for name, option in spec.options if name != "endpoint_url"}
+    return replace(spec, options=(*options.items(), ("endpoint_url", endpoint)))
+
+
+def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
         return Opened(open_storage(spec), root.policies)
     except ValueError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from statestore.cli.audit import audit
+from statestore.cli.clone import clone
 from statestore.cli.common import Verbs, config_option
 from statestore.cli.diff import diff
 from statestore.cli.dump import dump
@@ -25,8 +26,8 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair and switch print a plan and change nothing without --apply. snapshot and unpack only add files and run at
-    once; --dry-run prints their plans. repair --undo, switch --abort and lease --break also run at once. Everything else
+    gc, repair and switch print a plan and change nothing without --apply. snapshot, clone and unpack only add files and run
+    at once; --dry-run prints their plans. repair --undo, switch --abort and lease --break also run at once. Everything else
     only reads.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
@@ -35,5 +36,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, unpack, lease):
+for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, clone, unpack, lease):
     main.add_command(verb)

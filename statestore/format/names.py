@@ -21,6 +21,7 @@
         lease/<epoch>.json      the maintainer of the root
         deleting/<run>.jsonl    tables that a retention run is about to delete
         history/<time>-<verb>-<run>.<part>.jsonl
+        cloned.json             the source of a clone
         retained.json           the findings of the last retention pass
         verified.json           the snapshot files that retention has read in full
         aside/<run>/<path>      quarantine: the original of a file that a repair or a switchover moved or changed
@@ -39,6 +40,8 @@ from enum import Enum
 QUERY_METADATA = "metadata"
 OFFSETS = "offsets"
 COMMITS = "commits"
+SOURCES = "sources"
+"""The progress of sources, in the format of each source; see `file_source`."""
 STATE = "state"
 CONTROL = "_statekeeper"
 BINDING = f"{CONTROL}/binding.json"
@@ -50,6 +53,7 @@ SCHEMAS = f"{CONTROL}/schemas"
 LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
 HISTORY = f"{CONTROL}/history"
+CLONED = f"{CONTROL}/cloned.json"
 RETAINED = f"{CONTROL}/retained.json"
 VERIFIED = f"{CONTROL}/verified.json"
 QUARANTINE = f"{CONTROL}/aside"

@@ -36,3 +36,18 @@ def moved(root: str, path: str, metadata: OperatorMetadata) -> Moved | None:
             if found is not Locality.HERE:
                 return Moved(path, uri, location, found)
     return None
+
+
+def schema_uri(location: str, path: str, store: str, file: str) -> str:
+    """Return the URI of a schema file in a root at `location`, for the operator whose metadata is at `path`."""
+    place = names.parse_operator_metadata(path)
+    assert place is not None
+    return f"{location}/{names.family_schemas(place[0], store, file)}"
+
+
+def location_of(path: str, metadata: OperatorMetadata) -> str | None:
+    """Return the URL that the schema URIs of an operator's metadata give its root; None if it has none."""
+    for store in metadata.stores:
+        for file, uri in zip(store.schema_files, store.schema_uris, strict=True):
+            return uri.removesuffix(schema_uri("", path, store.name, file))
+    return None

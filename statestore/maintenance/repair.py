@@ -223,7 +223,7 @@ def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Reloca
                 )
                 continue
             where = concluded
-        if where and any(uri != _schema_uri(where, path, *of) for of, uri in _uris(metadata)):
+        if where and any(uri != moved.schema_uri(where, path, *of) for of, uri in _uris(metadata)):
             found.append(Relocate(path, where))
     return found, asks
 
@@ -232,12 +232,6 @@ def _uris(metadata: OperatorMetadata) -> Iterator[tuple[tuple[str, str], str]]:
     for store in metadata.stores:
         for file, uri in zip(store.schema_files, store.schema_uris, strict=True):
             yield (store.name, file), uri
-
-
-def _schema_uri(location: str, path: str, store: str, file: str) -> str:
-    place = names.parse_operator_metadata(path)
-    assert place is not None
-    return f"{location}/{names.family_schemas(place[0], store, file)}"
 
 
 def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
@@ -308,7 +302,7 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
                 quarantine.require_deleted(storage, sidecar, checksum)
             storage.replace(action.path, encode_snapshot(replace(snapshot, metadata=metadata)))
         elif isinstance(action, Relocate):
-            uri_of = partial(_schema_uri, action.location, action.path)
+            uri_of = partial(moved.schema_uri, action.location, action.path)
             storage.replace(action.path, with_schema_uris(body, action.path, uri_of))
         else:
             quarantine.require_deleted(storage, action.path, body)

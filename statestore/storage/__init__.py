@@ -22,7 +22,6 @@ from statestore.storage.base import (
     Deletion,
     Entry,
     Kind,
-    Omitted,
     PartsUpload,
     RequestCounts,
     Requests,
@@ -35,6 +34,7 @@ from statestore.storage.base import (
 from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
 from statestore.storage.local import LocalStorage
+from statestore.storage.omissions import Omitted
 from statestore.storage.parallel import at_once
 from statestore.storage.urls import canonical
 

@@ -12,13 +12,15 @@ A root has the same layout in each backend:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, UnsafePath
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
+from statestore.storage.omissions import Omissions
+from statestore.storage.paths import is_below
 
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000
@@ -36,11 +38,26 @@ class Entry:
     etag: str | None = None
 
 
+@dataclass(frozen=True)
+class Location:
+    """The storage service of a root, and the root's place in it. Within one service, objects are copied by the service.
+
+    service   equal for roots of one service: the device of a file system, or the endpoint and the credentials of a bucket
+    place     the root in the service, such as "bucket/folder"; paths of objects follow it after "/"
+    """
+
+    service: Hashable
+    place: str
+
+    def contains(self, other: Location) -> bool:
+        """Return whether the other root is this root or inside it."""
+        return self.service == other.service and is_below(other.place, self.place)
+
+
 MOST_READ_BYTES = 64 * 1024 * 1024
 """Maximum size of an object that is read as a whole: logs, metadata, records, zips. Larger objects are downloaded or
 read by range."""
 
-MOST_OMITTED = 10_000
 
 Entries = list[Entry]
 Names = list[str]
@@ -206,6 +223,9 @@ class Storage(Protocol):
     def omissions(self) -> Omissions:
         """The names that listings have omitted so far."""
 
+    @property
+    def location(self) -> Location: ...
+
     def read(self, path: str) -> bytes:
         """Read a whole object of up to MOST_READ_BYTES. Raises ObjectMissing; CorruptFile for a larger object."""
 
@@ -236,6 +256,14 @@ class Storage(Protocol):
         *Danger*: the last writer wins silently. Use it only for control files, and for changelogs of structure V1, where
         digests identify the confirmed bytes.
         *Guarantee*: a reader sees the old bytes or the new bytes.
+        """
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        """Create the object as a copy of an object of another root in the same service. Its bytes do not pass through this
+        process; on a file system the copy is a hard link.
+
+        Raises ObjectMissing if the object of the other root was deleted, and SourceChanged if it has changed since it was
+        listed. *Danger*: in a bucket, an existing object at `path` is overwritten.
         """
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
@@ -307,40 +335,6 @@ def compare_and_delete(storage: Storage, path: str, data: bytes) -> Deletion:
     return Deletion.DELETED
 
 
-@dataclass(frozen=True)
-class Omitted:
-    """An entry that listings omit. `shown`: its path for display, which may not be usable as a path."""
-
-    shown: str
-    reason: str
-
-
-class Omissions:
-    """Entries that listings omitted: links, FIFOs, sockets, devices, and names that are not valid paths. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[str, str] = {}
-
-    def note(self, path: str, reason: str) -> None:
-        with self._lock:
-            # A folder full of such entries must not fill the memory. Omitted entries are never deleted, noted or not.
-            if len(self._found) < MOST_OMITTED:
-                self._found[printable(path)] = reason
-
-    def below(self, folder: str) -> tuple[Omitted, ...]:
-        """The omitted entries in a folder ("" is the root), sorted; at most MOST_OMITTED in total."""
-        with self._lock:
-            found = sorted(self._found.items())
-        return tuple(Omitted(shown, reason) for shown, reason in found if not folder or is_below(shown, folder))
-
-
-def printable(path: str) -> str:
-    """The path with undecodable bytes and control characters as escapes."""
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 class OpenedStore:
     """The base class of backends: URL, request counters, and a guard against pickling."""
 
@@ -348,6 +342,15 @@ class OpenedStore:
         self.url = url
         self.requests = Requests()
         self.omissions = Omissions()
+
+    @property
+    def location(self) -> Location:
+        """A service of its own: the backend cannot copy objects."""
+        return Location(id(self), self.url)
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        """Raise NotImplementedError: no other root has the service of this root."""
+        raise NotImplementedError
 
     def require_ownership(self) -> None:
         """Do nothing: readers of an object store do not check owners."""
@@ -408,11 +411,6 @@ def only_after(entries: Iterable[Entry], folder: str, name: str, beginning: str)
     return [e for e in entries if e.path.startswith(first) and e.path > after and "/" not in e.path[inside:]]
 
 
-def is_below(path: str, folder: str) -> bool:
-    """Return whether `path` is the folder or inside it."""
-    return path == folder or path.startswith(f"{folder}/")
-
-
 def too_large(size_bytes: int, shown: str) -> CorruptFile:
     """Return the error for an object of more than MOST_READ_BYTES."""
     return CorruptFile(
@@ -428,6 +426,13 @@ def another_exists(shown: str) -> AlreadyExists:
         "already exists with other bytes and was not overwritten",
         path=shown,
         hint="another process created it first; stop one of the two processes, or wait for it",
+    )
+
+
+def changed(shown: str) -> SourceChanged:
+    """Return the error for an object that is to be copied and has changed since it was listed."""
+    return SourceChanged(
+        "changed since it was listed; the copy is not complete", path=shown, hint="run the command again to continue"
     )
 
 

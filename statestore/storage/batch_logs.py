@@ -28,18 +28,19 @@ from statestore.storage.base import (
     Deletion,
     Entries,
     Entry,
+    Location,
     Names,
-    Omissions,
     PartsUpload,
     Requests,
     Storage,
     UnfinishedUpload,
     Uploads,
-    is_below,
 )
 from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.content import scratch_file
+from statestore.storage.omissions import Omissions
 from statestore.storage.parallel import at_once
+from statestore.storage.paths import is_below
 
 FIRST_READ_BYTES = 1024 * 1024
 """The first request for a batch log reads so many bytes: the index, and all of a small object."""
@@ -265,6 +266,13 @@ class LoggedStorage:
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
         self.inner.replace(path, data, like=like)
+
+    @property
+    def location(self) -> Location:
+        return self.inner.location
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        self.inner.copy(path, source, entry)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
         return self.inner.create_in_parts(path, part_bytes=part_bytes, replaces=replaces)

@@ -29,10 +29,12 @@ from statestore.storage.base import (
     Entries,
     Entry,
     Kind,
+    Location,
     Names,
     OpenedStore,
     PartsUpload,
     another_exists,
+    changed,
     checked,
     checked_folder,
     is_listed,
@@ -109,6 +111,26 @@ class LocalStorage(OpenedStore):
             _flush(target)
         _flush(target.parent)
         return created
+
+    @property
+    def location(self) -> Location:
+        there = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+        return Location(("file", there.stat().st_dev), str(self._root))
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        origin, target = _inside(Path(source.place), entry.path), self._place(path)
+        self.requests.count(Kind.CREATE)
+        try:
+            about = origin.stat(follow_symlinks=False)
+        except OSError as error:
+            raise translate(error, str(origin)) from error
+        if (about.st_size, about.st_mtime) != (entry.size_bytes, entry.modified_at_seconds):
+            raise changed(str(origin))
+        with self._translated(path):
+            self._make_folder(target.parent)
+            if not self._link(origin, target, path) and not target.samefile(origin):
+                raise another_exists(self._shown(path))
+            _flush(target.parent)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
         target, temp = self._place(path), self._temp_file()
@@ -222,10 +244,7 @@ class LocalStorage(OpenedStore):
     def _place(self, path: str) -> Path:
         """Return the path of an object. Rejects links below the root, because a delete could follow one to any file of
         the machine."""
-        place = self._root / checked(path)
-        if os.path.realpath(place) != str(place):
-            raise self._linked(path)
-        return place
+        return _inside(self._root, path)
 
     @contextmanager
     def _opened(self, path: str) -> Iterator[BinaryIO]:
@@ -351,10 +370,6 @@ class LocalStorage(OpenedStore):
         except OSError as error:
             raise translate(error, self._shown(path)) from error
 
-    def _linked(self, path: str) -> NotAFile:
-        what = "contains a symbolic link; links below a state root are not followed"
-        return NotAFile(what, path=self._shown(path), hint="replace the link by the file or folder itself")
-
     def _odd(self, path: str) -> NotAFile:
         return NotAFile("is not a regular file", path=self._shown(path), hint="replace it by a regular file")
 
@@ -373,6 +388,14 @@ def translate(error: OSError, shown: str) -> StorageError:
             "the disk of the state root is full (no space is left)", path=shown, hint="free space, then try again"
         )
     return StorageError(error.strerror or str(error), path=shown, hint="check the disk, then try again")
+
+
+def _inside(root: Path, path: str) -> Path:
+    place = root / checked(path)
+    if os.path.realpath(place) != str(place):
+        what = "contains a symbolic link; links below a state root are not followed"
+        raise NotAFile(what, path=str(place), hint="replace the link by the file or folder itself")
+    return place
 
 
 def _missing(shown: str) -> ObjectMissing:

@@ -19,7 +19,7 @@ from fsspec.asyn import sync
 
 from statestore.clock import Clock, Ids
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
-from statestore.storage import hedging, s3_clients, s3_conditions, s3_parts
+from statestore.storage import hedging, s3_clients, s3_conditions, s3_copies, s3_parts
 from statestore.storage.base import (
     DELETE_BATCH,
     MOST_READ_BYTES,
@@ -29,6 +29,7 @@ from statestore.storage.base import (
     Entries,
     Entry,
     Kind,
+    Location,
     Names,
     OpenedStore,
     PartsUpload,
@@ -312,6 +313,16 @@ class S3Storage(OpenedStore):
             with suppress(StorageError):
                 upload.abort()
             raise
+
+    @property
+    def location(self) -> Location:
+        # Roots with the same client have the same endpoint and credentials.
+        return Location(("s3", id(self._connection)), f"{self._bucket}/{self._before}".rstrip("/"))
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        bucket, _, folder = source.place.partition("/")
+        origin = {"Bucket": bucket, "Key": f"{folder}/{entry.path}" if folder else entry.path}
+        s3_copies.copy(self._where(path), origin, path, entry, self._request)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
         kind = Kind.REPLACE if replaces else Kind.CREATE

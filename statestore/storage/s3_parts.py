@@ -75,6 +75,15 @@ class S3Upload:
             self._kind, self._path, call, bytes_written=len(data), is_optional=self._is_early
         )
 
+    def copy(self, number: int, **source: Any) -> None:
+        """Copy part `number`, from 0, from a range of another object."""
+
+        async def call(client: Any) -> str:
+            done = await client.upload_part_copy(**self._upload, PartNumber=number + 1, **source)
+            return str(done["CopyPartResult"]["ETag"])
+
+        self._etags[number] = self._request(self._kind, self._path, call)
+
     def finish(self, **how: str) -> None:
         """Make the object visible. Raises ObjectMissing if the upload is unknown: it is complete and the reply to the
         first try was lost, or another process aborted it."""

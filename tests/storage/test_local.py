@@ -11,8 +11,8 @@ import pytest
 
 from statestore.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
 from statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
-from statestore.storage.base import printable
 from statestore.storage.local import translate
+from statestore.storage.paths import printable
 
 
 @pytest.fixture

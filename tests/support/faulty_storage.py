@@ -22,7 +22,8 @@ from statestore.storage import (
     Storage,
     UnfinishedUpload,
 )
-from statestore.storage.base import Omissions
+from statestore.storage.base import Location
+from statestore.storage.omissions import Omissions
 
 T = TypeVar("T")
 Entries = list[Entry]
@@ -111,6 +112,13 @@ class FaultyStorage:
             self._inner.replace(path, data, like=like)
 
         self._do(Kind.REPLACE, path, act, lambda: self._leave_half(data))
+
+    @property
+    def location(self) -> Location:
+        return self._inner.location
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        self._do(Kind.CREATE, path, lambda: self._inner.copy(path, source, entry))
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
         kind = Kind.REPLACE if replaces else Kind.CREATE

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+from urllib.parse import unquote
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
@@ -131,7 +132,7 @@ class S3Server:
         with self._one_at_a_time:
             if self.ignores_if_none_match:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
-            if self.deletes_on_condition and not self._matches(environ):
+            if not self._source_matches(environ) or (self.deletes_on_condition and not self._matches(environ)):
                 start("412 Precondition Failed", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>PreconditionFailed</Code><Message>The ETag differs.</Message></Error>"]
             statuses: list[int] = []
@@ -156,11 +157,31 @@ class S3Server:
         wanted = environ.get("HTTP_IF_MATCH")
         if environ["REQUEST_METHOD"] != "DELETE" or wanted is None:
             return True
+        return self._etag(environ) == wanted.strip('"')
+
+    def _source_matches(self, environ: dict[str, Any]) -> bool:
+        """Whether the source of a copy has the ETag that the request names; moto copies whatever is there."""
+        wanted = environ.get("HTTP_X_AMZ_COPY_SOURCE_IF_MATCH")
+        if wanted is None:
+            return True
+        source = "/" + environ["HTTP_X_AMZ_COPY_SOURCE"].lstrip("/")
+        of_source = {
+            **environ,
+            "PATH_INFO": unquote(source),
+            "RAW_URI": source,
+            "REQUEST_URI": source,
+            "QUERY_STRING": "",
+        }
+        of_source["CONTENT_LENGTH"] = "0"
+        return self._etag(of_source) in (wanted.strip('"'), None)
+
+    def _etag(self, environ: dict[str, Any]) -> str | None:
+        """Return the ETag of an object; None if it does not exist."""
         found: list[tuple[str, str]] = []
-        head = {**environ, "REQUEST_METHOD": "HEAD"}
-        head.pop("HTTP_IF_MATCH")
-        list(self._store(head, lambda _, headers, *__: found.extend(headers)))
-        return wanted.strip('"') == {name.lower(): value for name, value in found}.get("etag", "").strip('"')
+        head = {name: value for name, value in environ.items() if not name.startswith(("HTTP_IF_", "HTTP_X_AMZ_COPY"))}
+        list(self._store({**head, "REQUEST_METHOD": "HEAD"}, lambda _, headers, *__: found.extend(headers)))
+        etag = {name.lower(): value for name, value in found}.get("etag")
+        return None if etag is None else etag.strip('"')
 
     def _rule_for(self, environ: dict[str, Any]) -> _Rule | None:
         for rule in self._rules:

@@ -17,9 +17,13 @@ mode does not allow the plan, it only plans.
 | a person has confirmed that the query is       | V1 of Spark,  | Spark, `--orphans`| yes           | yes          |
 | stopped, and the checkpoint does not change    | at the head   | and confirmation  |               |              |
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
+
+`clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
+and without another maintainer, and a destination that is empty or contains the same clone.
 """
 
-from statestore.maintenance.passes import audit, repair, retention, snapshot, switch
+from statestore.maintenance.passes import audit, clone, repair, retention, snapshot, switch
+from statestore.maintenance.passes.clone import PreparedClone
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.passes.repair import PreparedRepair
@@ -30,6 +34,7 @@ from statestore.maintenance.passes.switch import PreparedSwitch
 __all__ = [
     "Losses",
     "Maintainer",
+    "PreparedClone",
     "PreparedRepair",
     "PreparedRetention",
     "PreparedSnapshots",
@@ -38,6 +43,7 @@ __all__ = [
     "SnapshotPass",
     "StoreLoss",
     "audit",
+    "clone",
     "repair",
     "retention",
     "snapshot",

@@ -1,0 +1,164 @@
+"""`statekeeper clone`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    complete_root,
+    error_object,
+    open_destination,
+    output_option,
+    progress_bar,
+    root_argument,
+    scratch_option,
+    stopped_option,
+    this_process,
+)
+from statestore.maintenance import passes
+from statestore.maintenance.copies import ClonePlan, CopyFile, Way
+from statestore.maintenance.passes import PreparedClone
+
+
+@click.command(short_help="Copy a checkpoint at one batch to another location.")
+@root_argument
+@click.argument("destination", shell_complete=complete_root)
+@click.option("--batch", type=click.IntRange(0), help="The batch to clone. Default: the newest.")
+@click.option(
+    "--new-query",
+    is_flag=True,
+    help="Give the clone a new query id. With the old id, a sink such as Delta takes the batches of the clone for repeated "
+    "ones and skips them.",
+)
+@click.option("--query-id", metavar="UUID", help="The new query id, if it must be a certain one. Implies --new-query.")
+@click.option(
+    "--location",
+    metavar="URL",
+    help="The URL that Spark uses for the destination. Required if it cannot be derived from the URLs in the source.",
+)
+@stopped_option
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@scratch_option
+@output_option
+@click.pass_context
+def clone(
+    ctx: click.Context,
+    root: Opened,
+    destination: str,
+    batch: int | None,
+    new_query: bool,
+    query_id: str | None,
+    location: str | None,
+    stopped: bool,
+    dry_run: bool,
+    scratch: Path,
+    output: Output,
+) -> None:
+    """Copy a checkpoint at one batch to another location, from which Spark or a job can start.
+
+    The source may be running, and is not changed. The clone contains the state of one batch and the end of the logs. This
+    verb only adds files to an empty destination, so it runs at once. If it is interrupted, run it again to complete it.
+
+    In structure V1, the default is the batch two before the newest unless --confirm-stopped is given: a running query may
+    still replace newer changelogs.
+    """
+    by = this_process()
+    other = open_destination(ctx, destination).storage
+    prepared = passes.clone.plan(
+        root.storage,
+        other,
+        by,
+        batch=batch,
+        new_query=new_query,
+        query_id=query_id,
+        stopped=stopped,
+        location=location,
+    )
+    planned = prepared.plan
+    if dry_run:
+        output.show(_object(prepared), lambda console: _print_plan(console, prepared))
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    before = by.clock.monotonic_seconds()
+    with progress_bar() as bar:
+        task = bar.add_task("files", total=sum(file.way is not Way.PRESENT for file in planned.files))
+
+        def copied(file: CopyFile) -> None:
+            del file
+            bar.advance(task)
+
+        passes.clone.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
+    seconds = by.clock.monotonic_seconds() - before
+    output.show(
+        {**_object(prepared), "cloned": True, "seconds": round(seconds, 3)},
+        lambda console: _print_done(console, planned, other.url, seconds),
+    )
+
+
+def _object(prepared: PreparedClone) -> dict[str, Any]:
+    planned = prepared.plan
+    return {
+        "batch": planned.record.batch,
+        "newest_batch": planned.newest,
+        "structure": planned.structure.value,
+        "query_id": planned.record.query,
+        "complete": planned.is_complete,
+        "stores": planned.stores,
+        "files": len(planned.files),
+        "bytes": planned.size_bytes(),
+        "bytes_by_service": planned.size_bytes(Way.SERVICE),
+        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
+        "bytes_present": planned.size_bytes(Way.PRESENT),
+        "refusals": [error_object(error) for error in prepared.refusals],
+        "list": [
+            {"path": file.path, "bytes": file.size_bytes, "part": file.part.value, "way": file.way.value}
+            for file in planned.files
+        ],
+    }
+
+
+def _print_plan(console: Console, prepared: PreparedClone) -> None:
+    planned = prepared.plan
+    table = tables.table(
+        f"{tables.when(planned.record.batch)} of {planned.newest:,}: {planned.stores:,} stores, "
+        f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
+        "part",
+        "copied",
+        "files",
+        "bytes",
+    )
+    files, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for file in planned.files:
+        files[file.part.value, file.way.value] += 1
+        sizes[file.part.value, file.way.value] += file.size_bytes
+    for (part, way), number in files.items():
+        tables.add(table, part, way, f"{number:,}", f"{sizes[part, way]:,}")
+    tables.show(console, table)
+    console.print(f"query id of the clone: {planned.record.query}")
+    if planned.is_complete:
+        console.print("the clone is complete: nothing to do")
+    for refusal in prepared.refusals:
+        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+
+
+def _print_done(console: Console, planned: ClonePlan, url: str, seconds: float) -> None:
+    through = planned.size_bytes(Way.STREAM, Way.REWRITE)
+    console.print(
+        tables.plain(
+            f"cloned {tables.when(planned.record.batch)} to {url}: {len(planned.files):,} files, "
+            f"{filesize.decimal(planned.size_bytes())} in {seconds:,.1f} s, of which {filesize.decimal(through)} "
+            "went through this machine"
+        ),
+        soft_wrap=True,
+    )

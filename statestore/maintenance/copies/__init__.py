@@ -1,0 +1,18 @@
+"""Copies of a checkpoint: the files of one batch under another URL, from which Spark starts (FLIP-428).
+
+    gather    listings, chains and small files of the source, and a listing of the destination    reads only
+    plan      the files that batch N needs, and how each is copied                                pure
+    execute   state, then metadata and sources, then offsets, then commits
+
+Files of state are copied by the storage service (a hard link on a local disk) if both roots are in one service. Else they
+pass through this process. Files with the id of the query or the URL of the root are rewritten. The destination is no
+checkpoint before the commit of batch N, so that a run after a crash completes it.
+"""
+
+from statestore.maintenance.copies.execute import execute
+from statestore.maintenance.copies.facts import CloneFacts
+from statestore.maintenance.copies.gather import gather
+from statestore.maintenance.copies.plan import ClonePlan, CopyFile, Way, plan
+from statestore.maintenance.copies.record import CloneRecord
+
+__all__ = ["CloneFacts", "ClonePlan", "CloneRecord", "CopyFile", "Way", "execute", "gather", "plan"]

@@ -1,0 +1,106 @@
+"""Executes a clone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from statestore.errors import ObjectMissing, StatekeeperError, StorageError
+from statestore.format import names
+from statestore.format.structure import Structure
+from statestore.maintenance.copies.plan import ClonePlan, CopyFile, Part, Way
+from statestore.maintenance.pool import in_pool
+from statestore.storage import Storage
+from statestore.storage.base import MOST_READ_BYTES, changed
+
+AT_ONCE = 8
+"""Files that are copied at the same time."""
+
+
+def execute(
+    source: Storage, destination: Storage, planned: ClonePlan, *, scratch: Path, copied: Callable[[CopyFile], None]
+) -> None:
+    """Copy the files of the plan; call `copied` after each, from one thread at a time.
+
+    *Guarantee*: the destination is a checkpoint only after the last file, and a run after a crash completes it. Nothing in
+    the source changes. `scratch`: a folder for large files that pass through this machine. Raises the first error of a
+    file: `ObjectMissing`, `SourceChanged`, `StorageError`.
+    """
+    if planned.is_complete:
+        return
+    destination.create(names.CLONED, planned.record.encoded())
+    for part in Part:
+        if part is Part.OFFSETS:
+            _require_all(source, destination, planned)
+        files = planned.to_copy(part)
+        if part is Part.COMMITS:
+            # The last commit completes the clone.
+            files, last = files[:-1], files[-1:]
+            _copy_all(source, destination, planned, files, scratch, copied)
+            files = last
+        _copy_all(source, destination, planned, files, scratch, copied)
+
+
+def _copy_all(
+    source: Storage,
+    destination: Storage,
+    planned: ClonePlan,
+    files: list[CopyFile],
+    scratch: Path,
+    copied: Callable[[CopyFile], None],
+) -> None:
+    errors: list[StatekeeperError] = []
+
+    def ended(file: CopyFile, outcome: StatekeeperError | None) -> None:
+        if isinstance(outcome, StatekeeperError):
+            errors.append(outcome)
+        else:
+            copied(file)
+
+    def copy(file: CopyFile) -> None:
+        if not errors:
+            _copy(source, destination, planned, file, scratch)
+
+    in_pool(copy, files, ended, workers=AT_ONCE)
+    for error in errors:
+        raise error
+
+
+def _copy(source: Storage, destination: Storage, planned: ClonePlan, file: CopyFile, scratch: Path) -> None:
+    if planned.structure is Structure.V1 and file.part is Part.STATE:
+        # An earlier run may have copied bytes that the source has replaced since.
+        destination.delete([file.path])
+    if file.body is not None:
+        destination.create(file.path, file.body)
+    elif file.way is Way.SERVICE:
+        destination.copy(file.path, source.location, file.entry)
+    elif file.entry.size_bytes <= MOST_READ_BYTES:
+        destination.create(file.path, source.read(file.path))
+    else:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            piece = Path(folder) / "file"
+            source.download(file.path, piece)
+            destination.create(file.path, piece)
+
+
+def _require_all(source: Storage, destination: Storage, planned: ClonePlan) -> None:
+    """Require that all files of state and metadata are in the destination, and that those of the source did not change.
+
+    Two listings. Raises `ObjectMissing`, `SourceChanged`, `StorageError`.
+    """
+    there = {entry.path: entry.size_bytes for entry in destination.list("", hidden=True)}
+    now = {entry.path: entry for entry in source.list("")}
+    for file in planned.files:
+        if file.part in (Part.OFFSETS, Part.COMMITS):
+            continue
+        if file.path not in there:
+            raise ObjectMissing("was copied and is missing", path=f"{destination.url}/{file.path}")
+        if there[file.path] != file.size_bytes:
+            raise StorageError(
+                f"has {there[file.path]:,} bytes instead of {file.size_bytes:,}",
+                path=f"{destination.url}/{file.path}",
+                hint="delete the destination and clone again",
+            )
+        if planned.structure is Structure.V1 and file.part is Part.STATE and now.get(file.path) != file.entry:
+            raise changed(f"{source.url}/{file.path}")

@@ -1,0 +1,54 @@
+"""The facts of a clone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from statestore.binding import Binding
+from statestore.chain import Chain
+from statestore.format.names import StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance.copies.record import CloneRecord
+from statestore.storage import Entry
+from statestore.storage.base import Location
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A root: its URL and its location."""
+
+    url: str
+    location: Location
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneFacts:
+    """A source at one batch, and the destination.
+
+    batch        the batch to clone
+    newest       the newest committed batch of the source
+    structure    of the batch
+    query_id     of the query of the source; that of a Python job is in the binding
+    binding      of a root of a Python job; None for a native checkpoint
+    chains       the committed versions of each store, back to a base of the batch
+    source       the files of the source by path, without control files other than batch logs and schemas
+    positions    the newest entry that the batch has read from each file source
+    metadata     the bytes of the operators' metadata by path, if they contain URIs
+    existing     the files of the destination by path
+    record       the record of an earlier run in the destination
+    """
+
+    source_place: Place
+    destination_place: Place
+    batch: int
+    newest: int
+    structure: Structure
+    query_id: str
+    binding: Binding | None
+    chains: Mapping[StorePath, Chain]
+    source: Mapping[str, Entry]
+    positions: Mapping[int, int]
+    metadata: Mapping[str, bytes]
+    existing: Mapping[str, Entry]
+    record: CloneRecord | None

@@ -1,0 +1,78 @@
+"""Gathers the facts of a clone. Reads only."""
+
+from __future__ import annotations
+
+from statestore import binding, catalog
+from statestore.chain import Chain, walk
+from statestore.errors import NotACheckpoint
+from statestore.format import file_source, logs, names
+from statestore.format.names import StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance.copies import record
+from statestore.maintenance.copies.facts import CloneFacts, Place
+from statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
+from statestore.origin import Origin, origin_of
+from statestore.storage import Storage, at_once, list_members
+
+_METADATA_BY_BATCH = "/_metadata/v2/"
+
+
+def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> CloneFacts:
+    """Gather the facts for a batch of the source, by default the newest one whose files no longer change.
+
+    In structure V1, a running Spark query may replace the files of its newest batches: without `stopped`, the default is
+    `LIVE_MARGIN_VERSIONS` batches before the newest. Requests: listings of both roots; for each store the lineage of its
+    newest changelog and its snapshots down to the base; the commits down to the oldest base, on demand; one request for
+    each operator, for `metadata` and for the offsets. Raises `NotACheckpoint`, `VersionNotLoadable` for a batch that is not
+    committed, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    newest = catalog.newest_batch(source)
+    if newest is None:
+        raise NotACheckpoint(
+            "has no committed batch: there is nothing to clone", path=source.url, hint="clone it after its first batch"
+        )
+    origin = origin_of(source)
+    if batch is None:
+        changes = origin is Origin.NATIVE and catalog.structure_at(source, newest) is Structure.V1 and not stopped
+        batch = max(0, newest - LIVE_MARGIN_VERSIONS) if changes else newest
+    log = catalog.commit_log(source, at=batch)
+    assert log is not None
+    origin.state_conf(source, log.newest)
+    entries = {entry.path: entry for entry in source.list("")}
+    files = catalog.with_members(list_members(source), entries.values())
+    families = catalog.with_families(entries)
+    chains: dict[StorePath, Chain] = {}
+
+    def look(store: StorePath) -> None:
+        head, committed = log.newest.heads[store], log.of_store(store)
+        chains[store] = walk(
+            source,
+            store,
+            head,
+            committed,
+            files.of(store),
+            down_to=head.version,
+            is_first=lambda version: log.is_first(committed, version),
+            needs_base=store.operator in families,
+        )
+
+    at_once(look, list(log.newest.heads))
+    offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
+    positions = {number: file_source.position(text) for number, text in enumerate(offsets.sources)}
+    bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
+    query_id = logs.parse_metadata(source.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    return CloneFacts(
+        source_place=Place(url=source.url, location=source.location),
+        destination_place=Place(url=destination.url, location=destination.location),
+        batch=batch,
+        newest=newest,
+        structure=catalog.structure_at(source, batch),
+        query_id=query_id if bound is None else bound.query_id,
+        binding=bound,
+        chains=dict(sorted(chains.items())),
+        source=entries,
+        positions={number: entry for number, entry in positions.items() if entry is not None},
+        metadata={path: source.read(path) for path in entries if _METADATA_BY_BATCH in path},
+        existing={entry.path: entry for entry in destination.list("", hidden=True)},
+        record=record.read(destination),
+    )

@@ -1,0 +1,315 @@
+"""Plans a clone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+
+from statestore import binding
+from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statestore.format import file_source, logs, names
+from statestore.format.batch_log import object_of
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.operators import parse_operator, with_schema_uris
+from statestore.format.structure import Structure
+from statestore.maintenance import moved
+from statestore.maintenance.copies.facts import CloneFacts
+from statestore.maintenance.copies.record import CloneRecord
+from statestore.storage import Entry
+from statestore.storage.urls import as_spark_writes_it
+
+
+class Part(Enum):
+    """The parts of a checkpoint, in the order in which they are copied."""
+
+    STATE = "state"
+    METADATA = "metadata and schemas"
+    SOURCES = "progress of sources"
+    OFFSETS = "offset log"
+    COMMITS = "commit log"
+
+
+class Way(Enum):
+    """How a file is copied."""
+
+    SERVICE = "by the storage service"
+    """On a local disk: a hard link."""
+    STREAM = "through this machine"
+    REWRITE = "with other ids or URLs"
+    PRESENT = "present from an earlier run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyFile:
+    """One file of the clone. `entry`: in the source; `body`: the bytes of a rewritten file."""
+
+    part: Part
+    way: Way
+    entry: Entry
+    body: bytes | None = None
+
+    @property
+    def path(self) -> str:
+        """The path, which is the same in both roots."""
+        return self.entry.path
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file in the clone."""
+        return self.entry.size_bytes if self.body is None else len(self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClonePlan:
+    """The files to copy, in the order of their parts, and the reasons not to clone.
+
+    record       what the destination records
+    newest       the newest batch of the source
+    structure    of the batch
+    stores       number of stores
+    is_complete  the destination already is this clone
+    """
+
+    record: CloneRecord
+    newest: int
+    structure: Structure
+    stores: int
+    files: tuple[CopyFile, ...]
+    refusals: tuple[StatekeeperError, ...]
+    is_complete: bool
+
+    def size_bytes(self, *ways: Way) -> int:
+        """The bytes of the files that are copied in one of these ways, by default in any."""
+        return sum(file.size_bytes for file in self.files if not ways or file.way in ways)
+
+    def to_copy(self, part: Part) -> list[CopyFile]:
+        """The files of a part that are not present yet."""
+        return [file for file in self.files if file.part is part and file.way is not Way.PRESENT]
+
+
+def plan(gathered: CloneFacts, *, query_id: str | None, root_id: str, location: str | None = None) -> ClonePlan:
+    """Plan a clone.
+
+    query_id   of the clone; None keeps that of the source
+    root_id    a fresh id for the clone of a Python job's root
+    location   the URL that Spark uses for the destination; None derives it from the URLs in the source
+    """
+    earlier = gathered.record
+    record = CloneRecord(
+        source=gathered.source_place.url,
+        batch=gathered.batch,
+        query=query_id or gathered.query_id,
+        root="" if gathered.binding is None else root_id,
+    )
+    if earlier is not None and (earlier.source, earlier.batch) == (record.source, record.batch):
+        same_query = (earlier.query == gathered.query_id) == (record.query == gathered.query_id)
+        record = earlier if same_query else record
+    files, refusals = _files(gathered, record, location)
+    refusals = (*_misplaced(gathered), *_occupied(gathered, record), *_not_loadable(gathered), *refusals)
+    committed = {path for path in gathered.existing if path.startswith(f"{names.COMMITS}/")}
+    is_complete = not refusals and names.commits(record.batch) in committed
+    return ClonePlan(
+        record=record,
+        newest=gathered.newest,
+        structure=gathered.structure,
+        stores=len(gathered.chains),
+        files=tuple(files),
+        refusals=refusals,
+        is_complete=is_complete,
+    )
+
+
+# -- the files of the batch --------------------------------------------------------------------------------------------
+
+
+def _files(
+    gathered: CloneFacts, record: CloneRecord, location: str | None
+) -> tuple[list[CopyFile], tuple[StatekeeperError, ...]]:
+    found: dict[str, CopyFile] = {}
+    refusals: list[StatekeeperError] = []
+    bodies = _rewritten(gathered, record)
+    for path, body in gathered.metadata.items():
+        rewritten = _relocated(gathered, path, body, location)
+        if isinstance(rewritten, StatekeeperError):
+            refusals.append(rewritten)
+        elif rewritten != body:
+            bodies[path] = rewritten
+    for part, path in _needed(gathered):
+        entry = gathered.source.get(path)
+        if entry is not None:
+            found[path] = _copied(gathered, part, entry, bodies.get(path))
+    return sorted(found.values(), key=lambda file: (list(Part).index(file.part), file.path)), tuple(refusals)
+
+
+def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
+    """Yield the paths that the batch needs. Optional files, such as sidecars, may not exist."""
+    for store in gathered.chains:
+        for path in _state_of(gathered, store):
+            yield Part.STATE, path
+    batch = gathered.batch
+    yield Part.METADATA, names.QUERY_METADATA
+    yield Part.METADATA, names.BINDING
+    first = _first_batch(gathered)
+    for path in gathered.source:
+        folder, _, name = path.rpartition("/")
+        if folder == names.SCHEMAS:
+            since = names.parse_batch(name.removesuffix(".json"))
+            if since is not None and since <= batch:
+                yield Part.METADATA, path
+        elif path.startswith(f"{names.STATE}/") and ("/_metadata/" in path or "/_stateSchema/" in path):
+            operator = names.parse_operator_metadata(path)
+            if operator is None or operator[1] <= batch:
+                yield Part.METADATA, path
+        elif path.startswith(f"{names.SOURCES}/"):
+            if _is_read(gathered, path):
+                yield Part.SOURCES, path
+        elif folder in (names.OFFSETS, names.COMMITS):
+            number = names.parse_batch(name)
+            if number is not None and first <= number <= batch:
+                yield (Part.OFFSETS if folder == names.OFFSETS else Part.COMMITS), path
+
+
+def _state_of(gathered: CloneFacts, store: StorePath) -> Iterator[str]:
+    """Yield the paths of the base of a store, its tables, the changelogs after it and the changelog of the base."""
+    chain = gathered.chains[store]
+    base = chain.bases.get(chain.head)
+    if base is None:
+        return
+    if base != EMPTY:
+        snapshot = store.snapshot(base)
+        yield from (snapshot, names.sidecar(snapshot))
+        metadata = chain.snapshots[base].metadata
+        yield from (store.table_file(table.dfs_name) for table in (metadata.named_files if metadata else ()))
+    for version in (base, *chain.tail(chain.head)):
+        if version in chain.files.changelogs:
+            path = chain.files.object_of(version)
+            yield from (path, names.sidecar(path))
+
+
+def _first_batch(gathered: CloneFacts) -> int:
+    """The first batch whose logs are copied: from it on, every store can be loaded. Spark also reads the offsets of the
+    batch before the newest."""
+    bases = [base.version - 1 for chain in gathered.chains.values() if (base := chain.bases.get(chain.head))]
+    return max(0, min(gathered.batch - 1, max(bases, default=gathered.batch)))
+
+
+def _is_read(gathered: CloneFacts, path: str) -> bool:
+    """Return whether the batch has read this entry of a file source. All files of other sources count as read, and all
+    entries of a source if Spark has merged the entry of the batch with later ones."""
+    parsed = file_source.parse(path)
+    if parsed is None:
+        return True
+    source, entry = parsed
+    newest = gathered.positions.get(source, entry)
+    return entry <= newest or not file_source.is_complete(source, newest, gathered.source)
+
+
+def _copied(gathered: CloneFacts, part: Part, entry: Entry, body: bytes | None) -> CopyFile:
+    is_log = part is not Part.STATE
+    is_one_service = gathered.source_place.location.service == gathered.destination_place.location.service
+    way = Way.REWRITE if body is not None else Way.STREAM if is_log or not is_one_service else Way.SERVICE
+    file = CopyFile(part=part, way=way, entry=entry, body=body)
+    there = gathered.existing.get(entry.path)
+    # In structure V1, a name of state does not identify its bytes: the source may have replaced them since.
+    is_named_for_good = part is Part.STATE and gathered.structure is Structure.V2
+    if there is not None and there.size_bytes == file.size_bytes and is_named_for_good:
+        return replace(file, way=Way.PRESENT)
+    return file
+
+
+# -- rewritten files ---------------------------------------------------------------------------------------------------
+
+
+def _rewritten(gathered: CloneFacts, record: CloneRecord) -> dict[str, bytes]:
+    """The files that contain the id of the query or of the root. In the root of a Python job, `metadata` has the root's."""
+    if gathered.binding is not None:
+        bound = replace(gathered.binding, root_id=record.root, query_id=record.query)
+        return {
+            names.QUERY_METADATA: logs.encode_metadata(record.root),
+            names.BINDING: binding.encode_binding(bound),
+        }
+    is_same = record.query == gathered.query_id
+    return {} if is_same else {names.QUERY_METADATA: logs.encode_metadata(record.query)}
+
+
+def _relocated(gathered: CloneFacts, path: str, body: bytes, location: str | None) -> bytes | StatekeeperError:
+    """The metadata of an operator with the schema URIs of the destination."""
+    former = moved.location_of(path, parse_operator(body, path))
+    if former is None:
+        return body
+    where = location or as_spark_writes_it(gathered.destination_place.url, former)
+    if where is None:
+        return RefusedAsUnsafe(
+            "contains URLs of state schemas, and the URL that Spark uses for the destination is unknown",
+            path=path,
+            hint="add --location URL with the checkpoint location that the query will use",
+        )
+    return with_schema_uris(body, path, partial(moved.schema_uri, where.rstrip("/"), path))
+
+
+# -- reasons not to clone ----------------------------------------------------------------------------------------------
+
+
+def _misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    source, destination = gathered.source_place, gathered.destination_place
+    if source.location.contains(destination.location) or destination.location.contains(source.location):
+        yield RefusedAsUnsafe(
+            f"is inside the source {source.url}, or the source is inside it; nothing was written",
+            path=destination.url,
+            hint="choose a destination outside the checkpoint",
+        )
+
+
+def _occupied(gathered: CloneFacts, record: CloneRecord) -> Iterator[StatekeeperError]:
+    if not gathered.existing:
+        return
+    earlier, place = gathered.record, gathered.destination_place
+    if earlier is None:
+        yield DestinationNotEmpty(
+            f"is not empty: it contains {min(gathered.existing)}; nothing was written",
+            path=place.url,
+            hint="choose an empty destination",
+        )
+    elif earlier != record:
+        yield DestinationNotEmpty(
+            f"contains a clone of {earlier.source} at batch {earlier.batch}; nothing was written",
+            path=place.url,
+            hint=f"choose an empty destination, or continue that clone: "
+            f"statekeeper clone {earlier.source} {place.url} --batch {earlier.batch}",
+        )
+    elif newer := _newer(gathered.existing, record.batch):
+        yield DestinationNotEmpty(
+            f"is a clone at batch {record.batch}, and its query has already written {newer}; nothing was written",
+            path=place.url,
+            hint="choose an empty destination",
+        )
+
+
+def _newer(paths: Iterable[str], batch: int) -> str | None:
+    """The offsets or commit of a batch after `batch` among these paths; None if there is none."""
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        number = names.parse_batch(name)
+        if folder in (names.OFFSETS, names.COMMITS) and number is not None and number > batch:
+            return path
+    return None
+
+
+def _not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    for store, chain in gathered.chains.items():
+        if chain.conflicts is not None:
+            yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)
+        elif chain.head not in chain.bases:
+            problem = next((chain.broken[version] for version in chain.versions if version in chain.broken), chain.end)
+            path = object_of(store, chain.head) if problem is None else problem.path
+            yield _lost(store, chain.head, path, "is missing" if problem is None else problem.text)
+
+
+def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
+    return VersionNotLoadable(
+        f"{problem}, so that {version.in_words} of {store} cannot be loaded; nothing was written",
+        path=path,
+        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE; then add --batch",
+    )

@@ -1,0 +1,70 @@
+"""Spark continues from a clone of a native checkpoint as from the checkpoint itself."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statestore.format.structure import Structure
+from statestore.storage import open_storage
+from tests.interop.native import HERE, OPERATORS, NativeQuery, state
+from tests.interop.twins import clean, statekeeper, take_wrong_snapshots
+
+pytestmark = pytest.mark.spark
+
+MATRIX = [(name, structure) for structure in Structure for name in HERE]
+IN_CI = [("transformWithState", Structure.V2), ("aggregation", Structure.V1)]
+CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
+
+
+def _shown(value: object) -> str:
+    return value.value if isinstance(value, Structure) else str(value).replace(" ", "-")
+
+
+def cloned(query: NativeQuery, batch: int) -> None:
+    """Clone the checkpoint, and let the query continue from the clone."""
+    to = query.folder / "clone"
+    options = ("--batch", str(batch), "--confirm-stopped", "--scratch", str(query.folder))
+    statekeeper("clone", query.root, str(to), *options)
+    query.checkpoint = to
+    query.outputs = {done: rows for done, rows in query.outputs.items() if done <= batch}
+
+
+@pytest.mark.parametrize("back", [0, 2])
+@pytest.mark.parametrize(("name", "structure"), CASES, ids=_shown)
+def test_spark_continues_from_a_clone_like_its_twin(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: Structure, back: int
+) -> None:
+    folder = tmp_path_factory.mktemp("cloned")
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], structure.conf)
+    query.run(3)
+    original = query.checkpoint
+    if back:
+        query.run(2)
+        outputs, end = dict(query.outputs), state(query)
+        cloned(query, 2)
+        # The input of both later batches is there.
+        query.run(0)
+    else:
+        cloned(query, 2)
+        query.run(2)
+        outputs, end = dict(query.outputs), state(query)
+        query.checkpoint, query.batches = original, 3
+        query.run(2)
+    assert query.outputs == outputs
+    assert state(query) == end
+    clean(open_storage(str(folder / "query" / "clone")), folder)
+    clean(open_storage(str(original)), folder)
+
+
+def test_the_comparison_detects_a_clone_that_lacks_a_key(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("wrong")
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V2.conf)
+    query.run(5)
+    end = state(query)
+    cloned(query, 2)
+    take_wrong_snapshots(query, folder)
+    query.run(0)
+    assert state(query) != end

@@ -1,0 +1,110 @@
+"""Copies of objects inside one storage service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore.errors import AlreadyExists, ObjectMissing, SourceChanged
+from statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_copies
+from tests.support.s3_server import S3Server
+
+Roots = tuple[Storage, Storage]
+
+
+@pytest.fixture(params=["local", "s3"])
+def roots(request: pytest.FixtureRequest, tmp_path: Path) -> Roots:
+    if request.param == "local":
+        return open_storage(str(tmp_path / "one")), open_storage(str(tmp_path / "two"))
+    server: S3Server = request.getfixturevalue("s3_server")
+    one, two = (f"s3://{server.make_bucket()}/a root" for _ in range(2))
+    return open_storage(one, options=server.options), open_storage(two, options=server.options)
+
+
+def entry_of(storage: Storage, path: str) -> Entry:
+    found = storage.stat(path)
+    assert found is not None
+    return found
+
+
+def test_an_object_is_copied_to_another_root_without_its_bytes(roots: Roots) -> None:
+    one, two = roots
+    one.create("state/a ü.sst", b"x" * 100_000)
+    assert one.location.service == two.location.service
+    before = [storage.requests.snapshot() for storage in roots]
+    two.copy("state/a ü.sst", one.location, entry_of(one, "state/a ü.sst"))
+    spent = [storage.requests.since(old) for storage, old in zip(roots, before, strict=True)]
+    assert [(count.bytes_read, count.bytes_written) for count in spent] == [(0, 0), (0, 0)]
+    assert spent[1].create == 1
+    assert two.read("state/a ü.sst") == b"x" * 100_000
+    one.delete(["state/a ü.sst"])
+    assert two.read("state/a ü.sst") == b"x" * 100_000
+
+
+def test_a_replaced_source_is_not_copied(roots: Roots) -> None:
+    one, two = roots
+    one.create("state/1.changelog", b"before")
+    entry = entry_of(one, "state/1.changelog")
+    one.replace("state/1.changelog", b"later!")
+    with pytest.raises(SourceChanged, match="changed since it was listed"):
+        two.copy("state/1.changelog", one.location, entry)
+    assert two.stat("state/1.changelog") is None
+
+
+def test_a_deleted_source_is_missing(roots: Roots) -> None:
+    one, two = roots
+    one.create("state/1.changelog", b"before")
+    entry = entry_of(one, "state/1.changelog")
+    one.delete(["state/1.changelog"])
+    with pytest.raises(ObjectMissing):
+        two.copy("state/1.changelog", one.location, entry)
+
+
+def test_a_file_of_others_is_not_replaced_on_a_local_disk(tmp_path: Path) -> None:
+    one, two = (open_storage(str(tmp_path / name)) for name in ("one", "two"))
+    one.create("a", b"ours")
+    two.create("a", b"of others")
+    with pytest.raises(AlreadyExists):
+        two.copy("a", one.location, entry_of(one, "a"))
+    two.delete(["a"])
+    for _ in range(2):
+        two.copy("a", one.location, entry_of(one, "a"))
+    assert two.read("a") == b"ours"
+
+
+def test_a_large_object_is_copied_in_parts(s3_server: S3Server) -> None:
+    url = f"s3://{s3_server.make_bucket()}/root"
+    storage = open_storage(StorageSpec(url, tuple(s3_server.options.items())))
+    body = bytes(range(256)) * 4096 * 11
+    storage.create("large", body)
+    entry = entry_of(storage, "large")
+    inner = storage.inner  # type: ignore[attr-defined]
+    bucket = url.split("/")[2]
+    s3_copies.copy(
+        {"Bucket": bucket, "Key": "root/copy"},
+        {"Bucket": bucket, "Key": "root/large"},
+        "copy",
+        entry,
+        inner._request,
+        part_bytes=5 * 1024**2,
+        most_bytes=5 * 1024**2,
+    )
+    assert storage.read("copy") == body
+    assert storage.unfinished_uploads() == []
+
+
+def test_roots_of_different_services_have_different_locations(s3_server: S3Server, tmp_path: Path) -> None:
+    bucket = s3_server.make_bucket()
+    ours = open_storage(f"s3://{bucket}/root", options=s3_server.options)
+    other = open_storage(f"s3://{bucket}/root", options={**s3_server.options, "key": "another"})
+    local = open_storage(str(tmp_path / "root"))
+    assert len({storage.location.service for storage in (ours, other, local)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "contains"), [("a", "a/b", True), ("a", "a", True), ("a/b", "a", False), ("a", "ab", False)]
+)
+def test_a_root_contains_roots_inside_it(tmp_path: Path, one: str, two: str, contains: bool) -> None:
+    first, second = (open_storage(str(tmp_path / name)) for name in (one, two))
+    assert first.location.contains(second.location) is contains
