@@ -161,7 +161,9 @@ class _Task:
         host = f"{socket.gethostname()}:{folder}"
         copies = user_folder(folder) / plan.root_id
         for numbers, rows in plan.partitioning.split(batches, self._task, len(plan.row_columns)):
-            opened = {number: _Stores(plan, number, self._storage, self._ids, copies) for number in numbers}
+            opened = {
+                number: _Stores(plan, number, storage=self._storage, ids=self._ids, folder=copies) for number in numbers
+            }
             with contextlib.ExitStack() as stack:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
                 group = PartitionGroup(plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups)
@@ -190,7 +192,7 @@ class _Task:
 class _Stores:
     """The stores of one partition: opened for the batch, and reported."""
 
-    def __init__(self, plan: TaskPlan, partition: int, storage: Storage, ids: Ids, folder: Path) -> None:
+    def __init__(self, plan: TaskPlan, partition: int, *, storage: Storage, ids: Ids, folder: Path) -> None:
         self._plan = plan
         self._partition = partition
         self._folder = folder

@@ -137,6 +137,7 @@ class OpenStore:
 
     def __init__(
         self,
+        *,
         contents: Contents,
         store: StorePath,
         layout: Layout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -36,7 +37,10 @@ def _python_files() -> list[Path]:
 
 
 def _positional_fields(node: ast.ClassDef) -> int:
-    """The number of fields that a dataclass accepts by position; 0 for another class."""
+    """Return the number of fields that the constructor of a class accepts by position."""
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            return len(statement.args.posonlyargs) + len(statement.args.args) - 1
     decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
     if not any(text.startswith("dataclass") for text in decorators) or any(
         "kw_only=True" in text for text in decorators
@@ -50,7 +54,7 @@ def _positional_fields(node: ast.ClassDef) -> int:
     return len([field for field in of_init if not ast.unparse(field.annotation).startswith("ClassVar")])
 
 
-def test_a_dataclass_with_more_than_four_fields_takes_keywords() -> None:
+def test_a_constructor_with_more_than_four_fields_takes_keywords() -> None:
     """Positions of many arguments cannot be read at a call."""
     classes = [
         (path, node)
@@ -78,6 +82,12 @@ def test_no_test_module_is_imported() -> None:
         for name in _imported(path)
         if any(part.startswith("test_") for part in name.split(".")[:-1])
         or (name.startswith("tests.") and name.rpartition(".")[2].startswith("test_"))
+    }
+    # Scripts for other processes are in strings.
+    found |= {
+        f"{path.relative_to(REPOSITORY)} imports {name}"
+        for path in files
+        for name in re.findall(r"(?:from|import) (tests(?:\.\w+)*\.test_\w+)", path.read_text())
     }
     assert found == set()
 

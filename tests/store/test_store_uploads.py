@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -20,31 +19,14 @@ from statestore.storage import TEMP_FOLDER, Storage
 from statestore.storage.s3 import S3Storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
-from tests.support.hosts import STORE, History, Host, State, column
+from tests.support.hosts import STORE, History, Host
 from tests.support.s3_server import CREDENTIALS
-
-PART_BYTES = 40_000
-PIECES = 60
+from tests.support.uploads import PART_BYTES, PIECES, fill, host_with_small_parts
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", PART_BYTES)
-
-
-def small(host: Host, storage: Storage | None = None) -> Host:
-    """The host, with small parts."""
-    return replace(host, limits=replace(host.limits, part_bytes=PART_BYTES), storage=storage or host.storage)
-
-
-def fill(store: StateStore, pieces: int = PIECES) -> State:
-    """Write about 10 KB for each piece, and a counter that is overwritten, as an update function does."""
-    state: State = {}
-    for number in range(pieces):
-        changes = {b"key %03d" % number: random.Random(number).randbytes(10_000), b"counter": b"%d" % number}
-        store.put(column(list(changes)), column(list(changes.values())))
-        state |= changes
-    return state
 
 
 def nothing_is_left(storage: Storage) -> bool:
@@ -53,7 +35,7 @@ def nothing_is_left(storage: Storage) -> bool:
 
 def test_a_large_changelog_is_uploaded_before_commit_is_called(host: Host, other: Host) -> None:
     before = host.storage.requests.snapshot()
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         loaded = host.storage.requests.since(before).total
         state = fill(store)
         assert host.storage.list(STORE.folder) == [], "not visible yet"
@@ -74,14 +56,14 @@ def test_the_object_has_the_bytes_of_a_changelog_that_is_uploaded_at_once(
     host: Host, other: Host, structure: Structure
 ) -> None:
     if structure is Structure.V2:
-        with small(host).load(EMPTY) as early, other.load(EMPTY) as late:
+        with host_with_small_parts(host).load(EMPTY) as early, other.load(EMPTY) as late:
             fill(early)
             fill(late)
             ours, theirs = (host.storage.read(STORE.changelog(store.commit())) for store in (early, late))
         assert ours == theirs
         assert late.commit_metrics.early_bytes == 0 < early.commit_metrics.early_bytes
         return
-    with small(host).load(EMPTY) as early:
+    with host_with_small_parts(host).load(EMPTY) as early:
         fill(early)
         version = early.commit()
     assert other.commit(EMPTY, {}).digest != version.digest
@@ -91,7 +73,7 @@ def test_the_object_has_the_bytes_of_a_changelog_that_is_uploaded_at_once(
 
 
 def test_an_abort_leaves_nothing(host: Host) -> None:
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         fill(store)
     assert nothing_is_left(host.storage)
     assert list(host.folder.glob("changelogs/*")) == []
@@ -99,7 +81,7 @@ def test_an_abort_leaves_nothing(host: Host) -> None:
 
 def test_an_update_function_that_fails_leaves_nothing(host: Host) -> None:
     def fail() -> None:
-        with small(host).load(EMPTY) as store:
+        with host_with_small_parts(host).load(EMPTY) as store:
             fill(store)
             raise RuntimeError("of the update function")
 
@@ -109,7 +91,7 @@ def test_an_update_function_that_fails_leaves_nothing(host: Host) -> None:
 
 
 def test_a_small_changelog_is_uploaded_in_one_request(host: Host) -> None:
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         fill(store, 3)
         before = host.storage.requests.snapshot()
         store.commit()
@@ -124,13 +106,13 @@ def has_bytes(request: Request) -> bool:
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_failed_part_does_not_lose_the_changes(host: Host, other: Host, number: int) -> None:
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         state = fill(store)
     rehearsal = FaultyStorage(host.storage)
-    with small(host, rehearsal).load(EMPTY) as store:
+    with host_with_small_parts(host, rehearsal).load(EMPTY) as store:
         begins = len(rehearsal.trace)
     faulty = FaultyStorage(host.storage, {begins + number: Fault.LOST_REPLY})
-    with small(host, faulty).load(EMPTY) as store:
+    with host_with_small_parts(host, faulty).load(EMPTY) as store:
         fill(store)
         version = store.commit()
     assert store.commit_metrics.early_bytes == 0
@@ -154,7 +136,7 @@ def test_a_commit_can_be_repeated_when_the_storage_works_again(host: Host, other
             return super()._do(kind, path, act, tear)
 
     broken = Broken(host.storage)
-    with small(host, broken).load(EMPTY) as store:
+    with host_with_small_parts(host, broken).load(EMPTY) as store:
         state = fill(store)
         broken.works = False
         for _ in range(2):
@@ -168,7 +150,7 @@ def test_a_commit_can_be_repeated_when_the_storage_works_again(host: Host, other
 
 
 def test_a_duplicate_attempt_has_an_object_of_its_own(host: Host, other: Host, structure: Structure) -> None:
-    with small(host).load(EMPTY) as first, small(other).load(EMPTY) as second:
+    with host_with_small_parts(host).load(EMPTY) as first, host_with_small_parts(other).load(EMPTY) as second:
         state = fill(first)
         fill(second)
         versions = {first.commit(), second.commit()}
@@ -180,7 +162,7 @@ def test_a_zombie_does_not_replace_a_confirmed_changelog(host: Host, other: Host
     if structure is Structure.V2:
         pytest.skip("each attempt has a name of its own")
     history = History()
-    with small(host).load(EMPTY) as zombie:
+    with host_with_small_parts(host).load(EMPTY) as zombie:
         fill(zombie)
         history.commit(other, {b"key": b"confirmed"})
         zombie.commit()
@@ -222,7 +204,7 @@ def test_a_task_that_is_killed_leaves_nothing_visible(host: Host, other: Host) -
     options = {**CREDENTIALS, "endpoint_url": inner._endpoint} if isinstance(inner, S3Storage) else {}
     script = f"""
 import os, signal
-from tests.store.test_store_uploads import fill, small
+from tests.support.uploads import fill, host_with_small_parts
 from tests.support.hosts import Host
 from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
@@ -230,7 +212,7 @@ from statestore.storage import open_storage
 from pathlib import Path
 host = Host(open_storage({host.storage.url!r}, options={options}), Path({str(host.folder)!r}),
             structure=Structure({host.structure.value!r}))
-with small(host).load(EMPTY) as store:
+with host_with_small_parts(host).load(EMPTY) as store:
     fill(store)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -240,14 +222,14 @@ with small(host).load(EMPTY) as store:
     left = [*host.storage.unfinished_uploads(), *host.storage.list(TEMP_FOLDER)]
     assert [one.size_bytes >= 10 * PART_BYTES for one in left] == [True]
     # The next attempt is not disturbed, on this host or another.
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         state = fill(store)
         version = store.commit()
     assert other.read(version) == state
 
 
 def test_the_next_batch_builds_on_a_changelog_in_parts(host: Host, other: Host, structure: Structure) -> None:
-    with small(host).load(EMPTY) as store:
+    with host_with_small_parts(host).load(EMPTY) as store:
         state = fill(store)
         first = store.commit()
     if structure is Structure.V1:
