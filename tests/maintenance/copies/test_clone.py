@@ -22,11 +22,12 @@ from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import lease, passes
 from statestore.maintenance.copies import CopyFile, Way
+from statestore.origin import Origin
 from statestore.storage import Entry, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import cloned, query_of
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.support.maintained_query import Query, begun
+from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server
 from tests.support.structures import held
@@ -63,7 +64,7 @@ def disks(tmp_path: Path) -> Roots:
 
 def made(storage: Storage, folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
     """Eight batches with a snapshot after the fifth."""
-    query = begun(storage, folder, structure, is_own=kind == "own", batches=5, in_batch_logs=in_batch_logs)
+    query = maintained_query(storage, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
     query.snapshot()
     query.grow(3)
     return query
@@ -250,7 +251,7 @@ def test_a_run_after_a_crash_at_any_request_completes_the_clone(
     roots: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
     source, destination = roots
-    query = begun(source, tmp_path, structure, is_own=kind == "own", batches=3, in_batch_logs=in_batch_logs)
+    query = maintained_query(source, tmp_path, structure, Origin(kind), batches=3, in_batch_logs=in_batch_logs)
     query.snapshot()
     query.grow(1)
     traced = FaultyStorage(destination)
