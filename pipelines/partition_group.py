@@ -145,7 +145,7 @@ class PartitionGroup:
             if pc.any(pc.is_in(gone_keys, value_set=new_keys)).as_py():
                 raise WrongResult(
                     f"store {name!r}: the function returned new state of a key and deleted the same key",
-                    hint="return one of them",
+                    hint="for each key, return either new state or a deletion",
                 )
             self._put(name, gone_keys, pa.nulls(len(gone_keys), pa.large_binary()), spans, places)
 

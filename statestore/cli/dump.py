@@ -67,8 +67,8 @@ def dump(
 ) -> None:
     """Show the rows of the state at any retained version, decoded with the schema of the state, without Spark.
 
-    This verb only reads. It restores one store after another below --scratch, which needs space for the largest store. Each
-    element of a list is a row.
+    This verb only reads. It restores one store after another below --scratch, which needs space for the largest store. A
+    list in the state of transformWithState is shown as one row for each element.
     """
     if version is not None and batch is not None:
         raise click.UsageError("--version and --batch exclude each other: give one of them")

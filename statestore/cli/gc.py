@@ -63,8 +63,8 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. gc first lists the versions that are already lost and those "
-    "that the deletion also loses.",
+    help="Delete although the audit reports errors. gc first lists the versions that cannot be loaded, and those "
+    "that can no longer be loaded after the deletion.",
 )
 @scratch_option
 @workers_option
@@ -86,8 +86,8 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, all
-    stores keep an older floor. If the audit reports errors, nothing is deleted. A newer snapshot can make
+    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, gc
+    uses an older floor for all stores. If the audit reports errors, nothing is deleted. A newer snapshot can make
     older files unneeded. Before gc deletes them, it reads that snapshot in full, once. If it is corrupt, nothing is
     deleted.
     """

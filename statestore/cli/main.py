@@ -27,8 +27,8 @@ def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
     gc, repair and switch print a plan and change nothing without --apply. snapshot, clone and unpack only add files and run
-    at once; --dry-run prints their plans. repair --undo, switch --abort and lease --break also run at once. Everything else
-    only reads.
+    at once; --dry-run prints their plans. repair --undo, switch --abort and lease --break need no --apply. All other
+    verbs only read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

@@ -48,7 +48,7 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
     "--all",
     "take_all",
     is_flag=True,
-    help="Also take snapshots of stores with short tails. Skips stores with a snapshot at the head.",
+    help="Take snapshots of all stores, except those with a snapshot at the head.",
 )
 @click.option(
     "--at-head",
@@ -69,8 +69,8 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="Also take snapshots of the longest tails, until the replay of all remaining tails takes at most this long, for "
-    "example 30s. The replay time is predicted from the speed at which the newest snapshots were made.",
+    help="The longest time that the replay of all tails may take, for example 30s. Beyond it, stores with the longest "
+    "tails get a snapshot, too. The time is predicted from the speed of the newest snapshots.",
 )
 @scratch_option
 @workers_option

@@ -27,8 +27,8 @@ def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, out
     """Write changelogs of batch logs as separate files, so that Spark's statestore source can read a batch.
 
     A job with log="batch" writes the changelogs of a batch as one object, which Spark cannot read. This verb only adds
-    files, so it runs at once. Retention deletes them like other changelogs. To make only the newest batch readable, you can
-    instead run: statekeeper snapshot ROOT --at-head.
+    files, so it runs at once. Retention deletes the new files like other changelogs. To make only the newest batch
+    readable, you can instead run: statekeeper snapshot ROOT --at-head.
     """
     planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
     done: list[Unpack] = []

@@ -43,7 +43,7 @@ _LAST_WINS = (Kind.PUT, Kind.DELETE)
 _INT = struct.Struct(">i")
 _LONGEST_VERSION_BYTES = 16
 _HINT = "restore the file from a backup, or load an older version"
-_UPGRADE = "upgrade Statekeeper; nothing was changed"
+_UPGRADE = "nothing was changed; upgrade Statekeeper"
 
 Readable = bytes | mmap.mmap
 """A whole compressed file: in memory, or mapped from the local disk."""

@@ -51,7 +51,8 @@ class ChangelogWriter:
             text = lineage_json(header.lineage)
             if len(text) > UTF_LIMIT_BYTES:
                 raise LineageCeiling(
-                    f"a lineage of {len(header.lineage)} versions takes {len(text):,} of {UTF_LIMIT_BYTES:,} bytes",
+                    f"a lineage of {len(header.lineage)} versions takes {len(text):,} bytes; the limit is "
+                    f"{UTF_LIMIT_BYTES:,}",
                     hint="take a snapshot at the head while the query is stopped",
                 )
             self._stream.write(utf("v3") + utf(text))

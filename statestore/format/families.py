@@ -25,7 +25,7 @@ from statestore.format.operators import chunked_text, not_known, require_end
 from statestore.format.types import arrow_schema, machine_type
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 
-_HINT = "upgrade Statekeeper; nothing was written"
+_HINT = "nothing was written; upgrade Statekeeper"
 _LEAST_FAMILY_BYTES = 22
 _SESSION_START = "sessionStartTime"
 _SESSION_WINDOW = '"spark.sessionWindow":true'

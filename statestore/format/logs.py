@@ -26,7 +26,7 @@ ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateS
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 _RESTORE = "restore the file from a backup; to list the batches that can be restored, run: statekeeper audit ROOT"
-_KNOW_IT = "upgrade Statekeeper; nothing was changed"
+_KNOW_IT = "nothing was changed; upgrade Statekeeper"
 
 _STATE = "spark.sql.streaming.stateStore."
 CODEC = _STATE + "compression.codec"

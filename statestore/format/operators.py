@@ -23,7 +23,7 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number
 AGGREGATION = "stateStoreSave"
 _LIMIT = "globalLimit"
 _VERSION = re.compile(r"v[0-9]+")
-_KNOW_IT = "upgrade Statekeeper; nothing was written"
+_KNOW_IT = "nothing was written; upgrade Statekeeper"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """A piece of this length fits into `writeUTF` with any characters: a character beyond U+FFFF takes six bytes. Spark

@@ -73,7 +73,7 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
         raise UnknownFormatVersion(
             f"sets {MERGES}={version}; only 1 and 2 are supported",
             path=path,
-            hint="upgrade Statekeeper; nothing was changed",
+            hint="nothing was changed; upgrade Statekeeper",
         )
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
     encoding = log.conf.get(ENCODING, UNSAFE_ROW)

@@ -214,7 +214,7 @@ class Changelogs:
                 file.replace(self._folder.cached_changelog(version))
         elif not self._kept(before, {}).is_same(version):
             raise CorruptFile(
-                "is not the confirmed file: its digest differs from that of its commit",
+                "is not the committed file: its digest is not the one in the commit",
                 path=self._store.changelog(version),
             )
 

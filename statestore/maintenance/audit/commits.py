@@ -36,7 +36,7 @@ def with_commits(
     unknown = [bad for bad in read.values() if isinstance(bad, FileProblem) and bad.flaw is Flaw.UNKNOWN_FORMAT]
     if unknown and len(unknown) == len(batches):
         raise UnknownFormatVersion(
-            unknown[-1].text, path=unknown[-1].path, hint="upgrade Statekeeper; nothing was changed"
+            unknown[-1].text, path=unknown[-1].path, hint="nothing was changed; upgrade Statekeeper"
         )
     return replace(log, commits=read, whole_since=since)
 

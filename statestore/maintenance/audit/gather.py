@@ -114,7 +114,7 @@ def gather(
     unknown = [store.problem for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):
         raise UnknownFormatVersion(
-            unknown[0].text, path=unknown[0].path, hint="upgrade Statekeeper; nothing was changed"
+            unknown[0].text, path=unknown[0].path, hint="nothing was changed; upgrade Statekeeper"
         )
     return AuditFacts(
         root=root,

@@ -35,7 +35,7 @@ def roll_back(
         raise RefusedAsUnsafe(
             f"the query continued in structure {begun.to.value} to batch {newest}",
             path=names.commits(newest or 0),
-            hint=f"complete the switchover with --apply; to reverse it, then use --to {begun.to.other.value}",
+            hint=f"complete the switchover with --apply; after that, --to {begun.to.other.value} reverses it",
         )
     quarantined = names.quarantine(begun.run, "")
     away = {entry.path.removeprefix(quarantined) for entry in storage.list(quarantined.rstrip("/"))}
