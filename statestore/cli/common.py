@@ -59,7 +59,8 @@ class Output:
         elif self.as_json:
             click.echo(tables.as_json(result))
         else:
-            for_people(Console())
+            # A terminal wraps long lines; a file or a pipe gets each line whole.
+            for_people(Console(soft_wrap=True))
 
 
 def result_has_begun() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from statestore.errors import StatekeeperError
 from statestore.format import names
@@ -18,6 +19,8 @@ def checkpoints_near(spec: StorageSpec) -> list[str]:
     found = []
     url = spec.url.rstrip("/")
     parent = url.rpartition("/")[0]
+    if "://" not in url and (not parent or url.endswith("..")):
+        parent = str(Path(url).resolve().parent)  # of a name without a folder, for example `.`
     with suppress(StatekeeperError, ValueError):
         if parent and _is_checkpoint(open_storage(replace(spec, url=parent)), ""):
             found.append(parent)

@@ -36,7 +36,7 @@ def show(console: Console, table: Table) -> None:
     """Print a table. Its headline is a line of its own, because Rich would wrap it to the width of the table."""
     console.print(plain(str(table.title)), soft_wrap=True)
     table.title = None
-    console.print(table)
+    console.print(table, soft_wrap=False)
 
 
 def add(table: Table, *cells: object) -> None:

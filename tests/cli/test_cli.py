@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from statestore.cli import main
 from statestore.storage import open_storage
@@ -257,11 +258,25 @@ def test_a_shell_completes_verbs_options_and_configured_roots(tmp_path: Path) ->
     assert "compdef" in script.stdout
 
 
-def test_an_error_for_a_path_near_a_checkpoint_suggests_the_checkpoint(root: Path, checkpoint: Checkpoint) -> None:
+def test_only_cells_of_tables_are_wrapped_to_the_width_of_the_terminal(root: Path, checkpoint: Checkpoint) -> None:
+    def lines(columns: int, *arguments: str) -> list[str]:
+        result = CliRunner().invoke(main, [*arguments, str(root)], env={"COLUMNS": str(columns)})
+        return [re.sub("[0-9.,]+", "", line) for line in result.stdout.splitlines() if line[:1] not in "┏┃┡│└"]
+
+    for arguments in (["audit"], ["inspect"], ["snapshot", "--dry-run"], ["snapshot"], ["gc"], ["repair"]):
+        assert lines(40, *arguments) == lines(1000, *arguments) != [], arguments
+
+
+def test_an_error_for_a_path_near_a_checkpoint_suggests_the_checkpoint(
+    root: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for near in (root.parent, root / "state"):
         result = run("inspect", near)
         assert result.exit_code == 10
         assert f"did you mean {root}" in result.stderr
+    monkeypatch.chdir(root / "state")
+    for near in (".", "0", "0/.."):
+        assert (f"did you mean {root}?" in run("inspect", near).stderr) is (near != "0"), near
     error = said_error("inspect", root.parent)
     assert (error["code"], error["exit_code"]) == ("not_a_checkpoint", 10)
     assert str(root) in error["hint"]
