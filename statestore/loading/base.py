@@ -18,6 +18,7 @@ from statestore.format.table import NotVerified, require_whole
 from statestore.loading.local_file import readable
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage, at_once
+from statestore.storage.content import require_size
 
 OF_ANOTHER_PAST = "belongs to a version that was rolled back; the current version with this number has other content"
 
@@ -88,11 +89,12 @@ def open_base(
             if held is not None:
                 with translated(path):
                     target.hardlink_to(held)
-                size = target.stat().st_size
+                require_size(source, target.stat().st_size, table.size_bytes)
             else:
-                size = storage.download(source, target)
-            if size != table.size_bytes:
-                raise CorruptFile(f"has {size:,} bytes instead of {table.size_bytes:,}", path=source)
+                try:
+                    storage.download(source, target, expected_bytes=table.size_bytes)
+                except CorruptFile as error:
+                    raise CorruptFile(error.what, path=source) from error
             if verified:
                 try:
                     require_whole(readable(target), source)

@@ -232,8 +232,9 @@ class Storage(Protocol):
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes from byte `start`, fewer at the end of the object. Raises ObjectMissing."""
 
-    def download(self, path: str, target: Path) -> int:
-        """Download the object to a local file in pieces; returns its size in bytes. Raises ObjectMissing.
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
+        """Download the object to a local file in pieces; returns its size in bytes. Raises ObjectMissing; CorruptFile if it
+        does not have `expected_bytes`, before its bytes are read.
 
         *Guarantee*: a failure leaves no partial file at `target`.
         """

@@ -37,7 +37,7 @@ from statestore.storage.base import (
     Uploads,
 )
 from statestore.storage.batch_log_cache import BatchLogCache
-from statestore.storage.content import scratch_file
+from statestore.storage.content import require_size, scratch_file
 from statestore.storage.omissions import Omissions
 from statestore.storage.parallel import at_once
 from statestore.storage.paths import is_below
@@ -242,10 +242,11 @@ class LoggedStorage:
         data = self._member(path)
         return self.inner.read_range(path, start, length) if data is None else data[start : start + length]
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         data = self._member(path)
         if data is None:
-            return self.inner.download(path, target)
+            return self.inner.download(path, target, expected_bytes=expected_bytes)
+        require_size(path, len(data), expected_bytes)
         with scratch_file(target) as write:
             write(data)
         return len(data)

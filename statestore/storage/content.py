@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.errors import LocalDiskFull, LocalStateError, StorageError
+from statestore.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
 
 DOWNLOAD_PIECE_BYTES = 1024 * 1024
 """Small, because several files are downloaded concurrently."""
@@ -70,6 +70,12 @@ class Content:
             if mine and read_range(number * self.piece_bytes, len(mine)) != mine:
                 return False
         return True
+
+
+def require_size(shown: str, size_bytes: int, expected_bytes: int | None) -> None:
+    """Raise `CorruptFile` if an object does not have the expected size: a damaged size must not fill the disk."""
+    if expected_bytes is not None and size_bytes != expected_bytes:
+        raise CorruptFile(f"has {size_bytes:,} bytes instead of {expected_bytes:,}", path=shown)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
+from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
 from statestore.storage.local_parts import LocalPartsUpload
 from statestore.storage.ownership import Ownership
 
@@ -82,9 +82,10 @@ class LocalStorage(OpenedStore):
         self.requests.count_bytes_read(len(data))
         return data
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         size_bytes = 0
         with self._opened(path) as source, scratch_file(target) as write:
+            require_size(self._shown(path), _size(source), expected_bytes)
             while piece := source.read(DOWNLOAD_PIECE_BYTES):
                 write(piece)
                 size_bytes += len(piece)

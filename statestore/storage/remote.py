@@ -42,7 +42,7 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import PIECE_BYTES, Content, scratch_file
+from statestore.storage.content import PIECE_BYTES, Content, require_size, scratch_file
 from statestore.storage.drivers import Opened
 from statestore.storage.parallel import at_once
 from statestore.storage.resending import Resending
@@ -105,7 +105,9 @@ class RemoteStorage(OpenedStore):
                 raise
             return b""
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
+        if expected_bytes is not None:
+            require_size(self._shown(path), self._size(path), expected_bytes)
         size_bytes = 0
         with scratch_file(target) as write:
             # The drivers' own download holds much of a large object in memory.

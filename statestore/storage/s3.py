@@ -43,7 +43,7 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, scratch_file
+from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
 from statestore.storage.resending import TRIES, Resending
 from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_answer, is_passing, is_throttling, translate
 from statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
@@ -94,13 +94,14 @@ class S3Storage(OpenedStore):
         except BeyondEnd:
             return b""
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         key = self._key(path)
 
         async def call(client: Any) -> int:
             answer = await self._opened(client, key)
             size_bytes = 0
             async with answer["Body"] as body:
+                require_size(self._shown(path), answer["ContentLength"], expected_bytes)
                 with scratch_file(target) as write:
                     while piece := await body.read(DOWNLOAD_PIECE_BYTES):
                         write(piece)

@@ -15,7 +15,7 @@ from threading import Barrier
 
 import pytest
 
-from statestore.errors import AlreadyExists, LocalStateError, ObjectMissing, StorageError
+from statestore.errors import AlreadyExists, CorruptFile, LocalStateError, ObjectMissing, StorageError
 from statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
 from statestore.storage.batch_logs import LoggedStorage
 from statestore.storage.remote import RemoteStorage
@@ -118,6 +118,16 @@ def test_a_large_file_is_uploaded_and_downloaded_in_pieces(storage: Storage, tmp
     assert storage.create("large", source) is Created.SAME
     assert storage.download("large", target) == TWO_PIECES_BYTES
     assert target.read_bytes() == source.read_bytes()
+
+
+def test_an_object_of_another_size_is_rejected_before_its_bytes_are_read(storage: Storage, tmp_path: Path) -> None:
+    storage.create("large", bytes(3_000_000))
+    before = storage.requests.snapshot()
+    with pytest.raises(CorruptFile, match="has 3,000,000 bytes instead of 1,471"):
+        storage.download("large", tmp_path / "target", expected_bytes=1471)
+    assert storage.requests.since(before).bytes_read == 0
+    assert not (tmp_path / "target").exists()
+    assert storage.download("large", tmp_path / "target", expected_bytes=3_000_000) == 3_000_000
 
 
 def test_a_large_file_that_differs_in_its_last_byte_is_rejected(storage: Storage, tmp_path: Path) -> None:

@@ -93,13 +93,15 @@ class FaultyStorage:
     def read_range(self, path: str, start: int, length: int) -> bytes:
         return self._do(Kind.READ, path, lambda: self._inner.read_range(path, start, length))
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         def tear() -> None:
             found = self._inner.stat(path)
             if found is not None:
                 target.write_bytes(self._inner.read_range(path, 0, found.size_bytes // 2))
 
-        return self._do(Kind.READ, path, lambda: self._inner.download(path, target), tear)
+        return self._do(
+            Kind.READ, path, lambda: self._inner.download(path, target, expected_bytes=expected_bytes), tear
+        )
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         def act() -> Created:

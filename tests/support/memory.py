@@ -21,6 +21,7 @@ from statestore.storage.base import (
     is_listed,
     only_after,
 )
+from statestore.storage.content import require_size
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class MemoryStorage(OpenedStore):
         self.requests.count_bytes_read(len(data))
         return data
 
-    def download(self, path: str, target: Path) -> int:
+    def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         data = self.read(path)
+        require_size(path, len(data), expected_bytes)
         target.write_bytes(data)
         return len(data)
 

@@ -110,10 +110,10 @@ class _Reader:
     def _table(self, entry: Entry, table: TableFile) -> FileRead:
         """Download an SST file and verify the checksums of all blocks."""
         target = self._folder / table.dfs_name
-        size_bytes = self._storage.download(entry.path, target)
-        if size_bytes != table.size_bytes:
-            what = f"has {size_bytes:,} bytes, but its snapshot expects {table.size_bytes:,}"
+        if entry.size_bytes != table.size_bytes:
+            what = f"has {entry.size_bytes:,} bytes, but its snapshot expects {table.size_bytes:,}"
             return self._faulty(entry, what, is_noticed=True)
+        self._storage.download(entry.path, target)
         content = readable(target)
         try:
             tables.require_whole(content, entry.path)
