@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 from benchmarks.measure import Spread, Table, verdict
-from tests.assets.running import Running, running
+from tests.support.running import Running, running
 
 _TARGET_SECONDS = 180.0
 _TIMEOUT_SECONDS = 900.0

@@ -17,7 +17,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import audit, retention, runs
 from statestore.maintenance import snapshot as snapshots
 from statestore.storage import Storage, open_storage
-from tests.interop.dumped import dumped, expected, shown
+from tests.support.dumped import dumped, expected, shown
 from tests.support.switching import structure_of, switch
 from tests.support.unpacked import unpacked
 

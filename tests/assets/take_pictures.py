@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.assets.running import REPOSITORY, Running, running
+from tests.support.running import REPOSITORY, Running, running
 
 PICTURES = REPOSITORY / "docs" / "pictures"
 SIZE = "1500,1000"

@@ -20,11 +20,11 @@ from pipelines.flights.job import Places
 from resources.launcher.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
-from tests.assets.running import REPOSITORY, Running, assert_gone, running, succeeded
 from tests.faults.final_state import examine
 from tests.support.checkpoints import Checkpoint
 from tests.support.flights_runs import batches_of_a_run
 from tests.support.processes import children_of
+from tests.support.running import REPOSITORY, Running, assert_gone, running, succeeded
 
 
 def platform_of(configuration: Path, port: int | None = None) -> AbstractContextManager[Running]:

@@ -19,9 +19,9 @@ import pytest
 from assets.partitions import QUERY_SET
 from statestore.format import names
 from statestore.storage import open_storage
-from tests.assets.running import REPOSITORY, free_port, running, succeeded
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
+from tests.support.running import REPOSITORY, free_port, running, succeeded
 from tests.support.s3_server import S3Server
 
 _PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)

@@ -16,8 +16,8 @@ from statestore.format import batch_log, logs, names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import unpack
 from statestore.storage import StorageSpec, list_members, open_storage
-from tests.interop.sparks_reader import state_frame
 from tests.support import flights_in_pandas
+from tests.support.sparks_reader import state_frame
 
 
 @dataclass(frozen=True)

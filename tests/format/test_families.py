@@ -24,8 +24,8 @@ from statestore.format.row_checksum import checksum
 from statestore.format.state_conf import StateConf
 from statestore.format.types import spark_schema_json
 from statestore.format.unsafe_row import encode_rows
-from tests.interop.dumped import expected, shown
 from tests.support.damage import flips, prefixes, value_or_error
+from tests.support.dumped import expected, shown
 
 WRITTEN = sorted((Path(__file__).parents[1] / "fixtures" / "families").glob("spark-*.json"))
 LIKE_SPARK = StateConf(b",", row_checksums=True)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from statestore.cli import main
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.interop.native import NativeQuery, state
 from tests.interop.soak import Maintenance, expected
-from tests.interop.twins import changelogs, statekeeper, take_wrong_snapshots
+from tests.support.native import NativeQuery, state
 from tests.support.native_queries import held, switched
+from tests.support.twins import changelogs, statekeeper, take_wrong_snapshots
 
 AT_HEAD = ("--at-head", "--confirm-stopped", "--mode", "snapshots")
 VERBS = [

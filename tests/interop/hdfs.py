@@ -10,15 +10,15 @@ from pyspark.sql import SparkSession
 from statestore.clock import RandomIds
 from statestore.storage import open_storage
 from tests.interop.elsewhere import ElsewhereQuery
-from tests.interop.native import Operator
 from tests.storage.hdfs import MiniHdfs
+from tests.support.native import Operator
 
 
 class HdfsQuery(ElsewhereQuery):
     """A query whose checkpoint is on HDFS, in its own folder. Its input is on local disk."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], server: MiniHdfs
+        self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], *, server: MiniHdfs
     ) -> None:
         super().__init__(spark, folder, operator, confs)
         self._place = f"/jobs/{RandomIds().fresh()}"

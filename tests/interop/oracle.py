@@ -37,7 +37,7 @@ from tests.fixtures.write_checkpoints import FOLDER as FIXTURES
 from tests.fixtures.write_checkpoints import FORMS
 from tests.interop import damages
 from tests.interop.damages import Damage
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows, state
+from tests.support.native import FORMAT, OPERATORS, NativeQuery, rows, state
 from tests.support.unpacked import unpacked
 
 State = Mapping[str, Counter[str]]

@@ -10,7 +10,7 @@ import boto3
 from pyspark.sql import SparkSession
 
 from tests.interop.elsewhere import ElsewhereQuery
-from tests.interop.native import Operator
+from tests.support.native import Operator
 from tests.support.s3_server import CREDENTIALS, S3Server
 
 
@@ -41,7 +41,7 @@ class BucketQuery(ElsewhereQuery):
     """A query whose checkpoint is in its own bucket. Its input is on local disk."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], server: S3Server
+        self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str], *, server: S3Server
     ) -> None:
         super().__init__(spark, folder, operator, confs)
         self.bucket = server.make_bucket()

@@ -28,7 +28,7 @@ from statestore import catalog
 from statestore.chain import look_at_snapshot
 from statestore.cli import main as command
 from statestore.storage import open_storage
-from tests.interop.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
+from tests.support.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
 
 PARTITIONS = 4
 HYBRID = {f"{STATE_STORE}minDeltasForSnapshot": "10", "spark.sql.streaming.minBatchesToRetain": "20"}

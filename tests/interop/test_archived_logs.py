@@ -18,10 +18,10 @@ from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import audit
 from statestore.maintenance.audit import FindingKind
 from statestore.storage import open_storage
-from tests.interop.dumped import dumped
-from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
-from tests.interop.twins import statekeeper
+from tests.support.dumped import dumped
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.support.native_queries import LOG, archive_a_log
+from tests.support.twins import statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.interop.native import HERE, OPERATORS, NativeQuery, state
-from tests.interop.twins import clean, statekeeper, take_wrong_snapshots
+from tests.support.native import HERE, OPERATORS, NativeQuery, state
+from tests.support.twins import clean, statekeeper, take_wrong_snapshots
 
 pytestmark = pytest.mark.spark
 

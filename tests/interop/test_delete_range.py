@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from statestore.format.changelog import Kind, read_changelog
 from statestore.maintenance import audit
 from statestore.storage import open_storage
-from tests.interop.dumped import dumped
-from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery
-from tests.interop.twins import statekeeper
+from tests.support.dumped import dumped
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery
+from tests.support.twins import statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

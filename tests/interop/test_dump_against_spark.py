@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from statestore.cli import main
 from statestore.engine.rocks import Database
-from tests.interop.dumped import Row, dumped, expected, shown
-from tests.interop.native import FORMAT, HERE, OPERATORS, STATE_STORE, NativeQuery, views_as_json
+from tests.support.dumped import Row, dumped, expected, shown
+from tests.support.native import FORMAT, HERE, OPERATORS, STATE_STORE, NativeQuery, views_as_json
 
 pytestmark = pytest.mark.spark
 

@@ -13,8 +13,8 @@ from statestore.format.structure import Structure
 from statestore.storage import TEMP_FOLDER, open_storage
 from tests.interop import elsewhere
 from tests.interop.hdfs import HdfsQuery
-from tests.interop.native import FORMAT, OPERATORS
 from tests.storage.hdfs import MiniHdfs
+from tests.support.native import FORMAT, OPERATORS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,7 +31,7 @@ def test_a_checkpoint_on_hdfs_is_audited_compacted_and_cleaned_and_spark_continu
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
-    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, hdfs)
+    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, server=hdfs)
     query.run(2)
     # Spark and Statekeeper leave such files if they die before the rename.
     open_storage(query.root).create(f"commits/.2.{RandomIds().fresh()}.tmp", b"half")
@@ -52,7 +52,7 @@ def test_spark_on_hdfs_continues_after_each_verb_like_an_unmaintained_twin(
     confs: dict[str, str],
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
-    query = HdfsQuery(spark, folder / "query", OPERATORS[name], confs, hdfs)
+    query = HdfsQuery(spark, folder / "query", OPERATORS[name], confs, server=hdfs)
     elsewhere.goes_on_after_each_verb_as_a_twin(query, folder)
 
 
@@ -61,7 +61,7 @@ def test_a_running_query_on_hdfs_is_maintained(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory, structure: str
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
-    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, hdfs)
+    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, server=hdfs)
     elsewhere.is_maintained_meanwhile(query, folder)
 
 
@@ -69,7 +69,7 @@ def test_a_query_rolled_back_on_hdfs_continues_after_a_repair(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
-    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, hdfs)
+    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, server=hdfs)
     elsewhere.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
 
 
@@ -77,5 +77,5 @@ def test_a_query_on_hdfs_is_switched_and_switched_back(
     spark: SparkSession, hdfs: MiniHdfs, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
-    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, hdfs)
+    query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, server=hdfs)
     elsewhere.is_moved_to_the_other_structure_and_back(query, folder)

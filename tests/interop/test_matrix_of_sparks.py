@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from statestore.format.sparks import Spark
-from tests.interop.native import OPERATORS
 from tests.interop.sparks import results
 from tests.interop.sparks.cases import Kind, all_cases
 from tests.interop.sparks.remote import MINORS
 from tests.interop.sparks.results import Result
+from tests.support.native import OPERATORS
 
 CASES = list(all_cases())
 

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.oracle import CLEAN, FINDING, Oracle, asked, table
-from tests.interop.twins import statekeeper
+from tests.support.native import FORMAT, OPERATORS, NativeQuery, state
+from tests.support.twins import statekeeper
 
 pytestmark = pytest.mark.spark
 

@@ -15,9 +15,9 @@ from statestore.cli import main
 from statestore.format.names import StorePath
 from statestore.maintenance import audit
 from statestore.storage import open_storage
-from tests.interop.dumped import dumped, expected, shown
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state, views_as_json
-from tests.interop.twins import clean, statekeeper
+from tests.support.dumped import dumped, expected, shown
+from tests.support.native import FORMAT, OPERATORS, NativeQuery, state, views_as_json
+from tests.support.twins import clean, statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

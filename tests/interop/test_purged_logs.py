@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from statestore.format import names
 from statestore.maintenance.audit import FindingKind
 from statestore.storage import Storage, open_storage
-from tests.interop import twins
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import ENVIRONMENTS, MINORS, RemoteQuery, Sparks
+from tests.support import twins
+from tests.support.native import FORMAT, OPERATORS, NativeQuery, state
 
 BATCHES, RETAINED = 4, 2
 OLDEST = BATCHES - RETAINED

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from statestore.format.names import parse_store_path
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.storage import Storage, open_storage
-from tests.interop.native import FORMAT, OPERATORS, NativeQuery, rows
-from tests.interop.twins import changelogs, statekeeper
+from tests.support.native import FORMAT, OPERATORS, NativeQuery, rows
 from tests.support.native_queries import held
+from tests.support.twins import changelogs, statekeeper
 
 pytestmark = pytest.mark.spark
 

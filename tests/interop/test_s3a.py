@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from statestore.clock import RandomIds
 from statestore.format.structure import Structure
 from tests.interop import elsewhere
-from tests.interop.native import FORMAT, OPERATORS
 from tests.interop.s3a import BucketQuery, connect, environment
+from tests.support.native import FORMAT, OPERATORS
 from tests.support.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
@@ -38,7 +38,7 @@ def test_a_checkpoint_in_a_bucket_is_audited_compacted_and_cleaned_and_spark_con
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
-    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, bucket)
+    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"}, server=bucket)
     query.run(2)
     assert [key for key in query.keys if key.endswith("/")], "Hadoop marks folders"
     for unfinished in ("commits/.2.{}.tmp", "state/0/0/.3.changelog.{}.tmp"):
@@ -66,7 +66,7 @@ def test_spark_on_s3_continues_after_each_verb_like_an_unmaintained_twin(
     confs: dict[str, str],
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
-    query = BucketQuery(spark, folder / "query", OPERATORS[name], confs, bucket)
+    query = BucketQuery(spark, folder / "query", OPERATORS[name], confs, server=bucket)
     elsewhere.goes_on_after_each_verb_as_a_twin(query, folder)
 
 
@@ -77,7 +77,7 @@ def test_a_running_query_on_s3_is_maintained(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory, structure: str
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
-    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, bucket)
+    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, server=bucket)
     elsewhere.is_maintained_meanwhile(query, folder)
 
 
@@ -87,7 +87,7 @@ def test_a_query_rolled_back_on_s3_continues_after_a_repair(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
-    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, bucket)
+    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, server=bucket)
     elsewhere.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
 
 
@@ -97,5 +97,5 @@ def test_a_query_on_s3_is_switched_and_switched_back(
     spark: SparkSession, bucket: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
-    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, bucket)
+    query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, server=bucket)
     elsewhere.is_moved_to_the_other_structure_and_back(query, folder)

@@ -16,9 +16,9 @@ import pytest
 
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.interop.native import FORMAT
-from tests.interop.twins import statekeeper
+from tests.support.native import FORMAT
 from tests.support.switching import structure_of
+from tests.support.twins import statekeeper
 from tests.support.users import AS_ROOT, give, owned, public_folder, umask
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, AS_ROOT]
@@ -31,7 +31,7 @@ import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
 from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
-from tests.interop.native import OPERATORS, NativeQuery, state
+from tests.support.native import OPERATORS, NativeQuery, state
 
 folder, batches, done, confs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 from pipelines.flights import departures as source
 from pipelines.flights import job
 from pipelines.operator import StatefulOperator, Update
-from tests.interop.sparks_reader import state_frame
 from tests.support import flights_in_pandas
+from tests.support.sparks_reader import state_frame
 from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark

@@ -23,8 +23,8 @@ from statestore.format import logs, names
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
-from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
-from tests.interop.twins import statekeeper
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
+from tests.support.twins import statekeeper
 
 pytestmark = pytest.mark.spark
 

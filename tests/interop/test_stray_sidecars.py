@@ -13,8 +13,8 @@ from statestore.format import names
 from statestore.maintenance import audit
 from statestore.maintenance.audit import FindingKind, Severity
 from statestore.storage import open_storage
-from tests.interop.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
-from tests.interop.twins import statekeeper, take_snapshots
+from tests.support.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
+from tests.support.twins import statekeeper, take_snapshots
 
 pytestmark = pytest.mark.spark
 

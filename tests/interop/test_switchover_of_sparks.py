@@ -18,10 +18,10 @@ from statestore.format.structure import Structure
 from statestore.maintenance import lease, runs, switchover
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Kind, Storage, open_storage
-from tests.interop.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
-from tests.interop.twins import clean, statekeeper
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
 from tests.support.native_queries import switched
+from tests.support.twins import clean, statekeeper
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from statestore.cli import main
 from statestore.storage import open_storage
-from tests.interop import twins
-from tests.interop.native import (
+from tests.support import twins
+from tests.support.native import (
     CHANGELOGS,
     FORMAT,
     HERE,

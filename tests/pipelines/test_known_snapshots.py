@@ -24,7 +24,7 @@ PARTITIONS = 4
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """With a snapshot of each store, made by maintenance."""
-    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job", PARTITIONS)
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=PARTITIONS)
     made.grow(3)
     maintained(tmp_path, "snapshot", "--all")
     return made

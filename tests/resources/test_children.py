@@ -15,8 +15,8 @@ import pytest
 
 from resources.launcher.children import Children, Command
 from statestore.clock import SystemClock
-from tests.assets.running import REPOSITORY
 from tests.support.processes import children_of, in_session, kill
+from tests.support.running import REPOSITORY
 
 SLEEPS = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open('up', 'w'); time.sleep(600)"

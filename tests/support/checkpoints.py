@@ -29,6 +29,7 @@ class Checkpoint:
         self,
         storage: Storage,
         folder: Path,
+        *,
         partitions: int = 2,
         schema: binding.StoreSchema = NO_ROWS,
         structure: Structure = Structure.V2,

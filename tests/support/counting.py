@@ -49,8 +49,8 @@ from statestore.format.structure import Structure
 from statestore.maintenance import unpack
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore, StoreAddress
-from tests.interop.sparks_reader import state_rows
 from tests.support import tasks
+from tests.support.sparks_reader import state_rows
 
 INPUT = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 VALUES = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("stamp", pa.string())])

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
-from tests.interop.native import NativeQuery, views
-from tests.interop.twins import switch
+from tests.support.native import NativeQuery, views
+from tests.support.twins import switch
 
 
 def held(query: NativeQuery) -> Counter[tuple[str, int, int]]:

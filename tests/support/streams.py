@@ -20,7 +20,7 @@ from pipelines.sinks import DeltaSink, Sink, Writer
 from statestore.format.structure import Structure
 from statestore.maintenance import unpack
 from statestore.storage import open_storage
-from tests.interop import sparks_reader
+from tests.support import sparks_reader
 
 
 class Seen:

@@ -21,10 +21,10 @@ from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import open_storage
-from tests.interop import twins
-from tests.interop.native import CHANGELOGS, FORMAT, OPERATORS
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import MINORS, Refused, RemoteQuery, Sparks
+from tests.support import twins
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS
 
 READER = "4.2"
 """Which Spark reads the state where that of the query cannot."""

@@ -23,7 +23,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.interop import native
+from tests.support import native
 
 CONFS = {
     "spark.ui.enabled": "false",

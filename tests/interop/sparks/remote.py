@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.interop.native import OPERATORS, NativeQuery
+from tests.support.native import OPERATORS, NativeQuery
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = REPOSITORY / "var" / "sparks"

@@ -21,9 +21,9 @@ from tests.interop.sparks.remote import REPOSITORY
 WRITTEN = REPOSITORY / "docs" / "reference" / "interop-results.json"
 _CODE = (
     "statestore/**/*.py",
-    "tests/interop/native.py",
-    "tests/interop/twins.py",
-    "tests/interop/dumped.py",
+    "tests/support/native.py",
+    "tests/support/twins.py",
+    "tests/support/dumped.py",
     "tests/interop/sparks/cases.py",
     "tests/interop/sparks/child.py",
     "tests/interop/sparks/*.txt",

@@ -23,9 +23,9 @@ from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import Storage, open_storage
-from tests.interop.dumped import dumped, expected, shown
-from tests.interop.native import NativeQuery
+from tests.support.dumped import dumped, expected, shown
 from tests.support.maintainers import MAINTAINER
+from tests.support.native import NativeQuery
 
 State = Mapping[str, Counter[str]]
 """The rows that Spark's reader shows, by view."""
