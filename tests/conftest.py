@@ -20,7 +20,7 @@ from tests.support.s3_server import S3Server
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 SHARE_ON_S3 = 3
-"""One in so many of the tests of maintenance runs on S3 in CI, too."""
+"""One of this number of maintenance tests also runs on S3 in CI."""
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("no deadline", deadline=None)
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=list(Structure), ids=lambda structure: structure.value)
 def structure(request: pytest.FixtureRequest) -> Structure:
-    """How a root names its files: both ways in turn."""
+    """Both structures in turn."""
     return Structure(request.param)
 
 

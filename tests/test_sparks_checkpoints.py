@@ -1,6 +1,6 @@
 """Whole checkpoints that Spark wrote, in every form: audited, dumped and snapshotted without starting Spark.
 
-What they are dumped to is compared with what Spark's own reader showed of them when they were written.
+The dumps are compared with the rows that Spark's reader showed when Spark wrote the checkpoints.
 """
 
 from __future__ import annotations

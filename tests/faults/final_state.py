@@ -35,9 +35,9 @@ class Findings:
 
 
 def examine(places: Places, days: int, *, retained: int | None = None) -> Findings:
-    """Compare facts, state and logs after so many days. Raises `AssertionError` with the first difference.
+    """Compare facts, state and logs after this number of days. Raises `AssertionError` with the first difference.
 
-    `retained`: so many versions retention had to leave, and each of a few of them is compared, the oldest too.
+    `retained`: the number of versions that retention had to keep. A few of them are compared, including the oldest.
     """
     expected = first_days(flights_in_pandas.flights(), days)
     facts = DeltaTable(places.facts).to_pandas()
@@ -68,7 +68,7 @@ def examine(places: Places, days: int, *, retained: int | None = None) -> Findin
 
 
 def _unpack(places: Places, batch: int | None = None) -> None:
-    """Write the changelogs of batch logs that Spark needs to read a batch; nothing if there are none."""
+    """Unpack the batch logs that Spark needs to read a batch, if there are any."""
     root = open_storage(StorageSpec(places.state))
     list(unpack.execute(root, unpack.plan(unpack.gather(root, batch=batch))))
 
@@ -91,7 +91,7 @@ def _compare_logs(places: Places, days: int, retained: int | None) -> int:
     oldest = committed[0] if retained is not None else 0
     assert committed == list(range(oldest, days)), f"commits: {committed}"
     assert retained is None or oldest <= days - retained, f"{days - oldest} batches are left in the commit log"
-    # Spark keeps the newest hundred of its own.
+    # Spark keeps its newest hundred logs.
     own = sorted(int(path.name) for path in (Path(places.checkpoint) / "commits").iterdir() if path.name.isdigit())
     assert own == list(range(own[0], days)), f"the query's own commit log has gaps: {own}"
     return oldest
@@ -129,7 +129,7 @@ def _compare_sink(places: Places, oldest: int, days: int) -> int:
 
 
 def _record(records: set[str], batch: int, attempt: str) -> str:
-    """The path of an attempt's record: a batch log, or a file of its own."""
+    """Return the path of the record of an attempt: a batch log or its own file."""
     in_log = names.batch_log(batch + 1, batch_log.tag_of(attempt))
     return in_log if in_log in records else names.pending(batch, attempt)
 

@@ -2,8 +2,8 @@
 
     python -m tests.faults.flights_under_fire --folder FOLDER --days N [--shot JSON] [--log batch]
 
-It writes a line of JSON for each finished batch and for the kill into <folder>/fire.jsonl, before it happens. The job
-has no hooks for this: an observer is told of each phase, and the rest is seen from outside, in files and locks.
+It writes one line of JSON to <folder>/fire.jsonl for each finished batch, and one before the kill. The job has no hooks
+for this: an observer receives each phase, and this module watches files and locks from outside.
 """
 
 from __future__ import annotations
@@ -160,9 +160,9 @@ class Gun:
             self.fire()
 
     def _fire_while_a_copy_is_changed(self) -> None:
-        """Whatever the batch does meanwhile: copies move forward in the background.
+        """Kill while a local copy moves forward in the background, during any phase of a batch.
 
-        RocksDB's own lock, not the folder's, which is held as well by who only looks what may be swept.
+        It watches the lock of RocksDB. A sweep also holds the lock of the folder.
         """
         local = Path(self._places.local)
         while not any_lock_is_held(list(local.glob("statekeeper-*/*/*/db-*/LOCK"))):

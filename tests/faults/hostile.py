@@ -1,7 +1,7 @@
 """Runs every reading verb on checkpoints with planted files: `python -m tests.faults.hostile FOLDER`.
 
-Each case is played in a process of its own with little memory and a time-out. Printed is one JSON object a case: what each
-verb ended with, and what it wrote outside of its scratch folder.
+Each case runs in its own process with little memory and a time-out. The program prints one JSON object per case: the exit
+code of each verb, and the files that it wrote outside its scratch folder.
 """
 
 from __future__ import annotations

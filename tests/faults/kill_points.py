@@ -1,4 +1,4 @@
-"""Where a run of the flights job is killed: the points, how often each, and what a restart has to find after it.
+"""The points at which a run of the flights job is killed, their shares, and the state that a restart must find.
 
 This module decides. `flights_under_fire` kills, and `kill_test` counts.
 """
@@ -15,7 +15,7 @@ from pipelines.progress import Outcome
 
 
 class Point(Enum):
-    """A moment in the life of the job: in the order of the protocol, then those beside it."""
+    """A point at which the job is killed: in the order of the protocol, then concurrent activities."""
 
     JVM_START = "JVM start-up"
     STARTED = "started"
@@ -86,7 +86,7 @@ def shots(
     without: Collection[Point] = (),
     most_batches: int = 6,
 ) -> list[Shot]:
-    """So many shots in random order, `points` in turn; by default all but `without`, in a deck with the shares above."""
+    """Return `kills` shots in random order: `points` in turn, by default all except `without`, with the shares above."""
     every = [p for turn in range(_USUAL_SHARE) for p in Point if turn < _SHARES.get(p, _USUAL_SHARE)]
     deck = list(points) or [point for point in every if point not in without]
     chosen = [deck[number % len(deck)] for number in range(kills)]

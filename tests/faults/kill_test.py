@@ -3,14 +3,14 @@
     python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
         [--resume] [--log batch]
 
-Each run of the job is shot at one point of its life (`kill_points`), the next one goes on from there. After the last
-shot a run goes to the end of the input, and then the facts and the state, which Spark's own reader reads, have to be
-those of an independent computation in pandas over the whole input, and the logs have to be whole.
+Each run of the job is killed at one point (`kill_points`), and the next run continues. After the last kill, a run processes
+the rest of the input. Then the facts, and the state that Spark's reader shows, must equal an independent computation in
+pandas over the whole input. The logs must be complete.
 
-With --log batch, a batch is one Spark job, whose tasks write the files of the table, and one object with all changelogs.
+With --log batch, a batch is one Spark job. Its tasks write the files of the table and one object with all changelogs.
 
-With --maintained, snapshots, audits and retention run beside the job in a loop and are killed, too. Then each retained
-version has to be what it was, the audit has to be clean, and what lies on disk has to stay bounded.
+With --maintained, snapshots, audits and retention run in a loop at the same time, and are killed, too. Then each retained
+version must be unchanged, the audit must be clean, and the size on disk must stay bounded.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Campaign:
         log = self.folder / f"run-{self.runs:03}.log"
         job = self._start(shot, log)
         try:
-            # The last run goes on to the end of the input.
+            # The last run processes the rest of the input.
             limit = _RUN_SECONDS + (0 if shot else _DAY_SECONDS * self.days)
             code = job.wait(limit)
         except subprocess.TimeoutExpired:

@@ -26,13 +26,13 @@ class Untidy(AssertionError):
 class Promises:
     """The versions that must be restorable: from the newest floor of all executed plans up to the head.
 
-    Kept by looking at names and sizes in the root only, beside the library, after each deletion. What rots is taken out
-    of the promise; the floor of a plan is then the newest version that all stores load.
+    After each deletion, this class checks them by names and sizes in the root, without the library. A version whose files
+    were damaged need not be restorable any more. The floor of a plan is then the newest version that all stores load.
     """
 
     def __init__(self, root: MemoryStorage, stores: Sequence[StorePath], retained_versions: int) -> None:
         self.committed: dict[int, dict[StorePath, VersionId]] = {0: dict.fromkeys(stores, EMPTY)}
-        """All that the commit log ever said, by version."""
+        """The committed versions of each store, by version, including deleted commits."""
         self.floor = 1
         self.held_floor: int | None = None
         """An older version that all stores load, where damage leaves none from the floor on."""
@@ -130,7 +130,7 @@ class Promises:
         return {table.dfs_name for metadata in found if metadata is not None for table in metadata.tables}
 
     def heads_load(self) -> bool:
-        """Whether the query can go on."""
+        """Return whether the query can continue."""
         return all(self.head in self._restorable(store) for store in self._stores)
 
     def _restorable(self, store: StorePath) -> Collection[int]:

@@ -25,7 +25,7 @@ from tests.support.hosts import State
 from tests.support.memory import MemoryStorage
 
 LIMITS = StoreLimits(block_cache_bytes=1024 * 1024, lock_timeout_seconds=0)
-"""Without waiting for a lock: whoever holds it waits for its turn."""
+"""Does not wait for a lock, because its holder may be waiting for its turn."""
 
 ENGINE = EngineLimits(LIMITS.block_cache_bytes)
 
@@ -50,7 +50,7 @@ class _Stall(Enum):
 
 
 class World:
-    """One checkpoint, and all who are at it."""
+    """One checkpoint and all its actors."""
 
     def __init__(self, turns: Turns, weather: Weather, scratch: Path) -> None:
         self.turns = turns

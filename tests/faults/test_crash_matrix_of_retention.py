@@ -27,7 +27,7 @@ POLICY = RetentionPolicy(versions=3, grace_seconds=0)
 RETAINED_BATCHES = (9, 10, 11)
 FEWEST_CASES = 60
 SHARE_ON_S3 = 32
-"""On S3 one case in so many, each with requests over HTTP; all of them among the slow tests."""
+"""On S3, one of this number of cases runs, because requests use HTTP. The slow tests run all cases."""
 
 
 def garbage_collection(storage: Storage, clock: Clock) -> None:
@@ -88,7 +88,7 @@ def test_after_any_failed_request_of_retention_on_s3_a_second_run_succeeds(
 
 
 def play(storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, *, one_in: int) -> int:
-    """Play one in so many cases of the matrix; returns how many."""
+    """Run one of `one_in` cases of the matrix. Returns the number of cases run."""
     roots = copies(storage_spec, checkpoint)
     undisturbed = next(roots)
     rehearsal = FaultyStorage(undisturbed)

@@ -1,6 +1,6 @@
-"""A few damaged checkpoints under every verb, in CI; `make fuzz` plays two thousand. And that the harness sees failures.
+"""Every verb on a few damaged checkpoints, in CI; `make fuzz` runs two thousand. The harness must detect failures.
 
-In a process of its own: the harness forks one for each case, and here threads of RocksDB's may be about.
+It runs in its own process, because it forks for each case, and this process may have threads of RocksDB.
 """
 
 from __future__ import annotations

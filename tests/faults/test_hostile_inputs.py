@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def played() -> Iterator[dict[str, Any]]:
-    """How each case ended. In a process of its own, as the cases are forked: here threads of RocksDB's may be about."""
+    """Return the result of each case. The cases fork, so they run in their own process without threads of RocksDB."""
     # In memory: the checkpoints are copied for each case.
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="hostile-", dir=memory if memory.is_dir() else None))

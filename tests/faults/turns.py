@@ -1,8 +1,7 @@
-"""Actors that take turns in virtual time, in an order that a seed decides.
+"""A scheduler of actors in virtual time, in an order that a seed determines.
 
-Each actor is real code in a thread of its own, and only the one whose turn it is runs. It gives its turn away in `pause`;
-the next is the one that waited least long into the future. Nothing waits in real time, and a seed gives the same turns
-again.
+Each actor is real code in its own thread, and one actor runs at a time. `pause` ends its turn. The next actor is the one
+with the earliest wake-up time. No actor waits in real time, and the same seed gives the same schedule.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Over(BaseException):
 
 
 class Actor:
-    """One of those who take turns."""
+    """One thread of the schedule."""
 
     def __init__(self, turns: Turns, name: str, work: Callable[[Actor], None]) -> None:
         self.name = name
@@ -36,7 +35,7 @@ class Actor:
         self._thread.start()
 
     def pause(self, seconds: float) -> None:
-        """Let others go on until so many virtual seconds have passed."""
+        """Let other actors run until this number of virtual seconds has passed."""
         if self._turns.over:
             raise Over
         self.wakes_at_seconds = self._turns.now_seconds + seconds
@@ -87,7 +86,7 @@ class Turns:
         return self._digest.hexdigest()
 
     def spawn(self, name: str, work: Callable[[Actor], None], *, after_seconds: float = 0.0) -> Actor:
-        """A new actor, whose first turn comes in so many seconds."""
+        """Start an actor whose first turn is after this number of virtual seconds."""
         actor = Actor(self, name, work)
         actor.wakes_at_seconds = self.now_seconds + after_seconds
         self._actors.append(actor)

@@ -1,11 +1,11 @@
-"""Damaged checkpoints: the deep audit's word against Spark's own start and reader. `python -m tests.interop.oracle`
+"""Compares the deep audit of damaged checkpoints with Spark's start and reader. `python -m tests.interop.oracle`
 
-Each case copies a checkpoint that Spark wrote, damages one file of it, audits it with every byte read, has Spark's reader
-show its state, and starts the query from it for one batch. The undamaged twin says which rows are right.
+Each case copies a native checkpoint, damages one file, runs a deep audit, reads the state with Spark's reader, and runs the
+query for one batch. The undamaged twin gives the correct rows.
 
-A case where Spark fails or shows other rows must be a finding, or in a class that the audit lists as not proved. The
-command prints the table, and ends with 1 when a case is neither. Results lie in `var/oracle/`, a line a case, by the seed:
-an interrupted command goes on where it was.
+If Spark fails or shows other rows, the case must be a finding or in a class that the audit lists as not proved. The command
+prints a table, and its exit code is 1 if a case is neither. `var/oracle/` contains the results, one line per case, by seed.
+An interrupted command continues from them.
 """
 
 from __future__ import annotations

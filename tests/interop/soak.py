@@ -1,10 +1,10 @@
-"""Spark runs, and is started again and again, while snapshots are made and files deleted under it.
+"""Runs and restarts a Spark query while Statekeeper takes snapshots and deletes files.
 
     python -m tests.interop.soak [--batches 500] [--restarts 5]
 
-For structures V1 and V2, each with changelogs only and with Spark's own snapshots and clean-up beside ours: what each batch
-put out and what the state holds in the end are compared with the same sums made in Python. Which snapshots Spark loaded
-at its starts stands in its log: those of ours count.
+It tests structures V1 and V2, each with changelogs only, and with Spark's snapshots and clean-up at the same time. It
+compares the output of each batch and the final state with sums computed in Python. Spark's log shows which snapshots Spark
+loaded at its starts; those of Statekeeper count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOADED = re.compile(r"RocksDBFileManager .* partitionId=(\d+),.*: Loading check
 _LOGGER = "org.apache.spark.sql.execution.streaming.state"
 _RETAINED = "20"
 _FEWEST = 50
-"""Snapshots of ours that Spark loads in a run of the usual length."""
+"""Least number of Statekeeper's snapshots that Spark loads in a run of the default length."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Maintenance:
             self.passes += 1
 
     def look(self) -> None:
-        """See who made the snapshots that there are."""
+        """Record the writer of each snapshot that exists."""
         storage = open_storage(self.root)
         for store, files in catalog.files(storage).items():
             for version in files.snapshots:

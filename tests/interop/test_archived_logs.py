@@ -1,7 +1,7 @@
-"""Snapshots that name archived write-ahead logs: part of Spark's format, though no query of Spark's can write one.
+"""Snapshots that name archived write-ahead logs: part of Spark's format, but no Spark query can write one.
 
-RocksDB's `Checkpoint`, by which Spark captures a database, takes no archived log along, and Spark switches the log off. So
-one is put beside what Spark captured, and Spark's own `RocksDBFileManager` writes the snapshot of it, as Spark's tests do.
+Spark captures a database with RocksDB's `Checkpoint`, which does not copy archived logs, and Spark disables the log. So the
+tests add one to a captured database, and Spark's `RocksDBFileManager` writes the snapshot, as in Spark's own tests.
 """
 
 from __future__ import annotations

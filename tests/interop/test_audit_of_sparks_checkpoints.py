@@ -1,4 +1,4 @@
-"""A checkpoint that Spark wrote by itself is audited by the same code, and nothing is written into it."""
+"""The same code audits native checkpoints, and writes nothing into them."""
 
 from __future__ import annotations
 

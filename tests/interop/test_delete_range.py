@@ -1,6 +1,6 @@
-"""Changelogs that delete a range of keys: part of Spark's format since 4.2, though none of its operators writes them yet.
+"""Changelogs that delete a range of keys: part of Spark's format since 4.2, but no operator writes them yet.
 
-Spark's own `RocksDB` writes one into the store of a query, as an operator would, and says afterwards what the store holds.
+Spark's `RocksDB` class writes one into the store of a query, as an operator would, and then reads the rows of the store.
 """
 
 from __future__ import annotations

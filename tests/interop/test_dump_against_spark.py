@@ -1,4 +1,4 @@
-"""`statekeeper dump` and `diff` against Spark's own `statestore` reader, on checkpoints that Spark wrote by itself."""
+"""`statekeeper dump` and `diff` compared with Spark's `statestore` reader, on native checkpoints."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_dumps_of_two_versions_differ(run: Run) -> None:
 
 
 def test_a_moved_checkpoint_has_the_same_dump(run: Run) -> None:
-    """The paths of the schemas stand in it as they were when it was written."""
+    """It contains the paths of the schemas at its former location."""
     moved = run.folder / "moved"
     here = run.version(newest(run))
     shutil.move(run.checkpoint, moved)
@@ -135,8 +135,7 @@ def _values(value: Row | list[Row]) -> list[str]:
 def test_a_changed_value_makes_a_dump_differ_from_sparks_rows(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Into a copy goes a snapshot in which the last word of one value is another, or of one key where values hold
-    nothing; its changelogs are taken away."""
+    """A copy gets a snapshot with one changed value, or with one changed key if values are empty, and no changelogs."""
     holds_nothing = all(one is None for row in run.version(newest(run)) for one in row["value"].values())
     copy = tmp_path / "copy"
     shutil.copytree(run.checkpoint, copy)

@@ -50,7 +50,7 @@ class Made:
         return found
 
     def files(self) -> dict[str, bytes]:
-        """All files of the stores but Hadoop's hidden checksums, which are made anew or are not there."""
+        """Return all files of the stores except Hadoop's hidden checksums."""
         state = self.query.checkpoint / "state"
         files = [path for path in state.rglob("*") if path.is_file() and not path.name.startswith(".")]
         return {str(path.relative_to(state)): path.read_bytes() for path in files}

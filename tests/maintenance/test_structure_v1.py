@@ -127,7 +127,7 @@ def test_a_snapshot_of_an_abandoned_time_line_is_no_base(
     take_snapshots(storage, tmp_path)
     checkpoint.grow(2)
     take_snapshots(storage, tmp_path)
-    # Somebody takes the query back to batch 4, and it goes on with other rows.
+    # A user rolls the query back to batch 4, and it continues with other rows.
     storage.delete([names.commits(5), names.offsets(5)])
     del checkpoint.versions[6:], checkpoint.states[6:]
     for number in range(3):

@@ -37,7 +37,7 @@ from tests.support.switching import (
 )
 
 WRITES_IN_CI = 3
-"""Of the writes one in so many is played in CI; each of them, and each read, among the slow tests."""
+"""CI disturbs one of this number of writes. The slow tests disturb each write and each read."""
 
 
 def test_a_query_that_commits_during_its_switchover_keeps_its_structure(

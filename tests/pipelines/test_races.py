@@ -1,6 +1,6 @@
 """Races between attempts, twins, zombies and drivers, and roots of another time line.
 
-Each is forced, not waited for. Nothing may be lost, nothing doubled, and who is refused is told by name what to do.
+Each test forces its race. No row may be lost or duplicated, and a rejected writer gets a typed error with the next step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ ONLY_ROWS = pytest.mark.parametrize("job", [V2, pytest.param(V1, marks=pytest.ma
 """Only an output that Spark holds as rows has blocks."""
 
 ONLY_V2 = pytest.mark.parametrize("job", [V2, ONE_JOB], indirect=True)
-"""The job stamps its state anew each time: in structure V1 the changelogs of a second driver replace the first one's, and
-what was committed is refused from then on."""
+"""The job stamps its state with a new value each time. In structure V1, the changelogs of a second driver replace those of
+the first driver, and a load then rejects the committed versions."""
 
 
 def changelogs(job: Job, version: int) -> list[Path]:

@@ -93,7 +93,7 @@ class Checkpoint:
         self.storage.create(names.commits(number), logs.encode_commit(log))
 
     def grow(self, batches: int) -> None:
-        """So many batches, each of which puts, overwrites and deletes; a store's changes grow with its partition."""
+        """Commit this number of batches. Each one puts, overwrites and deletes. Changes grow with the partition."""
         for _ in range(batches):
             number = len(self.versions)
             self.batch(

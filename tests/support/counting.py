@@ -1,14 +1,14 @@
-"""A small stateful job to put under stress: it counts and sums the rows of each key, and stamps what it writes.
+"""A small stateful job for stress tests: it counts and sums the rows of each key, and stamps its output and state.
 
-The stamp is fresh in each call of the update function. So rows of one attempt beside the state of another show,
-though counts and sums of both are the same.
+Each call of the update function uses a new stamp. It shows if the rows are of one attempt and the state of another,
+although both have the same counts and sums.
 
     <folder>/input  output      Delta
     <folder>/checkpoint         of the streaming query
     <folder>/root               the state
     <folder>/local              the host's copies, unless a job takes another folder
 
-`python -m tests.support.counting FOLDER ...` runs it in a process of its own, for another master or to be killed.
+`python -m tests.support.counting FOLDER ...` runs it in its own process, for another master or for a kill.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def in_a_process(
 
 
 def conf(**values: str) -> list[str]:
-    """Options that set confs: underscores stand for dots."""
+    """Return command-line options that set confs. Underscores replace dots."""
     return [text for name, value in values.items() for text in ("--conf", f"spark.{name.replace('_', '.')}={value}")]
 
 

@@ -174,7 +174,7 @@ class FaultyStorage:
         if fault is Fault.TORN and tear:
             tear()
         if fault in (Fault.AFTER, Fault.LOST_REPLY):
-            # Whether the request went well is nothing that the dead, or who got no reply, can know.
+            # Neither a dead process nor one without a reply knows whether the request succeeded.
             with suppress(StorageError):
                 act()
         if fault is Fault.LOST_REPLY:
@@ -182,7 +182,7 @@ class FaultyStorage:
         raise SimulatedCrash(f"{fault.value}: {request}")
 
     def on_disk(self) -> bool:
-        """Whether it keeps files, which can be written in half."""
+        """Whether it stores files, which can be partially written."""
         return self._inner.url.startswith("file:")
 
     def _fault_of(self, request: Request) -> Fault | None:
@@ -191,7 +191,7 @@ class FaultyStorage:
     def _leave_half(self, data: bytes | Path) -> None:
         if self.on_disk():
             whole = data.read_bytes() if isinstance(data, Path) else data
-            # Who dies twice at the same request leaves the later half.
+            # If a process dies twice at the same request, the later half remains.
             self._inner.replace(f"{TEMP_FOLDER}/torn-{len(self.trace)}", whole[: len(whole) // 2])
 
 

@@ -1,7 +1,7 @@
 """The facts and the last state of the flights, computed independently in pandas over the whole input.
 
-It shares nothing with `pipelines.flights` but the definition: it reads the archive itself, orders it itself, and lets
-groupby, shift and expanding do what the job does with runs, seeds and state.
+It shares only the definition with `pipelines.flights`. It reads and orders the archive with its own code, and uses groupby,
+shift and expanding where the job uses runs, seeds and state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The processes of one session, and SIGKILL to some or all of them, by their ids.
+"""Finds the processes of one session, and sends SIGKILL to them by their ids.
 
-PySpark's workers are in a process group of their own, so a run of the job is told from everything else on the machine
-by its session: what `start_new_session=True` makes, and what all of its children inherit.
+PySpark's workers have their own process group. The session identifies all processes of a run of the job:
+`start_new_session=True` creates it, and all children inherit it.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> No
 
 @contextmanager
 def _forgetful() -> Iterator[None]:
-    """Snapshots that are made meanwhile lack the first key of their store."""
+    """Snapshots made inside this block lack the first key of their store."""
     capture = Database.capture
 
     def without_first(database: Database, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Runs every verb on damaged checkpoints and prints counts: `make fuzz CASES=2000 FUZZ_SEED=1`.
 
-python -m tests.faults.fuzz --cases 2000 --seed 1      goes on where the last run with this seed was stopped
-python -m tests.faults.fuzz --seed 1 --case 17         one of them again, with what each verb says
-python -m tests.faults.fuzz --seed 1 --failed          those that failed, again
+python -m tests.faults.fuzz --cases 2000 --seed 1      continues an interrupted run with this seed
+python -m tests.faults.fuzz --seed 1 --case 17         repeats one case, and prints the output of each verb
+python -m tests.faults.fuzz --seed 1 --failed          repeats the failed cases
 """
 
 from __future__ import annotations

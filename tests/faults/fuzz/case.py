@@ -1,11 +1,11 @@
-"""One case: a checkpoint, damages, every verb that reads, then those that write, on copies and one after another.
+"""One case: damage a checkpoint, run every verb that reads, then the verbs that write, on copies and in sequence.
 
-What must hold, whatever the damage is:
+The invariants for every damage:
 
-* a verb ends with an exit code that it documents, never with a traceback, and in time;
-* a verb that reads changes nothing of the checkpoint;
-* nothing outside of the root and the scratch folder is written, also not by way of links;
-* each head that loaded before loads afterwards, with the same rows.
+* A verb ends in time with a documented exit code, never with a traceback.
+* A verb that reads does not change the checkpoint.
+* No verb writes outside the root and the scratch folder, not even through links.
+* Each head that loaded before the verb loads afterwards, with the same rows.
 """
 
 from __future__ import annotations

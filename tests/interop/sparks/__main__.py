@@ -1,9 +1,9 @@
-"""`make interop-matrix`: every case, those that passed already on the same code left out; a table, and the results as data.
+"""Runs the cases of `make interop-matrix` that have not passed yet on the same code, and prints a table of results.
 
     python -m tests.interop.sparks [--again] [--only TEXT ...] [--jobs N] [--write]
 
-A result is a file of its own below var/interop-matrix/, so that a run that was interrupted goes on. --write puts what is
-there of the present code into docs/reference/interop-results.json, from which the docs make a page.
+Each result is a file below var/interop-matrix/, so that an interrupted run continues. --write copies the results of the
+current code to docs/reference/interop-results.json. The docs generate a page from it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Case:
 
 
 def all_cases() -> Iterator[Case]:
-    """Those of one group stand together, those of one structure, too: a Spark is started once for each."""
+    """Yield all cases, sorted by structure and release, so that each Spark starts once per structure."""
     for structure in ("1", "2"):
         for minor in MINORS:
             for operator, described in OPERATORS.items():

@@ -5,9 +5,9 @@
     {"do": "repartition", "partitions": 3, ...}  ->  {}
     {"do": "views", "batch": 2, ...}             ->  {"views": {view: [row, ...]}}
 
-and in each request {"operator": ..., "folder": ..., "confs": {...}}, of which query it is. What
-Spark refuses is answered as {"refused": why}. Nothing of Statekeeper's is imported here: these environments have none
-of its dependencies.
+Each request also has {"operator": ..., "folder": ..., "confs": {...}}, which identify the query. If Spark rejects the
+request, the answer is {"refused": why}. This module imports nothing of Statekeeper: these environments have none of its
+dependencies.
 """
 
 from __future__ import annotations

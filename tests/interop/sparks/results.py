@@ -1,6 +1,6 @@
-"""The results of the matrix: a file a case while it runs, and one file in the docs.
+"""The results of the matrix: one file per case while it runs, and one file in the docs.
 
-What passed holds for what it ran on: all of statestore/, the queries, the cases, the pinned environments.
+A result is valid for the code that it ran on: statestore/, the queries, the cases and the pinned environments.
 """
 
 from __future__ import annotations

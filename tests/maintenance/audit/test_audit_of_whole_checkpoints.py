@@ -230,7 +230,7 @@ def test_any_deleted_file_or_flipped_byte_is_a_finding_or_loses_no_version(tmp_p
 
 
 def _harmed_files(storage: Storage) -> Iterator[tuple[str, bytes, str]]:
-    """Each file below the root, without which the root stands now, or with one bit of which flipped."""
+    """Yield each damage: a file is deleted, or one bit of it is flipped."""
     for entry in storage.list(""):
         body = storage.read(entry.path)
         storage.delete([entry.path])

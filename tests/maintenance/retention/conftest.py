@@ -35,6 +35,6 @@ def maintained(twenty_versions: Checkpoint, storage: Storage, tmp_path: Path) ->
 
 @pytest.fixture
 def native(maintained: Checkpoint) -> Checkpoint:
-    """The same files, with nothing of ours: to who looks it is Spark's, at work."""
+    """Return the same files without the files of Statekeeper: it looks like a running native query."""
     maintained.storage.delete([names.BINDING])
     return maintained
