@@ -256,9 +256,9 @@ class _Walk:
 
     def _read_lineage(self, version: VersionId) -> FileProblem | None:
         """Add the earlier versions that a changelog names; return its problem if it names none."""
-        path = self._store.changelog(version)
         if version in self._broken:
             return self._broken[version]
+        path = self._files.object_of(version)
         try:
             lineage = catalog.lineage(self._storage, self._store, version)
         except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:

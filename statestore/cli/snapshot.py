@@ -41,6 +41,8 @@ from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Maintainer, PreparedSnapshots
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 
+_FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
+
 
 @click.command()
 @root_argument
@@ -115,7 +117,7 @@ def snapshot(
     )
     plan = prepared.plan
     if dry_run:
-        output.show(records.of_snapshot_plan(plan), lambda console: tables.show(console, _plan_table(plan)))
+        output.show(records.of_snapshot_plan(plan), lambda console: _print_plan(console, plan))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
@@ -172,6 +174,12 @@ def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], f
     if failed:
         return PARTLY_DONE if taken else FAILED
     return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
+
+
+def _print_plan(console: Console, plan: SnapshotPlan) -> None:
+    tables.show(console, _plan_table(plan))
+    if any(action.reason.is_finding for action in plan.leave):
+        console.print(_FIND_THE_FIX)
 
 
 def _plan_table(plan: SnapshotPlan) -> Table:
@@ -247,6 +255,8 @@ def _print_taken(
         console.print("statekeeper audit --deep lists the corrupt files and the next step; then run this again")
     elif failed:
         console.print("run it again: finished snapshots are not taken twice")
+    elif findings:
+        console.print(_FIND_THE_FIX)
     elif not taken:
         console.print(
             "no store needs a snapshot: --dry-run shows the reasons; to include stores with short tails, add --all",
