@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from statestore.cli import main
 from statestore.format.compression import blocks
 from statestore.format.compression.lz4_java import BlockWriter
-from tests.support.unpacked import unpacked as settled
+from tests.support.unpacked import unpacked
 
 CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints"
 AGGREGATION, ZIPS, FAMILIES = "v2-aggregation", "v2-a-zip-for-each-version", "v2-transformWithState"
@@ -25,7 +25,7 @@ STATE_STORE = "spark.sql.streaming.stateStore."
 Change = Callable[[bytes], bytes]
 
 
-def under(header: str) -> Change:
+def with_version(header: str) -> Change:
     """Replace the first line, the version."""
     return lambda data: header.encode() + data[data.index(b"\n") :]
 
@@ -42,7 +42,7 @@ def with_conf(name: str, value: str) -> Change:
     return change
 
 
-def saying(old: bytes, new: bytes) -> Change:
+def with_bytes(old: bytes, new: bytes) -> Change:
     """Replace the first occurrence of these bytes."""
 
     def change(data: bytes) -> bytes:
@@ -52,7 +52,7 @@ def saying(old: bytes, new: bytes) -> Change:
     return change
 
 
-def unpacked(change: Change) -> Change:
+def inside_compression(change: Change) -> Change:
     """Change the decompressed bytes of a changelog, and compress them again."""
 
     def whole(data: bytes) -> bytes:
@@ -72,7 +72,7 @@ def first_record_of_kind(kind: int) -> Change:
         place = plain.index(b"]") + 1
         return plain[:place] + bytes([kind]) + plain[place + 1 :]
 
-    return unpacked(change)
+    return inside_compression(change)
 
 
 def inside_the_zip(change: Change) -> Change:
@@ -95,10 +95,10 @@ HEADS = "state/0/*/3_*.changelog"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ALL = ("snapshot", "gc", "audit", "dump")
 CASES = {
-    "operator metadata": (AGGREGATION, METADATA, under("v3"), "operator metadata version 'v3'", ALL),
-    "operator metadata of families": (FAMILIES, BY_BATCH, under("v3"), "operator metadata version 'v3'", ALL),
-    "commits": (AGGREGATION, "commits/*", under("v4"), "log version v4", ALL),
-    "offsets": (AGGREGATION, "offsets/*", under("v3"), "log version v3", ("snapshot", "gc", "dump")),
+    "operator metadata": (AGGREGATION, METADATA, with_version("v3"), "operator metadata version 'v3'", ALL),
+    "operator metadata of families": (FAMILIES, BY_BATCH, with_version("v3"), "operator metadata version 'v3'", ALL),
+    "commits": (AGGREGATION, "commits/*", with_version("v4"), "log version v4", ALL),
+    "offsets": (AGGREGATION, "offsets/*", with_version("v3"), "log version v3", ("snapshot", "gc", "dump")),
     "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", HDFS), "HDFSBackedStateStore", ALL),
     "a way to merge": (
         FAMILIES,
@@ -114,23 +114,23 @@ CASES = {
         "encodes its rows as arrow",
         ("dump",),
     ),
-    "a schema": (AGGREGATION, SCHEMA, saying(b"v2", b"v9"), "state schema version 'v9'", ("dump",)),
-    "a schema of families": (FAMILIES, SCHEMAS, saying(b"v3", b"v9"), "state schema version 'v9'", ("dump",)),
+    "a schema": (AGGREGATION, SCHEMA, with_bytes(b"v2", b"v9"), "state schema version 'v9'", ("dump",)),
+    "a schema of families": (FAMILIES, SCHEMAS, with_bytes(b"v3", b"v9"), "state schema version 'v9'", ("dump",)),
     "a key encoder": (
         FAMILIES,
         SCHEMAS,
-        saying(b"NoPrefixKeyStateEncoderSpec", b"HashPrefixKeyEncoderSpec_99"),
+        with_bytes(b"NoPrefixKeyStateEncoderSpec", b"HashPrefixKeyEncoderSpec_99"),
         "HashPrefixKeyEncoderSpec_99",
         ("dump",),
     ),
     "a snapshot's metadata": (
         ZIPS,
         "state/0/*/*.zip",
-        inside_the_zip(under("v3")),
+        inside_the_zip(with_version("v3")),
         "snapshot metadata version b'v3'",
         ALL,
     ),
-    "a changelog": (AGGREGATION, HEADS, unpacked(saying(b"v3", b"v9")), "changelog format v9", ALL),
+    "a changelog": (AGGREGATION, HEADS, inside_compression(with_bytes(b"v3", b"v9")), "changelog format v9", ALL),
     "a record": (FAMILIES, HEADS, first_record_of_kind(0x30), "unknown kind 0x30", ("snapshot", "audit", "dump")),
     "a codec": (AGGREGATION, HEADS, lambda data: b"BROTLI" + data, "which no codec of Spark writes", ALL),
 }
@@ -149,7 +149,7 @@ def test_unknown_formats_are_rejected_with_a_typed_error_and_nothing_is_written(
     tmp_path: Path, what: str, verb: str
 ) -> None:
     fixture, pattern, change, told, _ = CASES[what]
-    checkpoint = settled(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip", tmp_path)
+    checkpoint = unpacked(CHECKPOINTS / f"spark-4.2.0-{fixture}.zip", tmp_path)
     changed = [path for path in checkpoint.glob(pattern) if not path.name.startswith(".")]
     assert changed
     for path in changed:
