@@ -166,7 +166,7 @@ def trees(draw: st.DrawFn) -> Tree:
     headers = {}
     for version in attempts[1:]:
         before = tree.ancestors(version)[:-1]
-        # The writer knew of some snapshots then; some of them may be gone now, others have come.
+        # The writer knew some snapshots. Some of them may be deleted now, and others may be new.
         known = [index for index, item in enumerate(before) if item in snapshots and draw(st.booleans())]
         headers[version] = before[known[-1] :] if known else before
     missing = draw(some) if draw(st.booleans()) else set()
@@ -213,7 +213,7 @@ def test_each_decision_equals_that_of_the_model(tree: Tree) -> None:
         case BaseKind.NOTHING:
             assert not set(line) & tree.snapshots
             assert local is None or tree.target == EMPTY
-    # The lineage of a successor goes back to a base, and not beyond the newest snapshot.
+    # The lineage of the next version starts at a base, and not before the newest snapshot.
     assert decision.lineage == () or decision.lineage[-1] == tree.target
     if tree.target != EMPTY:
         carried = decision.lineage

@@ -48,7 +48,7 @@ def output_of(root: Path, verb: str, *options: str, exit_code: int = 0) -> str:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Those of Spark: maintenance keeps a history of its own."""
+    """Return the files of Spark, without the history of maintenance."""
     found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith("_statekeeper/")}
 
@@ -160,7 +160,7 @@ def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: 
 
 
 def test_a_query_with_another_state_store_is_not_stateless(written: Written) -> None:
-    """Spark 3.5 describes no operator: of the default state store there are files of other names, and nothing else."""
+    """Spark 3.5 writes no operator metadata. Only the file names show the default state store."""
     root = written("stateless")
     store = root / "state/0/0"
     store.mkdir(parents=True)

@@ -28,7 +28,7 @@ from tests.support.running import REPOSITORY, Running, assert_gone, running, suc
 
 
 def platform_of(configuration: Path, port: int | None = None) -> AbstractContextManager[Running]:
-    """`make platform` for a configuration, with a home beside it."""
+    """Run `make platform` for a configuration, with DAGSTER_HOME in the same folder."""
     folder = configuration.parent
     home = folder / "home"
     arguments = ("--config", str(configuration), "--home", str(home))

@@ -28,7 +28,7 @@ def run(definitions: dg.Definitions, instance: dg.DagsterInstance, query: str) -
 
 
 def page(instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
-    """The newest evaluation of the check, whichever query it is of: the page of the check shows it."""
+    """Return the newest evaluation of the check, of any query. The page of the check shows it."""
     record = instance.event_log_storage.get_latest_asset_check_execution_by_key([KEY])[KEY]
     assert record.evaluation is not None
     return record.evaluation

@@ -171,7 +171,7 @@ def test_an_interrupted_run_ends_cleanly_and_reports_completed_snapshots(root: P
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Who runs the tests in the background of a shell ignores it, and so do all children.
+        # A shell starts background jobs with SIGINT ignored, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         while not list(root.rglob("*.zip")):

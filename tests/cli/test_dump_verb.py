@@ -206,7 +206,7 @@ def test_an_output_error_is_not_reported_as_a_damaged_copy(
 
 
 def as_sparks(checkpoint: Checkpoint, **conf: str) -> None:
-    """The same as if Spark had written it: its offset log says how, and nothing is bound."""
+    """Turn the root into a native checkpoint: settings in the offset log, and no binding."""
     storage = checkpoint.storage
     storage.delete([names.BINDING])
     pinned = {**logs.STATE_CONF, **{f"spark.sql.streaming.stateStore.{name}": text for name, text in conf.items()}}

@@ -71,8 +71,8 @@ class Promises:
         return max((n for n in range(1, wanted + 1) if all(n in of_store for of_store in loads)), default=None)
 
     def make(self, plan: RetentionPlan, floor: int | None, *, is_alone: bool) -> None:
-        """A plan is carried out, which was made when `floor` was the newest version that all stores loaded. `is_alone`:
-        since it began to look no other run was under way, which may not have seen the damage."""
+        """Record the execution of a plan. `floor`: the newest version that all stores loaded when it was made. `is_alone`:
+        no other run was active since the plan's first request; such a run may not have seen the damage."""
         if plan.floor is None or plan.head is None or floor is None:
             return
         # Another run has a newer head, and has meanwhile deleted more.

@@ -103,7 +103,7 @@ def _floor_rises() -> AbstractContextManager[object]:
 
 
 def _one_store_decides() -> AbstractContextManager[object]:
-    """The object with the changelogs of several stores goes when one of them no longer needs its own."""
+    """Delete the object with the changelogs of several stores when one store no longer needs its changelog."""
     right = Judge._batch_log_rule
 
     def rule(judging: Judge, log: BatchLogFile) -> Rule:

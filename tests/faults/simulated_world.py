@@ -74,8 +74,8 @@ class World:
         self._create_root()
 
     def connect(self, actor: Actor, *, of_query: bool = False) -> Storage:
-        """A storage client for one life of one process. A query's changes stall no more often than other requests:
-        while the head stands still nothing can be lost."""
+        """Return a storage client for one life of one process. A query's writes stall no more often than other requests:
+        while the head does not advance, no version can be lost."""
         return LoggedStorage(Connection(self, actor, of_query=of_query))
 
     @property

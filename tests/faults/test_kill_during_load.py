@@ -28,7 +28,7 @@ def batch(number: int) -> dict[bytes, bytes | None]:
 
 
 def victim(root: Path, folder: Path, say: Connection) -> None:
-    """Continue from the newest reported version, and report each commit. Never ends by itself."""
+    """Continue from the newest reported version, and report each commit. It ends only by a kill."""
     host = Host(open_storage(str(root)), folder / "host")
     log = folder / "commits"
     head = newest(log)
@@ -76,7 +76,7 @@ def test_after_a_kill_at_any_time_the_next_load_returns_the_committed_state(tmp_
         process = context.Process(target=victim, args=(root, tmp_path, say))
         process.start()
         say.close()
-        # In its first load, or so many batches later; a batch takes some hundredths of a second.
+        # Kill it in its first load or a few batches later. A batch takes some hundredths of a second.
         for _ in range(1 + chance.choice([0, 1, 1, 2, 2, 3])):
             assert said.poll(60)
             said.recv()

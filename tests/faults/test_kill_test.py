@@ -40,7 +40,7 @@ def test_a_seed_reproduces_the_kills():
 
 
 def test_the_processes_of_a_session_are_found_and_killed_by_their_ids():
-    # The second one in a process group of its own, as PySpark's workers are.
+    # The second process has its own process group, as PySpark's workers have.
     leaves = "import os, time; os.fork() or os.setpgid(0, 0); time.sleep(60)"
     leader = subprocess.Popen([sys.executable, "-c", leaves], start_new_session=True)
     end = time.monotonic() + 60

@@ -41,10 +41,10 @@ class Weather:
             return math.exp(chance.uniform(math.log(low), math.log(high)))
 
         batch_seconds = between(60, 800)
-        # A stalled request and a clock that is off may add up to no more than an announcement stands: a deletion may
-        # be sent `DELETES_FOR_SECONDS` after it, and stall then.
+        # A stall and a clock error together must not exceed the life of an announcement: a deletion may be sent
+        # `DELETES_FOR_SECONDS` after it, and stall then.
         limit = (LIFE_SECONDS - DELETES_FOR_SECONDS) / 2
-        # Little is kept, and nothing for being young: whatever goes wrong goes wrong at once.
+        # Few versions are retained, without a grace period, so that an error shows at once.
         is_tense = chance.random() < 0.4
         return cls(
             stores=chance.choice((1, 1, 2, 2, 3)),

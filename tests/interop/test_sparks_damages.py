@@ -304,7 +304,7 @@ def test_a_checkpoint_of_spark_3_5_describes_no_operator_and_is_clean(v1: Made, 
 def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """SPARK-56216: the snapshot that the lineage starts from is gone, and older changelogs were purged, as they should."""
+    """SPARK-56216: the first snapshot of the lineage is missing, and Spark has purged older changelogs, as designed."""
     folder = tmp_path_factory.mktemp("repair")
     query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "2"})
     scratch = str(folder / "scratch")

@@ -59,7 +59,7 @@ def test_spark_continues_after_a_stray_sidecar_blocked_a_snapshot(
     take_snapshots(query, tmp_path)
     assert state(query) == middle
 
-    # A sidecar beside a snapshot that is there: as an earlier release, or a restored backup, leaves it.
+    # The stray sidecar of an existing snapshot, as after an earlier release or a restored backup.
     leave_sidecars(query)
     with pytest.raises(Exception, match=r"CANNOT_LOAD_STATE_STORE|AUTO_SNAPSHOT_REPAIR_FAILED|CANNOT_READ"):
         state(query)

@@ -1,4 +1,4 @@
-"""Copies that a process keeps open between batches: what a load takes from them, and when it must not use them."""
+"""Copies that a process keeps open between batches: when a load uses them, and when it must not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sidecars that fit no snapshot: nothing is published beside one, none makes a base, and `repair` quarantines them."""
+"""Sidecars that match no snapshot: no snapshot is published with one or is a base, and `repair` quarantines them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_sidecar_that_appears_while_the_snapshot_is_made_stops_it(checkpoint: 
 
 
 def test_a_snapshot_with_a_wrong_sidecar_is_no_base_of_retention(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """As an earlier release left it: published beside a stray sidecar."""
+    """An earlier release published the snapshot although a stray sidecar existed."""
     storage = checkpoint.storage
     take_all(storage, tmp_path)
     storage.create(sidecar(checkpoint), A_SIDECAR)

@@ -1,4 +1,4 @@
-"""Data files that tasks write: Spark reads them as if its own writer had written them."""
+"""Data files that tasks write: Spark reads the same rows as from files of its own writer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def by_key(rows):
 
 
 def applied(state, changed):
-    """`state` with the rows of `changed` in place of its own, as a store would hold it."""
+    """Return `state` after the upsert of the rows of `changed`, as in a store."""
     kept = state.filter(pc.invert(pc.is_in(state["tailnum"], value_set=changed["tailnum"].combine_chunks())))
     return pa.concat_tables([kept, changed])
 

@@ -1,4 +1,4 @@
-"""The flights job as a process of its own: ended, and started again."""
+"""The flights job in its own process, stopped and restarted."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def expected(tables: list[pa.Table]) -> pa.Table:
 
 
 def state_of(stream: Stream) -> pa.Table:
-    """The whole state as Spark's reader finds it, checked for keys that stand there twice."""
+    """Return the state that Spark's reader shows. Raises `AssertionError` for a duplicate key."""
     stream.session._jsparkSession.sessionState().streamingQueryManager()
     found = stream.session.read.format("statestore").load(str(stream.root)).selectExpr("key.key", "value.*").toArrow()
     found = found.cast(OUTPUT).sort_by("key")

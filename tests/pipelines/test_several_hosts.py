@@ -28,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, list, l
         *conf(locality_wait="0s", executor_memory="1g"),
     )
     yield job, reports, warnings
-    # Spark gives each executor a folder of its own below SPARK_HOME, with a copy of all jars, and leaves it there.
+    # Spark creates a folder per executor below SPARK_HOME with a copy of all jars, and never deletes it.
     hosts = {partition.host.partition(":")[2] for report in reports for partition in report.partitions}
     for application in {Path(host).parents[1] for host in hosts}:
         assert application.name.startswith("app-")
@@ -57,7 +57,7 @@ def test_a_host_fetches_only_missing_files(ran: tuple[Job, list, list[str]]) -> 
     assert len(uploaded) >= 3
     assert sum(uploaded.values()) == chosen
     assert sum(fetched.values()) > 0
-    # At most each host fetches each changelog once; one that starts anew after its executor was killed, once again.
+    # Each host fetches each changelog at most once. A host that restarts after a kill fetches them again.
     assert sum(fetched.values()) <= len(uploaded) * chosen
 
 

@@ -48,7 +48,7 @@ def test_second_requests_never_exceed_their_share():
     budget, sent = Budget(), 0
     for first in range(1, 2000):
         budget.earn()
-        # As long as there are slow requests in a row, and then none for a while.
+        # Long runs of slow requests, and long runs without any.
         sent += first % 400 < 200 and budget.spend(0.0)
         assert sent <= first * SHARE
     assert sent > 40

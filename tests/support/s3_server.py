@@ -57,11 +57,11 @@ class S3Server:
         self._rules: list[_Rule] = []
         self._answers: deque[tuple[str, str, int]] = deque(maxlen=10_000)
         self.deletes_on_condition = False
-        """Whether it honours If-Match on DELETE, as Amazon's does; moto itself deletes whatever is there."""
+        """Whether it honours If-Match on DELETE, as Amazon S3 does. moto itself ignores it."""
         self.ignores_if_none_match = False
         """An upload overwrites the object, as in some compatible object storages."""
         self.latency_seconds: Callable[[], float] | None = None
-        """Draws the time that a request takes beside its processing; requests wait for it side by side."""
+        """Returns the additional latency of a request. Concurrent requests wait at the same time."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -146,7 +146,7 @@ class S3Server:
             rule.released.wait(_LONGEST_HOLD_SECONDS)
         self._answers.append((environ["REQUEST_METHOD"], environ["RAW_URI"], *statuses))
         if wire is Wire.LOSE_REPLY:
-            # Nothing was sent so far: the head goes out with the first bytes of the body.
+            # Nothing was sent so far: the headers are sent with the first bytes of the body.
             with suppress(OSError):
                 environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionError("the reply is lost")

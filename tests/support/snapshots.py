@@ -34,8 +34,8 @@ _OURS = "rocksdict-config.json"
 
 
 def snapshot_files(state: Mapping[bytes, bytes], scratch: Path) -> dict[str, bytes]:
-    """The files of a snapshot by their names in a store's folder, the zip as `zip`. Several tables when there are more
-    rows than `ROWS_PER_TABLE`."""
+    """Return the files of a snapshot by their names in a store's folder, the zip as `zip`. It has several tables if there
+    are more rows than `ROWS_PER_TABLE`."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_compression_type(DBCompressionType.lz4())
@@ -113,7 +113,7 @@ def one(storage: Storage, action: TakeSnapshot, scratch: Path, memory_bytes: int
 
 
 def with_a_table_of_its_own(storage: Storage, path: str, *, by_spark: bool) -> str:
-    """Let a snapshot name one table more, which no other names, and be packed by Spark, who notes the time; the table."""
+    """Add a table that only this snapshot names, and return its path. `by_spark`: zip it with times, as Spark does."""
     table = TableFile("009999.sst", f"009999-{RandomIds().fresh()}.sst", 7)
     found = read_snapshot(storage.read(path), path)
     metadata = replace(found.metadata, tables=(*found.metadata.tables, table))

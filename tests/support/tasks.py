@@ -106,7 +106,7 @@ class HasTwins(BatchDriver):
 
 
 def choosing_others(times: int) -> type[BatchDriver]:
-    """A driver that chooses other attempts than those that left the rows, so many times: as if twins had."""
+    """Return a driver that chooses other attempts than those of the rows, this number of times, as if twins had won."""
     left = [None] * times
 
     class ChoosesOthers(BatchDriver):

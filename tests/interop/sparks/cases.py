@@ -264,4 +264,4 @@ class Origin:
 
 
 _RECOGNISED = {minor: [minor] for minor in MINORS} | {"4.0": ["4.0", "4.1"]}
-"""4.0 and 4.1 put the same confs into the offset log, and only 4.1 checksums beside changelogs."""
+"""4.0 and 4.1 write the same confs to the offset log. Only 4.1 writes checksum files of changelogs."""

@@ -119,7 +119,7 @@ def test_a_commit_without_a_partition_is_no_batch_to_restart_from(checkpoint: Ch
 
 
 def test_a_lineage_at_odds_with_the_commit_log_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """The head stands on another attempt's version 5 than the one that was committed."""
+    """The head builds on version 5 of an attempt that was not committed."""
     with checkpoint.load(checkpoint.stores[0], checkpoint.versions[4][0], tmp_path / "twin") as twin:
         twin.put(column([b"counter"]), column([b"another attempt"]))
         other = twin.commit()

@@ -100,7 +100,7 @@ def test_without_a_floor_native_logs_stay(native: Checkpoint) -> None:
 
 def test_tables_that_a_running_spark_may_name_again_stay_until_it_is_stopped(native: Checkpoint) -> None:
     storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
-    # Retained by Spark's own count are a hundred versions: so many are not here, and all names count.
+    # Spark retains a hundred versions. This checkpoint has fewer, so Spark may name each table again.
     old = native.stores[0].snapshot(native.versions[5][0])
     table = with_a_table_of_its_own(storage, old, by_spark=False)
     gathered = retention.gather(storage, policy, clock=SystemClock())
