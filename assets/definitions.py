@@ -15,9 +15,10 @@ from pathlib import Path
 import dagster as dg
 
 from assets.checkpoint_format import checkpoint_format
+from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
-from assets.jobs import maintain_query, refresh_fleet_health, switch_checkpoint
+from assets.jobs import clone_checkpoint, maintain_query, refresh_fleet_health, switch_checkpoint
 from assets.lineage import lineage
 from assets.retention import retention
 from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
@@ -44,9 +45,10 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             lineage,
             retention,
             checkpoint_format,
+            clone,
             fleet_health,
         ],
-        jobs=[maintain_query, switch_checkpoint, refresh_fleet_health, prune_history],
+        jobs=[maintain_query, switch_checkpoint, clone_checkpoint, refresh_fleet_health, prune_history],
         schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
         sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.checkpoint_format import checkpoint_format
+from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.retention import retention
@@ -28,6 +29,15 @@ switch_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Moves the checkpoint of a stopped query between the structures V1 and V2. Launch it by hand. It only "
     "plans unless the launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+clone_checkpoint = dg.define_asset_job(
+    "clone_checkpoint",
+    selection=dg.AssetSelection.assets(clone),
+    executor_def=dg.in_process_executor,
+    description="Copies a checkpoint at one batch to another location. Launch it by hand. It only plans unless the "
+    "launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 

@@ -16,7 +16,8 @@ import dagster as dg
 
 from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
-from statestore.maintenance.passes import RetentionPass, SnapshotPass
+from statestore.maintenance.copies import Way
+from statestore.maintenance.passes import PreparedClone, RetentionPass, SnapshotPass
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
@@ -233,4 +234,28 @@ def of_aborted_switch(begun: Begun) -> Metadata:
         "to": begun.to.value,
         "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
         "structure": begun.to.other.value,
+    }
+
+
+def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
+    """The phase of a clone, its bytes by way, and the reasons that block it."""
+    planned = prepared.plan
+    refusals = [str(error) for error in prepared.refusals]
+    phase = "refused" if refusals else "complete" if planned.is_complete else "planned"
+    shown: dict[str, Figure] = {
+        "batch": planned.record.batch,
+        "newest_batch": planned.newest,
+        "stores": planned.stores,
+        "files": len(planned.files),
+        "bytes": planned.size_bytes(),
+        "bytes_by_service": planned.size_bytes(Way.SERVICE),
+        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
+        "refusals": len(refusals),
+    }
+    return {
+        "phase": phase,
+        "destination": destination,
+        "query_id": planned.record.query,
+        "figures": figures(shown),
+        "refusal": refusals[0] if refusals else "none",
     }

@@ -8,7 +8,7 @@ import dagster as dg
 
 from resources.worker import Worker
 from statestore.maintenance import config, fleet
-from statestore.maintenance.config import Configuration, Policies
+from statestore.maintenance.config import Configuration, Policies, with_options_of
 from statestore.maintenance.quiet import QUIET_SECONDS
 from statestore.query_metrics import Prices
 from statestore.storage import Storage, open_storage
@@ -64,6 +64,11 @@ class Fleet(dg.ConfigurableResource):
             prices=configuration.prices,
             config_file=self.config_file,
         )
+
+    def open_destination(self, name: str, source: OpenedQuery) -> Storage:
+        """Open the destination of a copy; see `with_options_of`. Raises `BadConfiguration`, `StorageError`."""
+        configuration = self.configuration()
+        return open_storage(with_options_of(configuration.find(source.name).spec, configuration.find(name).spec))
 
     def command(self, verb: str, query: str) -> str:
         """The `statekeeper` command that applies a verb to a query."""

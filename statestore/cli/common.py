@@ -23,7 +23,16 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import NotACheckpoint, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
-from statestore.maintenance.config import FILE_NAME, Configuration, Mode, Policies, Root, load, parse_duration
+from statestore.maintenance.config import (
+    FILE_NAME,
+    Configuration,
+    Mode,
+    Policies,
+    Root,
+    load,
+    parse_duration,
+    with_options_of,
+)
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
@@ -202,14 +211,9 @@ def open_root(ctx: click.Context, name: str) -> Opened:
 
 
 def open_destination(ctx: click.Context, name: str) -> Opened:
-    """Open the destination of a copy as `open_root`. Without options of its own, it has those of ROOT if both URLs have
-    the same scheme."""
-    root, source = configuration_of(ctx).find(name), ctx.meta[_ROOT]
-    spec = _with_endpoint(ctx, root.spec)
-    scheme, separator, _ = spec.url.partition("://")
-    if not root.spec.options and separator and source.url.startswith(f"{scheme}://"):
-        spec = replace(spec, options=source.options)
-    return _opened(spec, root)
+    """Open the destination of a copy as `open_root`; see `with_options_of`."""
+    root = configuration_of(ctx).find(name)
+    return _opened(_with_endpoint(ctx, with_options_of(ctx.meta[_ROOT], root.spec)), root)
 
 
 def _with_endpoint(ctx: click.Context, spec: StorageSpec) -> StorageSpec:

@@ -74,6 +74,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "structure": about.structure and about.structure.value,
         "operators": {str(number): name for number, name in about.operators.items()},
         "batch_logs": about.batch_logs and asdict(about.batch_logs),
+        "cloned": about.cloned and {"source": about.cloned.source, "batch": about.cloned.batch},
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
@@ -152,6 +153,10 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     operators = ", ".join(f"{number} {name or 'without metadata'}" for number, name in about.operators.items())
     if operators:
         console.print(tables.plain(f"operators: {operators}"), soft_wrap=True)
+    if about.cloned is not None:
+        console.print(
+            f"cloned from {about.cloned.source} at batch {about.cloned.batch:,}", soft_wrap=True, markup=False
+        )
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(

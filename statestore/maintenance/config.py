@@ -147,6 +147,14 @@ class Configuration:
         return Root(name_or_url, StorageSpec(url), self.defaults)
 
 
+def with_options_of(source: StorageSpec, spec: StorageSpec) -> StorageSpec:
+    """Return the spec of a destination. Without options of its own, it has those of the source if both URLs have one
+    scheme."""
+    scheme, separator, _ = spec.url.partition("://")
+    is_alike = separator and source.url.startswith(f"{scheme}://")
+    return replace(spec, options=source.options) if is_alike and not spec.options else spec
+
+
 def parse_duration(text: str) -> float:
     """Convert `90s`, `10m`, `1h` or `7d` to seconds. Raises `ValueError`."""
     match = _DURATION.fullmatch(text.strip())

@@ -13,6 +13,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
+from statestore.maintenance.copies import CloneRecord, record
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
@@ -33,18 +34,20 @@ class BatchLogs:
 class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
-    None if there are none. `metrics`: the figures that the job recorded with the newest batch."""
+    None if there are none. `metrics`: the figures that the job recorded with the newest batch. `cloned`: where a clone
+    comes from; None for another checkpoint."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
     keys: Mapping[StorePath, int] = field(default_factory=dict)
     batch_logs: BatchLogs | None = None
     metrics: QueryMetrics | None = None
+    cloned: CloneRecord | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
-    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, and four for the batch logs and
-    the figures of a Statekeeper job. Raises `StorageError`."""
+    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the record of a clone,
+    and four for the batch logs and the figures of a Statekeeper job. Raises `CorruptFile`, `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -62,14 +65,16 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
+    cloned = record.read(storage)
     if gathered.origin is Origin.NATIVE:
-        return Description(structure=structure, operators=operators, keys=keys)
+        return Description(structure=structure, operators=operators, keys=keys, cloned=cloned)
     return Description(
         structure=structure,
         operators=operators,
         keys=keys,
         batch_logs=_batch_logs(storage),
         metrics=metrics_at(storage, batch),
+        cloned=cloned,
     )
 
 

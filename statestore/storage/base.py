@@ -44,10 +44,12 @@ class Location:
 
     service   equal for roots of one service: the device of a file system, or the endpoint and the credentials of a bucket
     place     the root in the service, such as "bucket/folder"; paths of objects follow it after "/"
+    free      free bytes of a local disk; None elsewhere
     """
 
     service: Hashable
     place: str
+    free: int | None = None
 
     def contains(self, other: Location) -> bool:
         """Return whether the other root is this root or inside it."""

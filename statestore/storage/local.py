@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -116,7 +117,7 @@ class LocalStorage(OpenedStore):
     @property
     def location(self) -> Location:
         there = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        return Location(("file", there.stat().st_dev), str(self._root))
+        return Location(("file", there.stat().st_dev), str(self._root), shutil.disk_usage(there).free)
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         origin, target = _inside(Path(source.place), entry.path), self._place(path)

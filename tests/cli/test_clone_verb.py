@@ -38,6 +38,7 @@ def test_a_dry_run_shows_the_files_and_a_run_copies_them(source: Checkpoint, tmp
     twin = Checkpoint.__new__(Checkpoint)
     twin.__dict__.update(source.__dict__, storage=open_storage(str(tmp_path / "copy")))
     twin.assert_right(tmp_path / "host")
+    assert f"cloned from file://{tmp_path}/root at batch 3" in statekeeper("inspect", tmp_path / "copy").output
     again = statekeeper(*verb, "--dry-run")
     assert "the clone is complete: nothing to do" in again.output
     assert statekeeper(*verb).exit_code == 0

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import partial
 
 from statestore import binding
-from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, StorageError, VersionNotLoadable
 from statestore.format import file_source, logs, names
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -107,7 +107,13 @@ def plan(gathered: CloneFacts, *, query_id: str | None, root_id: str, location: 
         same_query = (earlier.query == gathered.query_id) == (record.query == gathered.query_id)
         record = earlier if same_query else record
     files, refusals = _files(gathered, record, location)
-    refusals = (*_misplaced(gathered), *_occupied(gathered, record), *_not_loadable(gathered), *refusals)
+    refusals = (
+        *_misplaced(gathered),
+        *_occupied(gathered, record),
+        *_not_loadable(gathered),
+        *_too_large(gathered, files),
+        *refusals,
+    )
     committed = {path for path in gathered.existing if path.startswith(f"{names.COMMITS}/")}
     is_complete = not refusals and names.commits(record.batch) in committed
     return ClonePlan(
@@ -284,6 +290,18 @@ def _occupied(gathered: CloneFacts, record: CloneRecord) -> Iterator[Statekeeper
             f"is a clone at batch {record.batch}, and its query has already written {newer}; nothing was written",
             path=place.url,
             hint="choose an empty destination",
+        )
+
+
+def _too_large(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
+    place = gathered.destination_place
+    needed = sum(file.size_bytes for file in files if file.way in (Way.STREAM, Way.REWRITE))
+    free = place.location.free
+    if free is not None and needed > free:
+        yield StorageError(
+            f"has {free:,} bytes of free space, but the copy needs {needed:,}; nothing was written",
+            path=place.url,
+            hint="free space, or choose another destination",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from statestore.errors import (
 )
 from statestore.format import logs, names
 from statestore.format.structure import Structure
-from statestore.maintenance import lease, passes
+from statestore.maintenance import copies, lease, passes
 from statestore.maintenance.copies import CopyFile, Way
 from statestore.origin import Origin
 from statestore.storage import Entry, Storage, open_storage
@@ -354,6 +355,18 @@ def test_a_batch_that_is_not_retained_is_named_with_those_that_are(disks: Roots,
     with pytest.raises(VersionNotLoadable) as raised:
         cloned(source, destination, tmp_path, batch=17)
     assert "batches 0 to 7" in str(raised.value)
+
+
+def test_a_full_disk_is_noticed_before_a_file_is_written(disks: Roots, tmp_path: Path, s3_server: S3Server) -> None:
+    source = open_storage(f"s3://{s3_server.make_bucket()}/root", options=s3_server.options)
+    destination = disks[1]
+    own(source, tmp_path)
+    gathered = copies.gather(source, destination)
+    place = gathered.destination_place
+    full = replace(gathered, destination_place=replace(place, location=replace(place.location, free=1_000)))
+    (refusal,) = copies.plan(full, query_id=None, root_id=MAINTAINER.ids.fresh()).refusals
+    assert "1,000 bytes of free space" in str(refusal)
+    assert copies.plan(gathered, query_id=None, root_id=MAINTAINER.ids.fresh()).refusals == ()
 
 
 def test_an_empty_folder_is_no_source(disks: Roots, tmp_path: Path) -> None:

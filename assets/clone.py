@@ -1,0 +1,83 @@
+"""The asset `clone`: copies a checkpoint to another location when a person launches it."""
+
+from enum import Enum
+
+import dagster as dg
+from pydantic import Field
+
+from assets import metadata
+from assets.partitions import QUERIES
+from assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from resources.fleet import Fleet
+from resources.worker import holder
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
+from statestore.maintenance import passes
+from statestore.maintenance.passes import Maintainer
+
+
+class DoClone(Enum):
+    """The action of a launch."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+
+
+class Clone(dg.Config):
+    """The launchpad's configuration. The default only plans."""
+
+    destination: str = Field(description="The empty location to copy to: a URL, a path, or a name in statekeeper.toml.")
+    do: DoClone = Field(
+        default=DoClone.PLAN, description="PLAN shows the plan. APPLY executes it, or completes an interrupted clone."
+    )
+    batch: int | None = Field(default=None, description="The batch to clone. Without it: the newest.")
+    new_query: bool = Field(
+        default=False,
+        description="Give the clone a new query id. With the old id, a sink such as Delta skips batches that it has.",
+    )
+    confirm_stopped: bool = Field(
+        default=False, description="The query is stopped. Needed for the newest two batches of a query in structure V1."
+    )
+    location: str | None = Field(
+        default=None,
+        description="The URL that Spark uses for the destination, if it cannot be derived from the source.",
+    )
+
+
+@dg.asset(
+    partitions_def=QUERIES,
+    deps=[STREAMING_QUERY],
+    group_name=GROUP,
+    kinds={"rocksdb"},
+    owners=OWNERS,
+    tags={"statekeeper/does": "adds-files"},
+    code_version="1",
+)
+def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.MaterializeResult:
+    """Copies a checkpoint at one batch to another location, from which Spark or a job can start. Launch it by hand; it only
+    plans unless the launchpad sets `do: APPLY`.
+
+    The source may be running and is not changed. Inside one storage service, no state passes through this machine. By hand:
+    `statekeeper clone`.
+    """
+    query = fleet.open(context.partition_key)
+    destination = fleet.open_destination(config.destination, query)
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
+    started = by.clock.monotonic_seconds()
+    try:
+        prepared = passes.clone.plan(
+            query.storage,
+            destination,
+            by,
+            batch=config.batch,
+            new_query=config.new_query,
+            stopped=config.confirm_stopped,
+            location=config.location,
+        )
+        shown = metadata.of_clone(prepared, destination.url)
+        if config.do is DoClone.APPLY:
+            passes.clone.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
+            shown |= {"phase": "cloned", "seconds": round(by.clock.monotonic_seconds() - started, 3)}
+    except StatekeeperError as error:
+        raise dg.Failure(str(error)) from error
+    return dg.MaterializeResult(metadata=shown)
