@@ -69,11 +69,16 @@ def several_roots(verb: Verb) -> Callable[..., None]:
 
 def _discovered(ctx: click.Context, codes: list[int]) -> Iterator[str]:
     """Yield the names of all checkpoints; print the locations that cannot be listed and count them as failures."""
-    found = fleet.discover(configuration_of(ctx))
+    configuration = configuration_of(ctx)
+    found = fleet.discover(configuration)
     for name, problem in found.problems.items():
         TALK.print(plain(f"{name}: {problem}"), soft_wrap=True)
         codes.append(FAILED)
-    yield from sorted({*found.queries, *found.waiting} - found.problems.keys())
+    names = {*found.queries, *found.waiting}
+    for name, parent in configuration.parents.items():
+        if not found.is_unseen(name) and not any(child.startswith(f"{name}.") for child in names):
+            TALK.print(plain(f"{name}: there is no folder below {parent.spec.url}"), soft_wrap=True)
+    yield from sorted(names - found.problems.keys())
 
 
 def _severity(code: int) -> tuple[bool, int]:

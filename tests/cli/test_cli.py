@@ -350,3 +350,5 @@ def test_all_configured_roots_and_those_below_their_parents_are_inspected(
     assert {one["root"]: one["structure"] for one in body["roots"]} == {"counting": "v2", "queries.orders": "v2"}
     assert run("--config", config, "inspect").exit_code == 2
     assert run("--config", config, "inspect", "--all", root).exit_code == 2
+    config.write_text(f"[parents.queries]\nurl = '{parent}-misspelt'\n")
+    assert f"queries: there is no folder below {parent}-misspelt" in run("--config", config, "audit", "--all").output
