@@ -2,15 +2,16 @@
 
     head in the commit log, previous request, status of the newest run  ->  Ask | Wait, with the reason
 
-A query is due in three cases: it has at least `snapshot.changelogs` new versions, no run was requested yet, or the newest
-run failed and its pause is over. While a run is queued or running, the query waits.
+A query is due in four cases: it has at least `snapshot.changelogs` new versions, the replay of its new versions exceeds
+`snapshot.restore_target`, no run was requested yet, or the newest run failed and its pause is over. While a run is queued
+or running, the query waits.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 from statestore.format.untrusted import BAD_VALUES
@@ -31,12 +32,17 @@ class Last(Enum):
 
 @dataclass(frozen=True)
 class Asked:
-    """The newest request of a run. `attempts`: requests since the newest run that succeeded; 0 if the run of this request
-    succeeded. `at_seconds`: time of the request, since the epoch."""
+    """The newest request of a run.
+
+    attempts    requests since the newest run that succeeded; 0 if the run of this request succeeded
+    at_seconds  time of the request, since the epoch
+    versions    new versions whose replay takes as long as the restore target; None without a target or a measured tail
+    """
 
     version: int
     attempts: int
     at_seconds: float
+    versions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,12 @@ def parse(text: str | None) -> Cursor | None:
         if body["format"] != FORMAT:
             return None
         asked = {
-            str(name): Asked(int(one["version"]), int(one["attempts"]), float(one["at_seconds"]))
+            str(name): Asked(
+                int(one["version"]),
+                int(one["attempts"]),
+                float(one["at_seconds"]),
+                None if one.get("versions") is None else int(one["versions"]),
+            )
             for name, one in body["asked"].items()
         }
         return Cursor(asked, {str(name): float(since) for name, since in body["gone_since"].items()})
@@ -91,6 +102,23 @@ class Wait:
     reason: str
 
 
+def versions_in(target_seconds: float, figures: Mapping[str, object]) -> int | None:
+    """Return the number of new versions whose predicted replay takes the target together with the tails that the newest run
+    left; None if that run saw no tail to measure. At least 1. Pure.
+
+    `figures`: of the asset `snapshot`.
+    """
+    try:
+        changelogs = float(str(figures["changelogs_before"]))
+        seconds = float(str(figures["restore_seconds_before"]))
+        after, stores = float(str(figures["restore_seconds_after"])), float(str(figures["stores"]))
+    except (KeyError, ValueError):
+        return None
+    if changelogs <= 0 or seconds <= 0 or stores <= 0:
+        return None
+    return max(1, int((target_seconds - after) / (seconds / changelogs * stores)))
+
+
 def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now_seconds: float) -> Ask | Wait:
     """Decide whether a query whose head is `version` is due. Pure."""
     if asked is None:
@@ -111,7 +139,12 @@ def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now
         return Ask(Asked(version, 1, now_seconds), new, f"the query was rolled back from version {asked.version}")
     if new >= long_tail:
         return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new versions; the policy's limit is {long_tail:,}")
-    return Wait(Asked(asked.version, 0, asked.at_seconds), new, f"{new:,} new versions of {long_tail:,}")
+    if asked.versions is not None and new >= asked.versions:
+        return Ask(
+            Asked(version, 1, now_seconds), new, f"{new:,} new versions; their replay exceeds the restore target"
+        )
+    limit = min(long_tail, asked.versions or long_tail)
+    return Wait(replace(asked, attempts=0), new, f"{new:,} new versions of {limit:,}")
 
 
 def pause_seconds(attempts: int) -> float:

@@ -1,16 +1,17 @@
 """The sensors: they request runs of maintenance, report dead runs, and notify on failures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dagster as dg
 from dagster import DagsterRunStatus
 
 from assets import due
-from assets.due import Ask, Cursor, Last, Wait
+from assets.due import Ask, Asked, Cursor, Last, Wait
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
+from assets.snapshot import snapshot
 from assets.verdicts import red_queries
 from resources.fleet import Fleet
 from resources.notifier import Notifier
@@ -38,12 +39,13 @@ _ACTIVE = [
     jobs=[maintain_query, refresh_fleet_health],
     minimum_interval_seconds=15,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, and "
-    "discovers queries. The first tick that finds a query also requests the health of the fleet.",
+    description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, or "
+    "whose replay exceeds `snapshot.restore_target`. It also discovers queries. The first tick that finds a query "
+    "requests the health of the fleet.",
 )
 def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SensorResult:
-    """Request a run of `maintain_query` for each query with at least `snapshot.changelogs` new versions, and discover
-    queries. Lists `commits/` of each query and reads nothing in `state/`."""
+    """Request a run of `maintain_query` for each query with at least `snapshot.changelogs` new versions, or whose replay
+    exceeds `snapshot.restore_target`, and discover queries. Lists `commits/` of each query, and reads no state."""
     cursor = due.parse(context.cursor)
     if cursor is None:
         context.log.warning("the cursor is unreadable and starts empty; run keys prevent duplicate runs")
@@ -56,10 +58,15 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
         context.log.warning("%s: %s", name, problem)
     now = SystemClock().now_seconds()
     lasts = {name: _last(context.instance, name) for name in found.queries}
+    known_requests = {
+        name: _measured(context.instance, query, asked) if lasts[name] is Last.SUCCEEDED else asked
+        for name, query in found.queries.items()
+        if (asked := cursor.asked.get(name))
+    }
     decided = {
         name: due.decide(
             query.version,
-            cursor.asked.get(name),
+            known_requests.get(name),
             lasts[name],
             long_tail=query.root.policies.snapshot.changelogs,
             now_seconds=now,
@@ -70,15 +77,15 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     asks = asks[:MOST_RUNS_A_TICK]
     known = set(context.instance.get_dynamic_partitions(QUERY_SET))
     changes = _changes(known, found, cursor, configuration, now)
-    asked = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
-    asked |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
-    asked |= {name: one.asked for name, one in asks}
+    requested = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
+    requested |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
+    requested |= {name: one.asked for name, one in asks}
     requests = [_request(name, one, found.queries[name]) for name, one in asks]
     requests += _first_health(context.instance, found)
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _skip_reason(found, decided, lasts),
-        cursor=Cursor(asked, changes.gone_since_seconds).encoded(),
+        cursor=Cursor(requested, changes.gone_since_seconds).encoded(),
         dynamic_partitions_requests=[
             *([QUERIES.build_add_request(changes.new)] if changes.new else []),
             *([QUERIES.build_delete_request(changes.forgotten)] if changes.forgotten else []),
@@ -169,6 +176,23 @@ def _request(name: str, ask: Ask, query: Query) -> dg.RunRequest:
         partition_key=name,
         tags={REASON_TAG: f"version {query.version:,}: {ask.reason}"},
         job_name=maintain_query.name,
+    )
+
+
+def _measured(instance: dg.DagsterInstance, query: Query, asked: Asked) -> Asked:
+    """Add to a request whose run has succeeded since the previous tick the number of versions until the restore target.
+    One query to Dagster's storage for each such run."""
+    target = query.root.policies.snapshot.restore_target_seconds
+    if target is None or not asked.attempts:
+        return asked if target is not None else replace(asked, versions=None)
+    records = instance.fetch_materializations(
+        dg.AssetRecordsFilter(snapshot.key, asset_partitions=[query.root.name]), limit=1
+    ).records
+    event = records[0].asset_materialization if records else None
+    table = None if event is None else event.metadata.get("figures")
+    rows = table.records if isinstance(table, dg.TableMetadataValue) else ()
+    return replace(
+        asked, versions=due.versions_in(target, {str(row.data["figure"]): row.data["value"] for row in rows})
     )
 
 

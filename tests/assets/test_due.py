@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.due import Ask, Asked, Cursor, Last, Wait, decide, parse, pause_seconds
+from assets.due import Ask, Asked, Cursor, Last, Wait, decide, parse, pause_seconds, versions_in
 
 NOW = 1_000_000.0
 
@@ -28,6 +28,24 @@ def test_it_is_due_again_after_the_number_of_versions_that_makes_a_long_tail() -
     assert isinstance(ask, Ask)
     assert ask.asked == Asked(30, 1, NOW)
     assert "10 new versions" in ask.reason
+
+
+def test_it_is_due_when_the_replay_of_its_new_versions_reaches_the_restore_target() -> None:
+    asked = Asked(20, 0, NOW, versions=4)
+    wait = decided(23, asked)
+    assert (wait.asked, wait.reason) == (asked, "3 new versions of 4")
+    ask = decided(24, asked)
+    assert isinstance(ask, Ask)
+    assert "exceeds the restore target" in ask.reason
+    assert isinstance(decided(30, Asked(20, 0, NOW, versions=400)), Ask), "never later than by the count"
+
+
+def test_the_replay_of_a_version_is_that_of_a_changelog_in_each_store() -> None:
+    figures = {"changelogs_before": 40, "restore_seconds_before": 20.0, "restore_seconds_after": 2.0, "stores": 4}
+    assert versions_in(30.0, figures) == 14  # (30 s - 2 s) / (0.5 s * 4)
+    assert versions_in(1.0, figures) == 1
+    assert versions_in(30.0, {**figures, "changelogs_before": 0}) is None
+    assert versions_in(30.0, {}) is None
 
 
 def test_while_a_run_is_active_no_run_is_requested() -> None:

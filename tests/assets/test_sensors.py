@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets import due, sensors
+from assets import due, metadata, sensors
 from assets.due import Asked, Cursor
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
@@ -308,3 +308,22 @@ def test_failures_are_sent_to_the_webhook_and_always_logged(
     assert "only the log" in caplog.text
     assert "could not be called" in (Notifier(webhook="http://127.0.0.1:1/").notify("nobody listens") or "")
     assert "not an http URL" in (Notifier(webhook="file:///etc/passwd").notify("no URL") or "")
+
+
+def test_a_query_is_due_when_its_replay_exceeds_the_restore_target(
+    fleet: Fleet, configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    examined(instance)
+    configuration.write_text(f'{configuration.read_text()}\n[roots.flights.snapshot]\nrestore_target = "10s"\n')
+    figures = {"changelogs_before": 20, "restore_seconds_before": 50.0, "restore_seconds_after": 1.0, "stores": 2}
+    instance.report_runless_asset_event(
+        dg.AssetMaterialization("snapshot", partition="flights", metadata={"figures": metadata.figures(figures)})
+    )
+    a_run(instance, DagsterRunStatus.SUCCESS)
+    first = tick(fleet, instance, Cursor({"flights": Asked(9, 1, 0.0)}).encoded())
+    assert runs_of(first) == []
+    # 9 s for 5 s a version
+    assert remembered(first).asked["flights"].versions == 1
+    flights.grow(1)
+    (request,) = runs_of(tick(fleet, instance, first.cursor))
+    assert "exceeds the restore target" in request.tags[REASON_TAG]
