@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import deltalake
@@ -13,9 +19,10 @@ from pyspark.sql import SparkSession
 
 from pipelines import DeltaSink, Host, StatefulOperator, Update, start
 from pipelines.operator import Pieces
+from pipelines.progress import Phase
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store import StoreLimits
-from tests.support.s3_server import S3Server, Wire
+from tests.support.s3_server import CREDENTIALS, S3Server, Wire
 from tests.support.streams import Seen
 
 pytestmark = pytest.mark.spark
@@ -134,3 +141,78 @@ def test_another_host_continues_from_a_root_in_a_bucket(
     }
     facts = deltalake.DeltaTable(str(tmp_path / "sink")).to_pyarrow_table()
     assert pc.sum(facts["n"]).as_py() > 0
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A server in a process of its own: `deltalake` holds the interpreter's lock while it waits for a reply."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            with socket.socket() as tried:
+                if not tried.connect_ex(("127.0.0.1", port)):
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
+def test_tasks_write_the_files_of_a_table_in_a_bucket(
+    delta_session: SparkSession, endpoint: str, tmp_path: Path, dies_at: Phase
+) -> None:
+    bucket = "a-bucket"
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")):
+        pass
+    spec = StorageSpec(f"s3://{bucket}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
+    options = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": CREDENTIALS["key"],
+        "AWS_SECRET_ACCESS_KEY": CREDENTIALS["secret"],
+        "AWS_REGION": CREDENTIALS["region"],
+        "AWS_ALLOW_HTTP": "true",
+    }
+    sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options, writer="tasks")
+    source = tmp_path / "source"
+    for batch in range(3):
+        _append(source, batch)
+
+    def run(seen: Seen) -> None:
+        query = start(
+            StatefulOperator(keys=["k"], order_by=["x"], state=COUNT, output=OUTPUT, update=count),
+            delta_session.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(source)),
+            root=spec,
+            checkpoint=str(tmp_path / "checkpoint"),
+            sink=sink,
+            partitions=2,
+            log="batch",
+            host=Host(str(tmp_path / "host")),
+            observer=seen,
+            trigger={"availableNow": True},
+        )
+        query.await_termination()
+
+    def died(batch: int, phase: Phase) -> None:
+        if (batch, phase) == (1, dies_at):
+            raise RuntimeError("the driver died")
+
+    with pytest.raises(Exception, match="the driver died"):
+        run(Seen(died))
+    run(Seen())
+    facts = deltalake.DeltaTable(f"s3://{bucket}/facts", storage_options=options).to_pyarrow_table()
+    rows = deltalake.DeltaTable(str(source)).to_pyarrow_table()
+    counts: dict[str, int] = {}
+    expected = []
+    for batch in range(3):
+        found = [f"key {number % (3 + batch)}" for number in range(20)]
+        for key in sorted(set(found)):
+            counts[key] = counts.get(key, 0) + found.count(key)
+            expected.append((key, counts[key]))
+    assert rows.num_rows == 60
+    assert sorted((row["k"], row["n"]) for row in facts.to_pylist()) == sorted(expected)
