@@ -106,7 +106,7 @@ class S3Server:
 
     def answered(self, method: str, part_of_url: str) -> list[int]:
         """The statuses of the store's answers to such requests, in the order in which they were sent."""
-        return [status for found, url, status in self._answers if found == method and part_of_url in url]
+        return [status for found, url, status in self._answers.copy() if found == method and part_of_url in url]
 
     def _ask(self, method: str, path: str, body: bytes = b"", acl: str = "private") -> bytes:
         headers = {"Content-Length": str(len(body)), "Content-Type": "application/octet-stream", "x-amz-acl": acl}
