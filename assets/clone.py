@@ -68,6 +68,7 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
         prepared = passes.clone.plan(
             query.storage,
             destination,
+            query.policies,
             by,
             batch=config.batch,
             new_query=config.new_query,

@@ -27,6 +27,7 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
+from statestore.format import names
 from statestore.maintenance import passes
 from statestore.maintenance.copies import ClonePlan, CopyFile, Way
 from statestore.maintenance.passes import PreparedClone
@@ -74,11 +75,14 @@ def clone(
     In structure V1, the default is the batch two before the newest unless --confirm-stopped is given: a running query may
     still replace newer changelogs.
     """
+    if query_id is not None and not names.is_checkpoint_id(query_id):
+        raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     by = this_process()
     other = open_destination(ctx, destination).storage
     prepared = passes.clone.plan(
         root.storage,
         other,
+        root.policies,
         by,
         batch=batch,
         new_query=new_query,

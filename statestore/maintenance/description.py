@@ -47,7 +47,7 @@ class Description:
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
     """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the record of a clone,
-    and four for the batch logs and the figures of a Statekeeper job. Raises `CorruptFile`, `StorageError`."""
+    and four for the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -65,7 +65,7 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    cloned = record.read(storage)
+    cloned = _cloned(storage)
     if gathered.origin is Origin.NATIVE:
         return Description(structure=structure, operators=operators, keys=keys, cloned=cloned)
     return Description(
@@ -85,6 +85,14 @@ def _batch_logs(storage: Storage) -> BatchLogs | None:
         return None
     versions = [version for version, _ in found]
     return BatchLogs(len(found), sum(size_bytes for _, size_bytes in found), min(versions), max(versions))
+
+
+def _cloned(storage: Storage) -> CloneRecord | None:
+    try:
+        return record.read(storage)
+    except CorruptFile:
+        # A description leaves it out. Only another run of the clone needs the record, and reports the damage.
+        return None
 
 
 def _keys(storage: Storage, store: StorePath, version: VersionId) -> int | None:

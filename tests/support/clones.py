@@ -6,17 +6,25 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from statestore.format import names
+from statestore.format.structure import Structure
 from statestore.maintenance import passes
+from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.passes import PreparedClone
-from statestore.storage import Storage
+from statestore.origin import Origin
+from statestore.storage import Entry, Storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.maintained_query import Query
+from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import MAINTAINER
+
+FULL = Policies(mode=Mode.FULL)
 
 
 def cloned(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedClone:
     """Plan a clone and make it."""
-    prepared = passes.clone.plan(source, destination, MAINTAINER, **how)
+    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, **how)
     passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
     return prepared
 
@@ -35,3 +43,32 @@ def query_of(query: Query, storage: Storage, folder: Path, batch: int) -> Query:
     if shadow is not None:
         shadow = at(shadow, shadow.storage, folder / "shadow job", batch)
     return Query(at(query.checkpoint, storage, folder / "job", batch), folder, shadow)
+
+
+KINDS = [
+    pytest.param("own", Structure.V1, False, id="own v1"),
+    pytest.param("own", Structure.V2, False, id="own v2"),
+    pytest.param("own", Structure.V2, True, id="own v2 in batch logs"),
+    pytest.param("native", Structure.V1, False, id="native v1"),
+    pytest.param("native", Structure.V2, False, id="native v2"),
+]
+
+
+Roots = tuple[Storage, Storage]
+"""A source and a destination."""
+
+
+def made(storage: Storage, folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
+    """Eight batches with a snapshot after the fifth."""
+    query = maintained_query(storage, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
+    query.snapshot()
+    query.grow(3)
+    return query
+
+
+def own(storage: Storage, folder: Path) -> Query:
+    return made(storage, folder, "own", Structure.V2, in_batch_logs=False)
+
+
+def without_leases(storage: Storage) -> list[Entry]:
+    return [entry for entry in storage.list("") if not entry.path.startswith(names.LEASES)]

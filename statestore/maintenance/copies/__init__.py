@@ -9,10 +9,21 @@ pass through this process. Files with the id of the query or the URL of the root
 checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
-from statestore.maintenance.copies.execute import execute
+from statestore.maintenance.copies.execute import begin, execute
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.gather import gather
-from statestore.maintenance.copies.plan import ClonePlan, CopyFile, Way, plan
+from statestore.maintenance.copies.plan import ClonePlan, CopyFile, FreshIds, Way, plan
 from statestore.maintenance.copies.record import CloneRecord
 
-__all__ = ["CloneFacts", "ClonePlan", "CloneRecord", "CopyFile", "Way", "execute", "gather", "plan"]
+__all__ = [
+    "CloneFacts",
+    "ClonePlan",
+    "CloneRecord",
+    "CopyFile",
+    "FreshIds",
+    "Way",
+    "begin",
+    "execute",
+    "gather",
+    "plan",
+]

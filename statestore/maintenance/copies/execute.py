@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from statestore.errors import ObjectMissing, StatekeeperError, StorageError
+from statestore.errors import AlreadyExists, DestinationNotEmpty, ObjectMissing, StatekeeperError, StorageError
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.plan import ClonePlan, CopyFile, Part, Way
@@ -21,25 +21,33 @@ AT_ONCE = 8
 def execute(
     source: Storage, destination: Storage, planned: ClonePlan, *, scratch: Path, copied: Callable[[CopyFile], None]
 ) -> None:
-    """Copy the files of the plan; call `copied` after each, from one thread at a time.
+    """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
 
     *Guarantee*: the destination is a checkpoint only after the last file, and a run after a crash completes it. Nothing in
     the source changes. `scratch`: a folder for large files that pass through this machine. Raises the first error of a
     file: `ObjectMissing`, `SourceChanged`, `StorageError`.
     """
-    if planned.is_complete:
-        return
-    destination.create(names.CLONED, planned.record.encoded())
     for part in Part:
         if part is Part.OFFSETS:
             _require_all(source, destination, planned)
         files = planned.to_copy(part)
-        if part is Part.COMMITS:
-            # The last commit completes the clone.
-            files, last = files[:-1], files[-1:]
-            _copy_all(source, destination, planned, files, scratch, copied)
-            files = last
-        _copy_all(source, destination, planned, files, scratch, copied)
+        # The newest commit completes the clone.
+        newest = names.commits(planned.record.batch)
+        for group in ([file for file in files if file.path != newest], [file for file in files if file.path == newest]):
+            _copy_all(source, destination, planned, group, scratch, copied)
+
+
+def begin(destination: Storage, planned: ClonePlan) -> None:
+    """Write the record of the clone, the first file of the destination. Raises `DestinationNotEmpty` if another process has
+    begun another clone there since the plan; `StorageError`."""
+    try:
+        destination.create(names.CLONED, planned.record.encoded())
+    except AlreadyExists as error:
+        raise DestinationNotEmpty(
+            "another process has begun a clone here; nothing was written",
+            path=destination.url,
+            hint="choose an empty destination, or wait for the other process",
+        ) from error
 
 
 def _copy_all(

@@ -61,6 +61,14 @@ class CopyFile:
         return self.entry.size_bytes if self.body is None else len(self.body)
 
 
+@dataclass(frozen=True)
+class FreshIds:
+    """Random ids for a clone. `root`: of a Python job's root; `query`: None if the clone keeps the query."""
+
+    root: str
+    query: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClonePlan:
     """The files to copy, in the order of their parts, and the reasons not to clone.
@@ -89,23 +97,24 @@ class ClonePlan:
         return [file for file in self.files if file.part is part and file.way is not Way.PRESENT]
 
 
-def plan(gathered: CloneFacts, *, query_id: str | None, root_id: str, location: str | None = None) -> ClonePlan:
+def plan(
+    gathered: CloneFacts, fresh: FreshIds, *, query_id: str | None = None, location: str | None = None
+) -> ClonePlan:
     """Plan a clone.
 
-    query_id   of the clone; None keeps that of the source
-    root_id    a fresh id for the clone of a Python job's root
+    fresh      ids that the clone gets, unless an earlier run has chosen others
+    query_id   the certain id that the clone must get; None for that of `fresh`, or that of the source
     location   the URL that Spark uses for the destination; None derives it from the URLs in the source
     """
-    earlier = gathered.record
     record = CloneRecord(
         source=gathered.source_place.url,
         batch=gathered.batch,
-        query=query_id or gathered.query_id,
-        root="" if gathered.binding is None else root_id,
+        query=query_id or fresh.query or gathered.query_id,
+        root="" if gathered.binding is None else fresh.root,
     )
-    if earlier is not None and (earlier.source, earlier.batch) == (record.source, record.batch):
-        same_query = (earlier.query == gathered.query_id) == (record.query == gathered.query_id)
-        record = earlier if same_query else record
+    earlier = gathered.record
+    if earlier is not None and _is_continued(gathered, earlier, record, is_certain=query_id is not None):
+        record = earlier
     files, refusals = _files(gathered, record, location)
     refusals = (
         *_misplaced(gathered),
@@ -125,6 +134,15 @@ def plan(gathered: CloneFacts, *, query_id: str | None, root_id: str, location: 
         refusals=refusals,
         is_complete=is_complete,
     )
+
+
+def _is_continued(gathered: CloneFacts, earlier: CloneRecord, record: CloneRecord, *, is_certain: bool) -> bool:
+    """Return whether this run continues the earlier one: the same source and batch, and an id as it is wanted now."""
+    if (earlier.source, earlier.batch) != (record.source, record.batch):
+        return False
+    if is_certain or record.query == gathered.query_id:
+        return earlier.query == record.query
+    return earlier.query != gathered.query_id
 
 
 # -- the files of the batch --------------------------------------------------------------------------------------------
@@ -158,6 +176,9 @@ def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
     yield Part.METADATA, names.QUERY_METADATA
     yield Part.METADATA, names.BINDING
     first = _first_batch(gathered)
+    # The oldest metadata of an operator is valid for older batches, too.
+    described = [place for path in gathered.source if (place := names.parse_operator_metadata(path))]
+    oldest = {operator: min(since for of, since in described if of == operator) for operator, _ in described}
     for path in gathered.source:
         folder, _, name = path.rpartition("/")
         if folder == names.SCHEMAS:
@@ -166,7 +187,7 @@ def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
                 yield Part.METADATA, path
         elif path.startswith(f"{names.STATE}/") and ("/_metadata/" in path or "/_stateSchema/" in path):
             operator = names.parse_operator_metadata(path)
-            if operator is None or operator[1] <= batch:
+            if operator is None or operator[1] <= max(batch, oldest[operator[0]]):
                 yield Part.METADATA, path
         elif path.startswith(f"{names.SOURCES}/"):
             if _is_read(gathered, path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from statestore import switch_journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.structure import Structure
 from statestore.maintenance import copies, lease
-from statestore.maintenance.copies import CloneFacts, ClonePlan, CopyFile
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.copies import CloneFacts, ClonePlan, CopyFile, FreshIds
+from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
+from statestore.origin import Origin
 from statestore.storage import Storage
 
 
@@ -23,6 +27,7 @@ from statestore.storage import Storage
 class PreparedClone:
     """A plan of a clone, its facts, and the reasons that block it."""
 
+    mode: Mode
     gathered: CloneFacts
     plan: ClonePlan
     refusals: Refusals
@@ -31,6 +36,7 @@ class PreparedClone:
 def plan(
     source: Storage,
     destination: Storage,
+    policies: Policies,
     by: Maintainer,
     *,
     batch: int | None = None,
@@ -43,16 +49,17 @@ def plan(
 
     In structure V1, a running Spark query may replace its newest changelogs. Then the default is `LIVE_MARGIN_VERSIONS`
     batches earlier, unless a person confirms that the query is `stopped`. `new_query`: the clone belongs to a new query,
-    with `query_id` or a random id. `location`: the URL that Spark uses for the destination. Raises as `copies.gather`, and
-    `RefusedAsUnsafe` if the query is not stopped.
+    with `query_id` or a random id. `policies`: of the source. `location`: the URL that Spark uses for the destination.
+    Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped.
     """
     if stopped:
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = copies.gather(source, destination, batch=batch, stopped=stopped)
-    fresh = query_id or (by.ids.fresh() if new_query else None)
-    planned = copies.plan(gathered, query_id=fresh, root_id=by.ids.fresh(), location=location)
+    fresh = FreshIds(by.ids.fresh(), by.ids.fresh() if new_query else None)
+    planned = copies.plan(gathered, fresh, query_id=query_id, location=location)
     found = guards.refusals(_is_settled(source, gathered, stopped), guards.half_switched(source), *planned.refusals)
-    return PreparedClone(gathered, planned, found)
+    origin = Origin.NATIVE if gathered.binding is None else Origin.OWN
+    return PreparedClone(policies.mode_for(origin), gathered, planned, found)
 
 
 def execute(
@@ -66,17 +73,28 @@ def execute(
 ) -> None:
     """Make the clone; call `copied` after each file. A complete clone stays as it is.
 
-    While it runs, it holds the lease of the source, so that no other maintainer deletes the files. A lease expires by
-    itself if its holder dies. Raises the first refusal; `RootHeld`, `HalfSwitched`; as `copies.execute`.
+    While it runs, it holds the lease of both roots: no other maintainer deletes files of the source, and no other clone
+    writes to the destination. A lease expires by itself if its holder dies. In mode `observe`, nothing is written into the
+    source: there, no maintenance deletes a file. Raises the first refusal; `RootHeld`, `HalfSwitched`; as `copies.begin`
+    and `copies.execute`.
     """
     guards.require_none(prepared.refusals)
     if prepared.plan.is_complete:
         return
-    with lease.held(source, "clone", run=by.ids.fresh(), holder=by.holder, clock=by.clock) as held:
+    run = by.ids.fresh()
+    with ExitStack() as stack:
+
+        def hold(storage: Storage) -> HeldLease:
+            return stack.enter_context(lease.held(storage, "clone", run=run, holder=by.holder, clock=by.clock))
+
+        leases = [] if prepared.mode is Mode.OBSERVE else [hold(source)]
         switch_journal.require_none(source)
+        copies.begin(destination, prepared.plan)
+        leases.append(hold(destination))
 
         def ended(file: CopyFile) -> None:
-            held.beat()
+            for held in leases:
+                held.beat()
             copied(file)
 
         copies.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
