@@ -63,8 +63,8 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. gc first lists the versions that cannot be loaded, and those "
-    "that can no longer be loaded after the deletion.",
+    help="Delete although the audit reports errors. gc first lists the versions that already cannot be loaded, "
+    "and the versions that the deletion makes impossible to load.",
 )
 @scratch_option
 @workers_option

@@ -71,8 +71,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="The longest time that the replay of all tails may take, for example 30s. Beyond it, stores with the longest "
-    "tails get a snapshot, too. The time is predicted from the speed of the newest snapshots.",
+    help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, the "
+    "stores with the longest tails also get snapshots, until the rest takes at most this long. The replay time is "
+    "predicted from the speed at which the newest snapshots were made.",
 )
 @scratch_option
 @workers_option
