@@ -78,7 +78,14 @@ def test_an_error_of_a_task_is_raised_by_name_and_leaves_no_file(stream):
     assert stream.state() == {(1,): (1, 1)}
 
 
-@pytest.mark.parametrize("dies_at", [Phase.COMPUTED, Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+@pytest.mark.parametrize(
+    "dies_at",
+    [
+        pytest.param(Phase.COMPUTED, marks=pytest.mark.slow),
+        pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow),
+        Phase.SINK_WRITTEN,
+    ],
+)
 def test_a_job_without_a_sink_has_the_state_of_a_job_with_one(stream, delta_session, tmp_path, dies_at, caplog):
     twin = Stream(delta_session, tmp_path / "twin", ROWS)
     for job in (stream, twin):
