@@ -52,6 +52,11 @@ KINDS = [
     pytest.param("native", Structure.V1, False, id="native v1"),
     pytest.param("native", Structure.V2, False, id="native v2"),
 ]
+FEW_KINDS = [
+    kind if number in (2, 3) else pytest.param(*kind.values, id=kind.id, marks=pytest.mark.slow)
+    for number, kind in enumerate(KINDS)
+]
+"""Outside of the slow tests: a Python job with batch logs, and a native query in structure V1."""
 
 
 Roots = tuple[Storage, Storage]

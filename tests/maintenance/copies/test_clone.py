@@ -13,7 +13,7 @@ from statestore.maintenance import passes
 from statestore.maintenance.copies import Way
 from statestore.storage import open_storage
 from tests.support.audits import audited
-from tests.support.clones import FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
+from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
 from tests.support.structures import held
 
@@ -25,7 +25,7 @@ MOST_BYTES_OF_LEASES = 500
 
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
-@pytest.mark.parametrize("back", [0, 2])
+@pytest.mark.parametrize("back", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_clone_has_the_rows_of_its_batch_and_an_audit_finds_nothing(
     roots: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, back: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_source_and_its_clone_continue_and_are_maintained_independently(
 
 
 @pytest.mark.parametrize("verb", ["snapshot", "gc", "switch", "repair"])
-@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
 def test_a_checkpoint_is_cloned_after_each_verb(
     disks: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, verb: str
 ) -> None:
@@ -82,6 +82,14 @@ def test_a_checkpoint_is_cloned_after_each_verb(
         assert query_of(query, destination, tmp_path / f"of {name}", newest).is_right()
         assert audited(destination, scratch=tmp_path / "deep").findings == ()
         query.grow(2)
+
+
+def test_an_earlier_batch_is_cloned(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    query = own(source, tmp_path)
+    cloned(source, destination, tmp_path, batch=5)
+    assert query_of(query, destination, tmp_path / "of clone", 5).is_right()
+    assert audited(destination, scratch=tmp_path / "deep").findings == ()
 
 
 def test_a_clone_of_a_clone_has_the_same_rows(disks: Roots, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.maintained_query import maintained_query
 
 @pytest.mark.parametrize(
     ("kind", "structure", "in_batch_logs"),
-    [KINDS[2], pytest.param("native", Structure.V1, False, id="native v1")],
+    [KINDS[2], pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
 def test_a_run_after_a_crash_at_any_request_completes_the_clone(
