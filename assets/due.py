@@ -19,6 +19,7 @@ from statestore.format.untrusted import BAD_VALUES
 FORMAT = 1
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0
+_LEAST_SHARE = 10
 
 
 class Last(Enum):
@@ -102,10 +103,12 @@ class Wait:
     reason: str
 
 
-def versions_in(target_seconds: float, figures: Mapping[str, object]) -> int | None:
+def versions_in(target_seconds: float, figures: Mapping[str, object], *, long_tail: int) -> int | None:
     """Return the number of new versions whose predicted replay takes the target together with the tails that the newest run
-    left; None if that run saw no tail to measure. At least 1. Pure.
+    left. Pure.
 
+    None if that run saw no tail to measure, or left more than the target: a store cannot get a snapshot, and more runs do
+    not help. At least a tenth of `long_tail`: a run may leave almost the target, and the next must not follow at once.
     `figures`: of the asset `snapshot`.
     """
     try:
@@ -114,9 +117,9 @@ def versions_in(target_seconds: float, figures: Mapping[str, object]) -> int | N
         after, stores = float(str(figures["restore_seconds_after"])), float(str(figures["stores"]))
     except (KeyError, ValueError):
         return None
-    if changelogs <= 0 or seconds <= 0 or stores <= 0:
+    if changelogs <= 0 or seconds <= 0 or stores <= 0 or after > target_seconds:
         return None
-    return max(1, int((target_seconds - after) / (seconds / changelogs * stores)))
+    return max(1, long_tail // _LEAST_SHARE, int((target_seconds - after) / (seconds / changelogs * stores)))
 
 
 def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now_seconds: float) -> Ask | Wait:

@@ -191,9 +191,8 @@ def _measured(instance: dg.DagsterInstance, query: Query, asked: Asked) -> Asked
     event = records[0].asset_materialization if records else None
     table = None if event is None else event.metadata.get("figures")
     rows = table.records if isinstance(table, dg.TableMetadataValue) else ()
-    return replace(
-        asked, versions=due.versions_in(target, {str(row.data["figure"]): row.data["value"] for row in rows})
-    )
+    figures = {str(row.data["figure"]): row.data["value"] for row in rows}
+    return replace(asked, versions=due.versions_in(target, figures, long_tail=query.root.policies.snapshot.changelogs))
 
 
 def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet) -> list[dg.RunRequest]:

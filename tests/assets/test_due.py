@@ -42,10 +42,16 @@ def test_it_is_due_when_the_replay_of_its_new_versions_reaches_the_restore_targe
 
 def test_the_replay_of_a_version_is_that_of_a_changelog_in_each_store() -> None:
     figures = {"changelogs_before": 40, "restore_seconds_before": 20.0, "restore_seconds_after": 2.0, "stores": 4}
-    assert versions_in(30.0, figures) == 14  # (30 s - 2 s) / (0.5 s * 4)
-    assert versions_in(1.0, figures) == 1
-    assert versions_in(30.0, {**figures, "changelogs_before": 0}) is None
-    assert versions_in(30.0, {}) is None
+    assert versions_in(30.0, figures, long_tail=50) == 14  # (30 s - 2 s) / (0.5 s * 4)
+    assert versions_in(30.0, {**figures, "changelogs_before": 0}, long_tail=50) is None
+    assert versions_in(30.0, {}, long_tail=50) is None
+
+
+def test_runs_for_the_restore_target_do_not_follow_each_other_at_once() -> None:
+    figures = {"changelogs_before": 40, "restore_seconds_before": 20.0, "restore_seconds_after": 29.5, "stores": 4}
+    assert versions_in(30.0, figures, long_tail=50) == 5
+    assert versions_in(30.0, figures, long_tail=4) == 1
+    assert versions_in(29.0, figures, long_tail=50) is None, "the run could not reach the target"
 
 
 def test_while_a_run_is_active_no_run_is_requested() -> None:
