@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from statestore.clock import RandomIds
 from statestore.errors import AccessDenied, StorageError
 from statestore.storage import Created, StorageSpec, open_storage
 from statestore.storage.base import Requests
@@ -15,6 +14,13 @@ from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire
 
 LIMIT_SECONDS = 120.0
+
+
+class SameId:
+    """One id for each request, so that the pauses and their sum are fixed."""
+
+    def fresh(self) -> str:
+        return "80000000-0000-4000-8000-000000000000"
 
 
 class Unavailable(Exception):
@@ -39,7 +45,7 @@ def clock() -> SleeplessClock:
 
 def resending(clock: SleeplessClock, limit_seconds: float = LIMIT_SECONDS, *, tries: int = TRIES) -> Resending:
     return Resending(
-        "s3://bucket/root", Requests(), clock=clock, ids=RandomIds(), tries=tries, timeout_seconds=limit_seconds
+        "s3://bucket/root", Requests(), clock=clock, ids=SameId(), tries=tries, timeout_seconds=limit_seconds
     )
 
 
