@@ -50,11 +50,13 @@ class Layout:
 
     families      by name; a store without column families has one, named None
     is_described  whether the operator has metadata, which Spark writes since 4.0
+    unreadable    the reason why the rows cannot be decoded; None if they can
     """
 
     families: Mapping[str | None, Family]
     path: str
     is_described: bool = True
+    unreadable: UnknownFormatVersion | None = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ class Pairs:
     values: Sequence[bytes]
 
 
-def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
+def contents_at(storage: Storage, batch: int | None = None, *, any_encoding: bool = False) -> Contents | None:
     """Find the contents at a batch, by default the newest committed one; None if no batch is committed.
 
     Raises `VersionNotLoadable` for a batch that is not in the commit log, `UnknownFormatVersion` for a state whose encoding
-    is not unsaferow or whose state store provider is not RocksDB, `NotACheckpoint`, `CorruptFile`, `StorageError`.
+    is not unsaferow (unless `any_encoding`) or whose state store provider is not RocksDB, `NotACheckpoint`, `CorruptFile`,
+    `StorageError`.
     """
     origin = origin_of(storage)
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
@@ -80,13 +83,28 @@ def contents_at(storage: Storage, batch: int | None = None) -> Contents | None:
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
     conf = origin.state_conf(storage, replace(heads, batch=described_by))
-    if conf.encoding != UNSAFE_ROW:
-        raise UnknownFormatVersion(
-            f"the query encodes its rows as {conf.encoding}; they cannot be decoded",
-            path=names.offsets(described_by),
-            hint=_READS_ROWS,
-        )
+    if conf.encoding != UNSAFE_ROW and not any_encoding:
+        raise _other_encoding(conf, names.offsets(described_by))
     return Contents(storage=storage, batch=heads.batch, stores=heads.heads, origin=origin, conf=conf)
+
+
+def _other_encoding(conf: StateConf, path: str) -> UnknownFormatVersion:
+    return UnknownFormatVersion(
+        f"the query encodes its rows as {conf.encoding}; they cannot be decoded", path=path, hint=_READS_ROWS
+    )
+
+
+def layout_or_bytes(contents: Contents, store: StorePath) -> Layout:
+    """Find the layout as `layout`, or return one without families and with the reason why the rows cannot be decoded.
+
+    Raises `CorruptFile` and `ObjectMissing` with the path of the schema.
+    """
+    if contents.conf.encoding != UNSAFE_ROW:
+        return Layout({}, "", unreadable=_other_encoding(contents.conf, names.OFFSETS))
+    try:
+        return layout(contents, store)
+    except UnknownFormatVersion as error:
+        return Layout({}, "", unreadable=error)
 
 
 def layout(contents: Contents, store: StorePath) -> Layout:
@@ -200,7 +218,8 @@ class OpenStore:
     def _family_of(self, key: bytes) -> str:
         number = family_id(key)
         name = self._names.get(number)
-        if name is None or name not in self._layout.families:
+        is_known = name in self._layout.families or self._layout.unreadable is not None
+        if name is None or not is_known:
             known = f"family {name}" if name else f"a family with the id {number}"
             raise CorruptFile(
                 f"has rows of {known}, which the schema does not contain; they cannot be decoded",

@@ -117,9 +117,9 @@ def plan(
         record = earlier
     files, refusals = _files(gathered, record, location)
     refusals = (
-        *_misplaced(gathered),
+        *misplaced(gathered),
         *_occupied(gathered, record),
-        *_not_loadable(gathered),
+        *not_loadable(gathered),
         *_too_large(gathered, files),
         *refusals,
     )
@@ -170,7 +170,7 @@ def _files(
 def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
     """Yield the paths that the batch needs. Optional files, such as sidecars, may not exist."""
     for store in gathered.chains:
-        for path in _state_of(gathered, store):
+        for path in state_of(gathered, store):
             yield Part.STATE, path
     batch = gathered.batch
     yield Part.METADATA, names.QUERY_METADATA
@@ -198,7 +198,7 @@ def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
                 yield (Part.OFFSETS if folder == names.OFFSETS else Part.COMMITS), path
 
 
-def _state_of(gathered: CloneFacts, store: StorePath) -> Iterator[str]:
+def state_of(gathered: CloneFacts, store: StorePath) -> Iterator[str]:
     """Yield the paths of the base of a store, its tables, the changelogs after it and the changelog of the base."""
     chain = gathered.chains[store]
     base = chain.bases.get(chain.head)
@@ -279,7 +279,8 @@ def _relocated(gathered: CloneFacts, path: str, body: bytes, location: str | Non
 # -- reasons not to clone ----------------------------------------------------------------------------------------------
 
 
-def _misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    """Yield an error if one of both locations contains the other."""
     source, destination = gathered.source_place, gathered.destination_place
     if source.location.contains(destination.location) or destination.location.contains(source.location):
         yield RefusedAsUnsafe(
@@ -336,7 +337,8 @@ def _newer(paths: Iterable[str], batch: int) -> str | None:
     return None
 
 
-def _not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+def not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    """Yield an error for each store that cannot be loaded at the batch."""
     for store, chain in gathered.chains.items():
         if chain.conflicts is not None:
             yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)

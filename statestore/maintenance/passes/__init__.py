@@ -19,15 +19,17 @@ mode does not allow the plan, it only plans.
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
 
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
-and without another maintainer, and a destination that is empty or contains the same clone.
+and without another maintainer, and a destination that is empty or contains the same clone. A savepoint with rows only
+reads the source; its destination is empty or contains the same savepoint.
 """
 
-from statestore.maintenance.passes import audit, clone, repair, retention, snapshot, switch
+from statestore.maintenance.passes import audit, clone, repair, retention, savepoint, snapshot, switch
 from statestore.maintenance.passes.clone import PreparedClone
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.passes.repair import PreparedRepair
 from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
+from statestore.maintenance.passes.savepoint import PreparedRows
 from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
 from statestore.maintenance.passes.switch import PreparedSwitch
 
@@ -37,6 +39,7 @@ __all__ = [
     "PreparedClone",
     "PreparedRepair",
     "PreparedRetention",
+    "PreparedRows",
     "PreparedSnapshots",
     "PreparedSwitch",
     "RetentionPass",
@@ -46,6 +49,7 @@ __all__ = [
     "clone",
     "repair",
     "retention",
+    "savepoint",
     "snapshot",
     "switch",
 ]

@@ -57,7 +57,7 @@ def plan(
     gathered = copies.gather(source, destination, batch=batch, stopped=stopped)
     fresh = FreshIds(by.ids.fresh(), by.ids.fresh() if new_query else None)
     planned = copies.plan(gathered, fresh, query_id=query_id, location=location)
-    found = guards.refusals(_is_settled(source, gathered, stopped), guards.half_switched(source), *planned.refusals)
+    found = guards.refusals(is_settled(source, gathered, stopped), guards.half_switched(source), *planned.refusals)
     origin = Origin.NATIVE if gathered.binding is None else Origin.OWN
     return PreparedClone(policies.mode_for(origin), gathered, planned, found)
 
@@ -100,7 +100,7 @@ def execute(
         copies.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
 
 
-def _is_settled(source: Storage, gathered: CloneFacts, stopped: bool) -> RefusedAsUnsafe | None:
+def is_settled(source: Storage, gathered: CloneFacts, stopped: bool) -> RefusedAsUnsafe | None:
     """Require that a running query can no longer replace the files of the batch."""
     margin = gathered.newest - gathered.batch
     is_final = gathered.structure is Structure.V2 or gathered.binding is not None

@@ -1,0 +1,66 @@
+"""Gathers the facts of a savepoint with rows. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from statestore import catalog
+from statestore.contents import Contents, Layout, contents_at, layout_or_bytes
+from statestore.format.names import StorePath
+from statestore.maintenance import copies
+from statestore.maintenance.copies import CloneFacts
+from statestore.maintenance.savepoints.record import Begun, StoreRows, read_begun, read_finished
+from statestore.storage import Storage
+
+Kind = tuple[int, str]
+"""An operator, and the name of one of its stores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsFacts:
+    """A source at one batch, its schemas, and the destination.
+
+    copied     the facts as for a clone
+    contents   the stores at the batch, and their encoding
+    layouts    the layout of the rows
+    operators  the names of the operators; "" if unknown
+    begun      the record of an earlier run in the destination
+    finished   the stores that an earlier run has finished
+    """
+
+    copied: CloneFacts
+    contents: Contents
+    layouts: Mapping[Kind, Layout]
+    operators: Mapping[int, str]
+    begun: Begun | None
+    finished: Mapping[StorePath, StoreRows]
+
+
+def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> RowsFacts:
+    """Gather the facts for a batch, by default that of an earlier run, else as `copies.gather` chooses it.
+
+    Raises as `copies.gather`, `contents_at` and `layout_or_bytes`.
+    """
+    begun = read_begun(destination)
+    if batch is None and begun is not None and begun.source == source.url:
+        batch = begun.batch
+    copied = copies.gather(source, destination, batch=batch, stopped=stopped)
+    contents = contents_at(source, copied.batch, any_encoding=True)
+    assert contents is not None
+    layouts: dict[Kind, Layout] = {}
+    for store in sorted(contents.stores):
+        if (store.operator, store.store) not in layouts:
+            layouts[store.operator, store.store] = layout_or_bytes(contents, store)
+    described = {
+        operator: catalog.operator_at(source, operator, copied.batch)
+        for operator in sorted({operator for operator, _ in layouts})
+    }
+    return RowsFacts(
+        copied=copied,
+        contents=contents,
+        layouts=layouts,
+        operators={operator: found.name if found else "" for operator, found in described.items()},
+        begun=begun,
+        finished=read_finished(destination, contents.stores, copied.existing),
+    )

@@ -1,0 +1,130 @@
+"""Plans a savepoint with rows. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from statestore.errors import DestinationNotEmpty, StatekeeperError
+from statestore.format import savepoint_names as names
+from statestore.format.names import StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance.copies.plan import misplaced, not_loadable, state_of
+from statestore.maintenance.savepoints.columns import Table, tables_of
+from statestore.maintenance.savepoints.gather import Kind, RowsFacts
+from statestore.maintenance.savepoints.record import Begun, StoreRows
+
+
+class Tables(StrEnum):
+    """The format of the tables."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsPlan:
+    """The tables to write, the stores to read, and the reasons not to.
+
+    begun         what the destination records
+    newest        the newest batch of the source
+    structure     of the batch
+    query_id      of the query
+    tables        of each operator and store name, by family; none for a store whose schema cannot be read
+    stores        all stores
+    finished      those that an earlier run has finished
+    leftovers     files of an earlier run that did not finish their store
+    read_bytes    the size of the files of state that hold the rows
+    is_complete   the destination already is this savepoint
+    """
+
+    begun: Begun
+    newest: int
+    structure: Structure
+    query_id: str
+    tables: Mapping[Kind, Mapping[str | None, Table]]
+    stores: tuple[StorePath, ...]
+    finished: Mapping[StorePath, StoreRows]
+    leftovers: tuple[str, ...]
+    read_bytes: int
+    refusals: tuple[StatekeeperError, ...]
+    is_complete: bool
+
+    def to_read(self) -> list[StorePath]:
+        """The stores that are not finished yet."""
+        return [store for store in self.stores if store not in self.finished]
+
+    def all_tables(self) -> list[Table]:
+        """All tables, in order."""
+        return [table for of_kind in self.tables.values() for table in of_kind.values()]
+
+
+def plan(gathered: RowsFacts, tables: Tables, *, run: str, now_ms: int) -> RowsPlan:
+    """Plan a savepoint. `run`, `now_ms`: the id and the time of this run, unless it continues an earlier one."""
+    copied = gathered.copied
+    begun = Begun(
+        source=copied.source_place.url,
+        batch=copied.batch,
+        tables=tables.value,
+        state=_state(gathered),
+        run=run,
+        begun_at_ms=now_ms,
+    )
+    earlier = gathered.begun
+    continues = earlier is not None and earlier.is_continued_by(begun)
+    if earlier is not None and continues:
+        begun = earlier
+    refusals = (*misplaced(copied), *_occupied(gathered, continues=continues), *not_loadable(copied))
+    known = {file.path for rows in gathered.finished.values() for part in rows.parts for file in part.files}
+    return RowsPlan(
+        begun=begun,
+        newest=copied.newest,
+        structure=copied.structure,
+        query_id=copied.query_id,
+        tables={
+            kind: {one.family: one for one in tables_of(kind[0], gathered.operators[kind[0]], kind[1], layout)}
+            for kind, layout in gathered.layouts.items()
+        },
+        stores=tuple(sorted(gathered.contents.stores)),
+        finished=gathered.finished if continues else {},
+        leftovers=tuple(path for path in copied.existing if names.is_part(path) and path not in known)
+        if continues
+        else (),
+        read_bytes=_read_bytes(gathered),
+        refusals=refusals,
+        is_complete=continues and not refusals and names.MANIFEST in copied.existing,
+    )
+
+
+def _state(gathered: RowsFacts) -> str:
+    """A digest of the versions of all stores: another history of the source with the same batch has another one."""
+    heads = sorted(gathered.contents.stores.items())
+    text = "\n".join(f"{store.folder} {version.version} {version.mark}" for store, version in heads)
+    return hashlib.blake2b(f"{gathered.copied.query_id}\n{text}".encode(), digest_size=16).hexdigest()
+
+
+def _read_bytes(gathered: RowsFacts) -> int:
+    paths = {path for store in gathered.copied.chains for path in state_of(gathered.copied, store)}
+    return sum(entry.size_bytes for path, entry in gathered.copied.source.items() if path in paths)
+
+
+def _occupied(gathered: RowsFacts, *, continues: bool) -> Iterator[StatekeeperError]:
+    earlier, place, existing = gathered.begun, gathered.copied.destination_place, gathered.copied.existing
+    if not existing or continues:
+        return
+    if earlier is None:
+        yield DestinationNotEmpty(
+            f"is not empty: it contains {min(existing)}; nothing was written",
+            path=place.url,
+            hint="choose an empty destination",
+        )
+    else:
+        yield DestinationNotEmpty(
+            f"contains a savepoint of {earlier.source} at batch {earlier.batch} as {earlier.tables} tables; "
+            "nothing was written",
+            path=place.url,
+            hint=f"choose an empty destination, or delete the folder {place.url}. To complete that savepoint, run: "
+            f"statekeeper savepoint {earlier.source} {place.url} --rows --batch {earlier.batch} --format {earlier.tables}",
+        )

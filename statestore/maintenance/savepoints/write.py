@@ -1,0 +1,143 @@
+"""Writes the rows of one store to files of its tables, in bounded memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statestore.clock import Clock, Ids
+from statestore.contents import Contents, Layout, OpenStore, Pairs, opened
+from statestore.engine.rocks import translated
+from statestore.format import savepoint_names as names
+from statestore.format.family_rows import FAMILY_BYTES
+from statestore.format.names import StorePath
+from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, raw_rows, table_of, typed_rows
+from statestore.maintenance.savepoints.record import File, Part, StoreRows
+from statestore.storage import Storage
+
+_GROUP_BYTES = 32 * 1024 * 1024
+_GROUP_ROWS = 200_000
+"""A row group ends with the first of both. The rows of one group of each worker are in memory."""
+FILE_BYTES = 256 * 1024 * 1024
+"""A file of a table ends at the first row group beyond this size."""
+
+
+def write_store(
+    contents: Contents,
+    store: StorePath,
+    layout: Layout,
+    operator_name: str,
+    destination: Storage,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    wrote: Callable[[int], None],
+) -> StoreRows:
+    """Write the rows of a store; call `wrote` with the number of rows of each piece.
+
+    Raises as `opened`, `OpenStore.decoded` and `Storage.create`; `LocalDiskFull`.
+    """
+    parts: list[Part] = []
+    with opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as rows, _folder(scratch) as folder:
+        writer: _PartWriter | None = None
+        for pairs in rows.pairs():
+            if writer is None or writer.table.family != pairs.family:
+                if writer is not None:
+                    parts.append(writer.finish())
+                table = table_of(store.operator, operator_name, store.store, pairs.family, layout)
+                writer = _PartWriter(table, store.partition, destination, Path(folder))
+            batch = _batch(writer.table, store.partition, rows, pairs)
+            writer.add(batch)
+            wrote(batch.num_rows)
+        if writer is not None:
+            parts.append(writer.finish())
+    return StoreRows(store, tuple(parts))
+
+
+def write_empty(table: Table, destination: Storage, scratch: Path) -> File:
+    """Write a file without rows, which tells the columns of a table without rows."""
+    with _folder(scratch) as folder:
+        path = Path(folder) / "empty.parquet"
+        with translated(scratch):
+            pq.write_table(table.schema.empty_table(), path)
+        name = names.empty_part(table.folder)
+        size = path.stat().st_size
+        destination.create(name, path)
+    return File(path=name, rows=0, bytes=size)
+
+
+def _folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=scratch, prefix="savepoint-")
+
+
+def _batch(table: Table, partition: int, rows: OpenStore, pairs: Pairs) -> pa.RecordBatch:
+    if table.rows is not None:
+        return typed_rows(table, partition, rows.decoded(pairs))
+    skip = 0 if pairs.family is None else FAMILY_BYTES
+    return raw_rows(table, partition, [key[skip:] for key in pairs.keys], list(pairs.values))
+
+
+class _PartWriter:
+    """Writes the rows of one store in one table, to one file after another."""
+
+    def __init__(self, table: Table, partition: int, destination: Storage, folder: Path) -> None:
+        self.table = table
+        self._partition = partition
+        self._destination = destination
+        self._path = folder / "part.parquet"
+        self._writer: pq.ParquetWriter | None = None
+        self._group: list[pa.RecordBatch] = []
+        self._rows_in_file = 0
+        self._digest = 0
+        self._files: list[File] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._digest = digest_sum((self._digest, digest_of(batch)))
+        self._group.append(batch)
+        rows = sum(one.num_rows for one in self._group)
+        if rows >= _GROUP_ROWS or sum(one.nbytes for one in self._group) >= _GROUP_BYTES:
+            self._end_group()
+            if self._path.stat().st_size >= FILE_BYTES:
+                self._end_file()
+
+    def finish(self) -> Part:
+        """Write the rest, and return the files and counts."""
+        self._end_group()
+        self._end_file()
+        return Part(
+            table=self.table.folder,
+            family=self.table.family,
+            rows=sum(file.rows for file in self._files),
+            digest=f"{self._digest:032x}",
+            files=tuple(self._files),
+        )
+
+    def _end_group(self) -> None:
+        if not self._group:
+            return
+        group = pa.Table.from_batches(self._group)
+        with translated(self._path):
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._path, self.table.schema, compression="zstd")
+            self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+        self._rows_in_file += group.num_rows
+        self._group = []
+
+    def _end_file(self) -> None:
+        if self._writer is None:
+            return
+        with translated(self._path):
+            self._writer.close()
+        name = names.part(self.table.folder, self._partition, len(self._files))
+        self._files.append(File(path=name, rows=self._rows_in_file, bytes=self._path.stat().st_size))
+        self._destination.create(name, self._path)
+        self._path.unlink()
+        self._writer, self._rows_in_file = None, 0

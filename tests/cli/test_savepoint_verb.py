@@ -1,0 +1,58 @@
+"""`statekeeper savepoint` at a terminal and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.storage import open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.counted_state import SCHEMA, changes
+from tests.support.maintainers import MAINTAINER
+from tests.support.savepoints import manifest, rows_of
+
+
+def statekeeper(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], obj=MAINTAINER)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job", schema=SCHEMA)
+    made.batch(changes(a=1, b=2), changes(z=9))
+    made.batch(changes(a=None), changes())
+    return made
+
+
+def test_a_dry_run_shows_the_tables_and_a_run_writes_them(source: Checkpoint, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    verb = ("savepoint", tmp_path / "root", to, "--rows", "--scratch", tmp_path)
+    shown = statekeeper(*verb, "--dry-run")
+    assert (shown.exit_code, "rows/0/default" in shown.output, "typed" in shown.output) == (0, True, True)
+    assert not to.exists()
+    done = statekeeper(*verb)
+    assert done.exit_code == 0, done.output
+    assert f"saved batch 1, version 2 to file://{to}: 2 rows in 1 tables" in done.output
+    assert [row["key"]["name"] for row in rows_of(to)] == ["b", "z"]
+    assert "the savepoint is complete: nothing to do" in statekeeper(*verb, "--dry-run").output
+    assert statekeeper(*verb).exit_code == 0
+
+
+def test_json_has_the_plan_the_counts_and_the_refusals(source: Checkpoint, tmp_path: Path) -> None:
+    verb = ("savepoint", tmp_path / "root", tmp_path / "to", "--rows", "--scratch", tmp_path, "--output", "json")
+    planned = json.loads(statekeeper(*verb, "--dry-run", "--batch", "0").output)
+    assert (planned["batch"], planned["newest_batch"], planned["stores"], planned["refusals"]) == (0, 1, 2, [])
+    assert planned["bytes_read"] > 0
+    done = json.loads(statekeeper(*verb, "--batch", "0", "--format", "delta").output)
+    assert (done["saved"], done["rows"], done["untyped"]) == (True, 3, [])
+    assert done["digest"] == manifest(tmp_path / "to")["digest"]
+    refused = statekeeper(*verb, "--dry-run", "--batch", "1")
+    assert refused.exit_code == 3
+    assert json.loads(refused.output)["refusals"][0]["code"] == "destination_not_empty"
+    failed = statekeeper(*verb, "--batch", "1")
+    assert (failed.exit_code, json.loads(failed.stdout)["error"]["code"]) == (13, "destination_not_empty")
+    assert "--rows --batch 0 --format delta" in json.loads(failed.stdout)["error"]["hint"]

@@ -1,0 +1,68 @@
+"""Reads the tables of a savepoint with rows, without Statekeeper's own reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statestore.format.plain_values import plain_rows
+from statestore.maintenance import passes
+from statestore.maintenance.passes import PreparedRows
+from statestore.maintenance.savepoints.columns import digest_of, digest_sum
+from statestore.storage import Storage
+from tests.support.dumped import Row
+from tests.support.maintainers import MAINTAINER
+
+
+def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedRows:
+    """Plan a savepoint with rows and make it."""
+    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER, **how)
+    passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, scratch=scratch)
+    return prepared
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "savepoint.json").read_text())
+    return found
+
+
+def table(folder: Path, path: str) -> pa.Table:
+    """All files of a table."""
+    return pa.concat_tables([pq.read_table(file) for file in sorted((folder / path).glob("*.parquet"))])
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """The rows of all tables in the form of `statekeeper dump`, in the order of the tables."""
+    found = []
+    for described in manifest(folder)["tables"]:
+        whole = table(folder, described["path"])
+        parts = {
+            part: whole.select([c for c, name in described["columns"].items() if name.startswith(f"{part}.")])
+            for part in ("key", "value")
+        }
+        named = {
+            part: plain_rows(
+                columns.rename_columns([described["columns"][c].partition(".")[2] for c in columns.column_names])
+            )
+            if columns.column_names
+            else [{} for _ in range(whole.num_rows)]
+            for part, columns in parts.items()
+        }
+        for place, key, value in zip(
+            whole.select(["partition"]).to_pylist(), named["key"], named["value"], strict=True
+        ):
+            store = "" if described["store"] == "default" else f"/{described['store']}"
+            name = f"state/{described['operator_id']}/{place['partition']}{store}"
+            found.append({"store": name, "family": described["family"], "key": key, "value": value})
+    return found
+
+
+def recomputed(folder: Path) -> str:
+    """The digest of the rows that are in the files."""
+    paths = [described["path"] for described in manifest(folder)["tables"]]
+    digests = [digest_of(batch) for path in paths for batch in table(folder, path).to_batches()]
+    return f"{digest_sum(digests):032x}"
