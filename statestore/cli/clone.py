@@ -92,7 +92,7 @@ def clone(
     )
     planned = prepared.plan
     if dry_run:
-        output.show(_object(prepared), lambda console: _print_plan(console, prepared))
+        output.show(clone_object(prepared), lambda console: print_clone(console, prepared))
         sys.exit(FINDINGS if prepared.refusals else 0)
     before = by.clock.monotonic_seconds()
     with progress_bar() as bar:
@@ -105,12 +105,13 @@ def clone(
         passes.clone.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
     output.show(
-        {**_object(prepared), "cloned": True, "seconds": round(seconds, 3)},
+        {**clone_object(prepared), "cloned": True, "seconds": round(seconds, 3)},
         lambda console: _print_done(console, planned, other.url, seconds),
     )
 
 
-def _object(prepared: PreparedClone) -> dict[str, Any]:
+def clone_object(prepared: PreparedClone) -> dict[str, Any]:
+    """The plan of a clone as a JSON object."""
     planned = prepared.plan
     return {
         "batch": planned.record.batch,
@@ -132,7 +133,8 @@ def _object(prepared: PreparedClone) -> dict[str, Any]:
     }
 
 
-def _print_plan(console: Console, prepared: PreparedClone) -> None:
+def print_clone(console: Console, prepared: PreparedClone) -> None:
+    """Print the plan of a clone."""
     planned = prepared.plan
     table = tables.table(
         f"{tables.when(planned.record.batch)} of {planned.newest:,}: {planned.stores:,} stores, "

@@ -27,9 +27,9 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair and switch print a plan and change nothing without --apply. snapshot, clone, savepoint and unpack only add
-    files and run at once; --dry-run prints their plans. repair --undo, switch --abort and lease --break need no --apply.
-    All other verbs only read.
+    gc, repair, switch and savepoint --delete print a plan and change nothing without --apply. snapshot, clone, savepoint
+    and unpack only add files and run at once; --dry-run prints their plans. repair --undo, switch --abort and
+    lease --break need no --apply. All other verbs only read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from statestore.cli import tables
+from statestore.cli.clone import clone_object, print_clone
 from statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
     complete_root,
     error_object,
+    mode_option,
     open_destination,
     output_option,
     progress_bar,
@@ -27,22 +31,29 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
-from statestore.maintenance.passes import PreparedRows
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.copies import CopyFile, Way
+from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
 from statestore.maintenance.savepoints import Tables
+from statestore.maintenance.savepoints.labels import Label
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.savepoints.record import StoreRows
+from statestore.storage import Storage
 
 
-@click.command(short_help="Keep the rows of a checkpoint as Parquet or Delta tables.")
+@click.command(short_help="Keep the state of a batch, as files or as rows.")
 @root_argument
-@click.argument("destination", shell_complete=complete_root)
+@click.argument("destination", required=False, shell_complete=complete_root)
 @click.option(
     "--rows",
     is_flag=True,
-    required=True,
-    help="Write the rows of the state, decoded to typed columns. pandas, Spark and DuckDB read them.",
+    help="Write the rows of the state as tables with typed columns, in place of the files. pandas, Spark and DuckDB read "
+    "them.",
 )
+@click.option("--label", metavar="LABEL", help="The name of the savepoint in the list. Required without --rows.")
+@click.option("--note", metavar="TEXT", default="", help="A note for the list. Requires --label.")
 @click.option("--batch", type=click.IntRange(0), help="The batch whose state to keep. Default: the newest.")
 @click.option(
     "--format",
@@ -50,9 +61,19 @@ from statestore.maintenance.savepoints.record import StoreRows
     type=click.Choice([one.value for one in Tables]),
     default=Tables.PARQUET.value,
     show_default=True,
-    help="Format of the tables. Delta tables are Parquet files with a commit.",
+    help="Format of the tables, with --rows. Delta tables are Parquet files with a commit.",
 )
+@click.option(
+    "--location",
+    metavar="URL",
+    help="The URL that Spark uses for the destination, without --rows. Required if it cannot be derived from the URLs in "
+    "the source.",
+)
+@click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT.")
+@click.option("--delete", "deleted", metavar="LABEL", help="Show which files of this savepoint --apply deletes.")
+@click.option("--apply", "applies", is_flag=True, help="Delete the savepoint of --delete.")
 @stopped_option
+@mode_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option
 @scratch_option
@@ -61,31 +82,113 @@ from statestore.maintenance.savepoints.record import StoreRows
 def savepoint(
     ctx: click.Context,
     root: Opened,
-    destination: str,
+    destination: str | None,
     rows: bool,
+    label: str | None,
+    note: str,
     batch: int | None,
     form: str,
+    location: str | None,
+    lists: bool,
+    deleted: str | None,
+    applies: bool,
     stopped: bool,
+    mode: str | None,
     dry_run: bool,
     workers: int,
     scratch: Path,
     output: Output,
 ) -> None:
-    """Keep the rows of a checkpoint at one batch as Parquet or Delta tables, one for each store name and column family.
+    """Keep the state of a checkpoint at one batch in another location: as files with --label, from which Spark or a job can
+    start, or as tables with --rows.
 
-    The source is only read, and may be running. This verb only adds files to an empty destination, so it runs at once.
-    savepoint.json, written last, has the counts and digests. If the verb is interrupted, run it again to complete it.
+    The source may be running, and its state is not changed. A savepoint is an independent copy, so garbage collection of
+    the source does not touch it. This verb only adds files to an empty destination, so it runs at once. If it is
+    interrupted, run it again to complete it.
 
     In structure V1, the default is the batch two before the newest unless --confirm-stopped is given: a running query may
     still replace newer changelogs.
+
+    --list shows the labeled savepoints of ROOT. In mode observe, the default for native queries, nothing is written into
+    ROOT. Then only the savepoint has the label, and --list and --delete take the savepoint as ROOT.
     """
-    del rows  # the only kind of savepoint so far
+    policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
+    _require_usable(destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, applies=applies)
+    if lists:
+        found = passes.savepoint.listed(root.storage)
+        output.show({"savepoints": [_label(one) for one in found]}, lambda console: _print_list(console, found))
+        return
+    if deleted is not None:
+        _delete(ctx, root, policies, deleted, applies, output)
+        return
+    assert destination is not None
     by = this_process()
     other = open_destination(ctx, destination).storage
-    prepared = passes.savepoint.plan_rows(root.storage, other, by, batch=batch, tables=Tables(form), stopped=stopped)
+    if rows:
+        prepared = passes.savepoint.plan_rows(
+            root.storage, other, by, batch=batch, tables=Tables(form), stopped=stopped, label=label, note=note
+        )
+        _save_rows(root.storage, other, prepared, policies, dry_run, workers, scratch, output)
+    else:
+        assert label is not None
+        files = passes.savepoint.plan_files(
+            root.storage,
+            other,
+            policies,
+            by,
+            label=label,
+            note=note,
+            batch=batch,
+            stopped=stopped,
+            location=location,
+        )
+        _save_files(root.storage, other, files, dry_run, scratch, output)
+
+
+def _require_usable(
+    destination: str | None,
+    *,
+    rows: bool,
+    label: str | None,
+    note: str,
+    lists: bool,
+    deleted: str | None,
+    applies: bool,
+) -> None:
+    """Raise `click.UsageError` for options that exclude each other or are missing."""
+    if applies and deleted is None:
+        raise click.UsageError("--apply belongs to --delete LABEL")
+    if lists or deleted is not None:
+        if (lists and deleted is not None) or destination is not None or rows or label is not None:
+            raise click.UsageError("--list and --delete take only ROOT")
+        return
+    if destination is None:
+        raise click.UsageError("Missing argument 'DESTINATION'.")
+    if label is None and not rows:
+        raise click.UsageError("give --label LABEL to keep the files, or --rows to keep the rows")
+    if label is None and note:
+        raise click.UsageError("--note requires --label")
+    if label is not None and not is_label(label):
+        raise click.BadParameter(
+            f'{label!r} is not a label: up to 100 letters, digits, ".", "_" and "-", a letter or digit first',
+            param_hint="--label",
+        )
+
+
+def _save_rows(
+    source: Storage,
+    other: Storage,
+    prepared: PreparedRows,
+    policies: Policies,
+    dry_run: bool,
+    workers: int,
+    scratch: Path,
+    output: Output,
+) -> None:
     if dry_run:
         output.show(_object(prepared), lambda console: _print_plan(console, prepared))
         sys.exit(FINDINGS if prepared.refusals else 0)
+    by = this_process()
     before = by.clock.monotonic_seconds()
     with progress_bar() as bar:
         stores = bar.add_task("stores", total=len(prepared.plan.stores))
@@ -101,13 +204,110 @@ def savepoint(
             bar.advance(stores)
 
         made = passes.savepoint.execute_rows(
-            root.storage, other, prepared, by, scratch=scratch, workers=workers, wrote=wrote, finished=finished
+            source, other, prepared, by, policies, scratch=scratch, workers=workers, wrote=wrote, finished=finished
         )
     seconds = by.clock.monotonic_seconds() - before
     output.show(
         {**_object(prepared), **_made(made), "saved": True, "seconds": round(seconds, 3)},
         lambda console: _print_done(console, prepared, made, other.url, seconds),
     )
+
+
+def _save_files(
+    source: Storage, other: Storage, prepared: PreparedFiles, dry_run: bool, scratch: Path, output: Output
+) -> None:
+    shown = {
+        **clone_object(prepared.clone),
+        "label": prepared.label.label,
+        "note": prepared.label.note,
+        "refusals": [error_object(error) for error in prepared.refusals],
+    }
+    if dry_run:
+        whole = PreparedClone(prepared.clone.mode, prepared.clone.gathered, prepared.clone.plan, prepared.refusals)
+        output.show(shown, lambda console: print_clone(console, whole))
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    by = this_process()
+    before = by.clock.monotonic_seconds()
+    with progress_bar() as bar:
+        task = bar.add_task("files", total=sum(file.way is not Way.PRESENT for file in prepared.clone.plan.files))
+
+        def copied(file: CopyFile) -> None:
+            del file
+            bar.advance(task)
+
+        is_listed = passes.savepoint.execute_files(source, other, prepared, by, scratch=scratch, copied=copied)
+    seconds = by.clock.monotonic_seconds() - before
+
+    def print_done(console: Console) -> None:
+        planned = prepared.clone.plan
+        where = "" if is_listed else "; only the savepoint has the label, because the mode of the source is observe"
+        console.print(
+            tables.plain(
+                f"saved {tables.when(planned.record.batch)} as {prepared.label.label} to {other.url}: "
+                f"{filesize.decimal(planned.size_bytes())} in {seconds:,.1f} s{where}"
+            ),
+            soft_wrap=True,
+        )
+
+    output.show({**shown, "saved": True, "listed": is_listed, "seconds": round(seconds, 3)}, print_done)
+
+
+def _delete(ctx: click.Context, root: Opened, policies: Policies, label: str, applies: bool, output: Output) -> None:
+    found = passes.savepoint.find(root.storage, label)
+    other = open_destination(ctx, _as_argument(found.destination)).storage
+    planned = passes.savepoint.plan_removal(root.storage, other, found, policies, this_process())
+    shown = {
+        **_label(found),
+        "files": len(planned.files),
+        "bytes": planned.size_bytes,
+        "other_files": planned.others,
+        "refusals": [error_object(error) for error in planned.refusals],
+    }
+    if applies:
+        passes.savepoint.execute_removal(root.storage, other, planned)
+    text = f"{len(planned.files):,} files of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
+
+    def print_removal(console: Console) -> None:
+        if planned.others:
+            console.print(f"{planned.others:,} other files stay")
+        for refusal in planned.refusals:
+            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        end = "deleted" if applies else "to delete"
+        console.print(tables.plain(f"{end} {text}{'' if applies else '; add --apply'}"), soft_wrap=True)
+
+    output.show({**shown, "deleted": applies}, print_removal)
+    if not applies and planned.refusals:
+        sys.exit(FINDINGS)
+
+
+def _as_argument(url: str) -> str:
+    """A recorded URL in the form of an argument."""
+    return url.removeprefix("file://")
+
+
+def _label(label: Label) -> dict[str, Any]:
+    return {
+        "label": label.label,
+        "note": label.note,
+        "content": label.content.value,
+        "source": label.source,
+        "destination": label.destination,
+        "batch": label.batch,
+        "size_bytes": label.size_bytes,
+        "created_at": _time(label),
+    }
+
+
+def _time(label: Label) -> str:
+    return datetime.fromtimestamp(label.created_at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _print_list(console: Console, found: list[Label]) -> None:
+    console.print(f"savepoints: {len(found):,}")
+    for one in found:
+        size = filesize.decimal(one.size_bytes)
+        line = f"{one.label}: {tables.when(one.batch)} as {one.content.value}, {size}, {_time(one)}, {one.destination}"
+        console.print(tables.plain(f"{line}{': ' if one.note else ''}{one.note}"), soft_wrap=True)
 
 
 def _object(prepared: PreparedRows) -> dict[str, Any]:

@@ -11,6 +11,7 @@ _statekeeper/
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 from statestore.format.names import CONTROL, StorePath
@@ -18,6 +19,9 @@ from statestore.format.names import CONTROL, StorePath
 MANIFEST = "savepoint.json"
 ROWS = "rows"
 BEGUN = f"{CONTROL}/rows/begun.json"
+LABEL = f"{CONTROL}/savepoint.json"
+LABELS = f"{CONTROL}/savepoints"
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def table(operator: int, store: str, family: str | None) -> str:
@@ -49,6 +53,16 @@ def is_part(path: str) -> bool:
 def finished(store: StorePath) -> str:
     """Return the path of the record of a finished store."""
     return f"{CONTROL}/rows/{store.operator}-{store.partition}-{store.store}.json"
+
+
+def label(name: str) -> str:
+    """Return the path of a label's record in the source."""
+    return f"{LABELS}/{name}.json"
+
+
+def is_label(text: str) -> bool:
+    """Return whether the text can be a label: up to 100 letters, digits, ".", "_" and "-", a letter or digit first."""
+    return _LABEL.fullmatch(text) is not None
 
 
 def _plain(family: str) -> str:

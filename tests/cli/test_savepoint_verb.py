@@ -56,3 +56,55 @@ def test_json_has_the_plan_the_counts_and_the_refusals(source: Checkpoint, tmp_p
     failed = statekeeper(*verb, "--batch", "1")
     assert (failed.exit_code, json.loads(failed.stdout)["error"]["code"]) == (13, "destination_not_empty")
     assert "--rows --batch 0 --format delta" in json.loads(failed.stdout)["error"]["hint"]
+
+
+def test_a_labeled_savepoint_is_made_listed_and_deleted(source: Checkpoint, tmp_path: Path) -> None:
+    root, to = tmp_path / "root", tmp_path / "to"
+    verb = ("savepoint", root, to, "--label", "march", "--note", "before the upgrade", "--scratch", tmp_path)
+    shown = statekeeper(*verb, "--dry-run")
+    assert (shown.exit_code, "by the storage service" in shown.output) == (0, True)
+    done = statekeeper(*verb)
+    assert done.exit_code == 0, done.output
+    assert f"saved batch 1, version 2 as march to file://{to}" in done.output
+    for place in (root, to):
+        [found] = json.loads(statekeeper("savepoint", place, "--list", "--output", "json").output)["savepoints"]
+        assert (found["label"], found["note"], found["batch"]) == ("march", "before the upgrade", 1)
+    line = statekeeper("savepoint", root, "--list").output
+    assert "march: batch 1, version 2 as files" in line
+    assert line.endswith(f"file://{to}: before the upgrade\n")
+    planned = statekeeper("savepoint", root, "--delete", "march")
+    assert (planned.exit_code, "; add --apply" in planned.output, (to / "metadata").exists()) == (0, True, True)
+    deleted = json.loads(statekeeper("savepoint", root, "--delete", "march", "--apply", "--output", "json").output)
+    assert (deleted["deleted"], deleted["files"] > 0) == (True, True)
+    assert not list(to.rglob("*.*"))
+    assert "savepoints: 0" in statekeeper("savepoint", root, "--list").output
+    failed = statekeeper("savepoint", root, "--delete", "march")
+    assert (failed.exit_code, "no savepoint has the label march" in failed.output) == (13, True)
+
+
+def test_an_observed_source_is_named_in_the_result(source: Checkpoint, tmp_path: Path) -> None:
+    verb = ("savepoint", tmp_path / "root", tmp_path / "to", "--label", "march", "--scratch", tmp_path)
+    done = statekeeper(*verb, "--mode", "observe")
+    assert done.exit_code == 0, done.output
+    assert "only the savepoint has the label" in done.output.replace("\n", " ")
+    assert "savepoints: 0" in statekeeper("savepoint", tmp_path / "root", "--list").output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "Missing argument 'DESTINATION'"),
+        (("to",), "give --label LABEL to keep the files, or --rows"),
+        (("to", "--rows", "--note", "x"), "--note requires --label"),
+        (("to", "--label", "../x"), "is not a label"),
+        (("to", "--list"), "--list and --delete take only ROOT"),
+        (("--list", "--delete", "x"), "--list and --delete take only ROOT"),
+        (("--list", "--apply"), "--apply belongs to --delete LABEL"),
+    ],
+)
+def test_wrong_options_are_usage_errors(
+    source: Checkpoint, tmp_path: Path, options: tuple[str, ...], told: str
+) -> None:
+    result = statekeeper("savepoint", tmp_path / "root", *options)
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())

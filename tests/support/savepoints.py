@@ -14,6 +14,7 @@ from statestore.maintenance import passes
 from statestore.maintenance.passes import PreparedRows
 from statestore.maintenance.savepoints.columns import digest_of, digest_sum
 from statestore.storage import Storage
+from tests.support.clones import FULL
 from tests.support.dumped import Row
 from tests.support.maintainers import MAINTAINER
 
@@ -21,7 +22,7 @@ from tests.support.maintainers import MAINTAINER
 def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedRows:
     """Plan a savepoint with rows and make it."""
     prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER, **how)
-    passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, scratch=scratch)
+    passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=scratch)
     return prepared
 
 

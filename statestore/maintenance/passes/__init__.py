@@ -19,8 +19,8 @@ mode does not allow the plan, it only plans.
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
 
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
-and without another maintainer, and a destination that is empty or contains the same clone. A savepoint with rows only
-reads the source; its destination is empty or contains the same savepoint.
+and without another maintainer, and a destination that is empty or contains the same clone. A
+`savepoint` with files is a clone with a label. One with rows only reads the state of the source.
 """
 
 from statestore.maintenance.passes import audit, clone, repair, retention, savepoint, snapshot, switch
@@ -29,7 +29,7 @@ from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.passes.repair import PreparedRepair
 from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
-from statestore.maintenance.passes.savepoint import PreparedRows
+from statestore.maintenance.passes.savepoint import PreparedFiles, PreparedRows
 from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
 from statestore.maintenance.passes.switch import PreparedSwitch
 
@@ -37,6 +37,7 @@ __all__ = [
     "Losses",
     "Maintainer",
     "PreparedClone",
+    "PreparedFiles",
     "PreparedRepair",
     "PreparedRetention",
     "PreparedRows",

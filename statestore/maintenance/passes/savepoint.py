@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
+from statestore.errors import AlreadyExists, DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError
 from statestore.format import savepoint_names
 from statestore.maintenance import lease, savepoints
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.clone import is_settled
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.copies import CopyFile
+from statestore.maintenance.passes import clone, guards
+from statestore.maintenance.passes.clone import PreparedClone, is_settled
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables
+from statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables, labels, removal
 from statestore.maintenance.savepoints.execute import begin
+from statestore.maintenance.savepoints.labels import Content, Label
 from statestore.maintenance.savepoints.manifest import Summary, summary_of
 from statestore.maintenance.savepoints.record import StoreRows
+from statestore.maintenance.savepoints.removal import Removal
+from statestore.origin import origin_of
 from statestore.storage import Storage
 
 
@@ -29,6 +35,7 @@ class PreparedRows:
     gathered: RowsFacts
     plan: RowsPlan
     refusals: Refusals
+    label: Label | None = None
 
 
 def plan_rows(
@@ -39,8 +46,10 @@ def plan_rows(
     batch: int | None = None,
     tables: Tables = Tables.PARQUET,
     stopped: bool = False,
+    label: str | None = None,
+    note: str = "",
 ) -> PreparedRows:
-    """Plan a savepoint of all rows of the source at a batch. Reads only.
+    """Plan a savepoint of all rows of the source at a batch, with or without a label. Reads only.
 
     The default is the batch of an unfinished savepoint in the destination, else as for a clone: see `clone.plan`. Raises
     as `savepoints.gather`, and `RefusedAsUnsafe` if the query is not stopped.
@@ -51,7 +60,19 @@ def plan_rows(
     planned = savepoints.plan(gathered, tables, run=by.ids.fresh(), now_ms=int(by.clock.now_seconds() * 1000))
     settled = is_settled(source, gathered.copied, stopped)
     found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
-    return PreparedRows(gathered, planned, found)
+    if label is None:
+        return PreparedRows(gathered, planned, found)
+    wanted = Label(
+        label=label,
+        note=note,
+        content=Content.ROWS,
+        source=source.url,
+        destination=destination.url,
+        batch=planned.begun.batch,
+        size_bytes=0,
+        created_at_ms=int(by.clock.now_seconds() * 1000),
+    )
+    return PreparedRows(gathered, planned, (*found, *_unusable(source, wanted, labels.read(destination))), wanted)
 
 
 def execute_rows(
@@ -59,6 +80,7 @@ def execute_rows(
     destination: Storage,
     prepared: PreparedRows,
     by: Maintainer,
+    policies: Policies,
     *,
     scratch: Path,
     workers: int = WORKERS,
@@ -68,10 +90,28 @@ def execute_rows(
     """Make the savepoint. Call `wrote` with the number of rows of each piece, and `finished` after each store. A complete
     savepoint stays as it is.
 
-    Nothing is written into the source. If its files of the batch are deleted meanwhile, the run ends with an error. It
-    holds the lease of the destination. Raises the first refusal; `RootHeld`, `HalfSwitched`; as `savepoints.execute`.
+    Nothing is written into the source but the label, unless the mode is `observe`. If the files of the batch are deleted
+    meanwhile, the run ends with an error. It holds the lease of the destination. Raises the first refusal; `RootHeld`,
+    `HalfSwitched`; as `savepoints.execute`.
     """
     guards.require_none(prepared.refusals)
+    made = _summary(source, destination, prepared, by, scratch, workers, wrote, finished)
+    if prepared.label is not None:
+        mode = policies.mode_for(prepared.gathered.contents.origin)
+        record_label(source, destination, replace(prepared.label, size_bytes=made.bytes), mode)
+    return made
+
+
+def _summary(
+    source: Storage,
+    destination: Storage,
+    prepared: PreparedRows,
+    by: Maintainer,
+    scratch: Path,
+    workers: int,
+    wrote: Callable[[int], None],
+    finished: Callable[[StoreRows], None],
+) -> Summary:
     if prepared.plan.is_complete:
         return summary_of(destination.read(savepoint_names.MANIFEST))
     switch_journal.require_none(source)
@@ -93,3 +133,145 @@ def execute_rows(
             wrote=written,
             finished=finished,
         )
+
+
+# -- savepoints with files ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PreparedFiles:
+    """A plan of a savepoint with the files of the checkpoint: a clone with a label."""
+
+    clone: PreparedClone
+    label: Label
+    refusals: Refusals
+
+
+def plan_files(
+    source: Storage,
+    destination: Storage,
+    policies: Policies,
+    by: Maintainer,
+    *,
+    label: str,
+    note: str = "",
+    batch: int | None = None,
+    stopped: bool = False,
+    location: str | None = None,
+) -> PreparedFiles:
+    """Plan a savepoint with the files of the source at a batch. Reads only. The options are those of `clone.plan`.
+
+    Raises as `clone.plan` and `labels.read`.
+    """
+    earlier = labels.read(destination)
+    if batch is None and earlier is not None and (earlier.label, earlier.source) == (label, source.url):
+        batch = earlier.batch
+    prepared = clone.plan(source, destination, policies, by, batch=batch, stopped=stopped, location=location)
+    wanted = Label(
+        label=label,
+        note=note,
+        content=Content.FILES,
+        source=source.url,
+        destination=destination.url,
+        batch=prepared.plan.record.batch,
+        size_bytes=prepared.plan.size_bytes(),
+        created_at_ms=int(by.clock.now_seconds() * 1000),
+    )
+    return PreparedFiles(prepared, wanted, (*_unusable(source, wanted, earlier), *prepared.refusals))
+
+
+def execute_files(
+    source: Storage,
+    destination: Storage,
+    prepared: PreparedFiles,
+    by: Maintainer,
+    *,
+    scratch: Path,
+    copied: Callable[[CopyFile], None] = lambda file: None,
+) -> bool:
+    """Make the clone, then write its label; call `copied` after each file. Return whether the source lists the savepoint.
+
+    In mode `observe`, nothing is written into the source, so that only the destination has the label. Raises the first
+    refusal; as `clone.execute`.
+    """
+    guards.require_none(prepared.refusals)
+    clone.execute(source, destination, prepared.clone, by, scratch=scratch, copied=copied)
+    return record_label(source, destination, prepared.label, prepared.clone.mode)
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def record_label(source: Storage, destination: Storage, label: Label, mode: Mode) -> bool:
+    """Write the label of a complete savepoint into it and, unless the mode is `observe`, into its source.
+
+    Return whether the source has it. Raises `RefusedAsUnsafe` if another process has used the label meanwhile.
+    """
+    found = labels.read(destination)
+    if found is None:
+        found = label
+        destination.create(savepoint_names.LABEL, label.encoded())
+    if mode is Mode.OBSERVE:
+        return False
+    try:
+        source.create(savepoint_names.label(found.label), found.encoded())
+    except AlreadyExists as error:
+        recorded = labels.read_in_source(source, found.label)
+        if recorded is None or not recorded.is_same(found):
+            raise _taken(source, found) from error
+    return True
+
+
+def _unusable(source: Storage, wanted: Label, in_destination: Label | None) -> Iterator[StatekeeperError]:
+    if in_destination is not None and not in_destination.is_same(wanted):
+        yield DestinationNotEmpty(
+            f"is the savepoint {in_destination.label} of {in_destination.source} at batch {in_destination.batch}; nothing "
+            "was written",
+            path=wanted.destination,
+            hint="choose an empty destination",
+        )
+    recorded = labels.read_in_source(source, wanted.label)
+    if recorded is not None and not recorded.is_same(wanted):
+        yield _taken(source, recorded)
+
+
+def _taken(source: Storage, label: Label) -> RefusedAsUnsafe:
+    return RefusedAsUnsafe(
+        f"the label {label.label} is used by the savepoint of batch {label.batch} at {label.destination}",
+        path=source.url,
+        hint=f"choose another label, or delete that savepoint: statekeeper savepoint {source.url} --delete {label.label}",
+    )
+
+
+def listed(storage: Storage) -> list[Label]:
+    """List the savepoints that the source records, or the location itself if it is one. Raises as `labels.listed`."""
+    return labels.listed(storage)
+
+
+def find(storage: Storage, label: str) -> Label:
+    """Find a savepoint by its label, recorded in the source or in the savepoint. Raises `VersionNotLoadable` if there is
+    none."""
+    for one in listed(storage):
+        if one.label == label:
+            return one
+    raise RefusedAsUnsafe(
+        f"no savepoint has the label {label}",
+        path=storage.url,
+        hint="to list the savepoints, run: statekeeper savepoint ROOT --list",
+    )
+
+
+def plan_removal(source: Storage, destination: Storage, label: Label, policies: Policies, by: Maintainer) -> Removal:
+    """Plan the deletion of a savepoint at its destination. Reads only. Raises as `removal.plan`."""
+    planned = removal.plan(label, destination, clock=by.clock)
+    if labels.read_in_source(source, label.label) is None or policies.mode_for(origin_of(source)) is not Mode.OBSERVE:
+        return planned
+    blocked = RefusedAsUnsafe(
+        "mode observe allows no change of the list of savepoints", path=source.url, hint="add --mode snapshots"
+    )
+    return replace(planned, refusals=(blocked, *planned.refusals))
+
+
+def execute_removal(source: Storage, destination: Storage, planned: Removal) -> None:
+    """Delete a savepoint. Raises as `removal.execute`."""
+    removal.execute(source, destination, planned)

@@ -23,7 +23,7 @@ from statestore.maintenance.savepoints import Tables
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.clones import KINDS, Roots, made, own
+from tests.support.clones import FULL, KINDS, Roots, made, own
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import maintained_query
@@ -204,7 +204,7 @@ def test_a_second_run_reads_only_the_other_stores(counted: Checkpoint, tmp_path:
     prepared = passes.savepoint.plan_rows(counted.storage, to, MAINTAINER)
     assert len(prepared.plan.to_read()) == 1
     assert (prepared.plan.begun.batch, len(prepared.plan.leftovers)) == (2, 1)
-    passes.savepoint.execute_rows(counted.storage, to, prepared, MAINTAINER, scratch=tmp_path)
+    passes.savepoint.execute_rows(counted.storage, to, prepared, MAINTAINER, FULL, scratch=tmp_path)
     assert to.read(MANIFEST) == whole
     assert passes.savepoint.plan_rows(counted.storage, to, MAINTAINER).plan.is_complete
 
