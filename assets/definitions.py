@@ -18,9 +18,10 @@ from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
-from assets.jobs import clone_checkpoint, maintain_query, refresh_fleet_health, switch_checkpoint
+from assets.jobs import clone_checkpoint, maintain_query, refresh_fleet_health, savepoint_checkpoint, switch_checkpoint
 from assets.lineage import lineage
 from assets.retention import retention
+from assets.savepoint import savepoint
 from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from assets.snapshot import snapshot
@@ -46,9 +47,17 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             retention,
             checkpoint_format,
             clone,
+            savepoint,
             fleet_health,
         ],
-        jobs=[maintain_query, switch_checkpoint, clone_checkpoint, refresh_fleet_health, prune_history],
+        jobs=[
+            maintain_query,
+            switch_checkpoint,
+            clone_checkpoint,
+            savepoint_checkpoint,
+            refresh_fleet_health,
+            prune_history,
+        ],
         schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
         sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={

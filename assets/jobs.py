@@ -9,6 +9,7 @@ from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.retention import retention
+from assets.savepoint import savepoint
 from assets.snapshot import snapshot
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
@@ -38,6 +39,15 @@ clone_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Copies a checkpoint at one batch to another location. Launch it by hand. It only plans unless the "
     "launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+savepoint_checkpoint = dg.define_asset_job(
+    "savepoint_checkpoint",
+    selection=dg.AssetSelection.assets(savepoint),
+    executor_def=dg.in_process_executor,
+    description="Keeps the state of one batch in another location, as files or as typed rows. Launch it by hand. It only "
+    "plans unless the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 

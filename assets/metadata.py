@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeAlias
@@ -17,9 +18,10 @@ import dagster as dg
 from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.copies import Way
-from statestore.maintenance.passes import PreparedClone, RetentionPass, SnapshotPass
+from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows, RetentionPass, SnapshotPass
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
 from statestore.query_metrics import Prices, QueryMetrics
@@ -258,4 +260,41 @@ def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
         "query_id": planned.record.query,
         "figures": figures(shown),
         "refusal": refusals[0] if refusals else "none",
+    }
+
+
+def of_savepoint_with_files(prepared: PreparedFiles) -> Metadata:
+    """The phase of a savepoint with files, its label, its bytes by way, and the reasons that block it."""
+    whole = replace(prepared.clone, refusals=prepared.refusals)
+    return {**of_clone(whole, prepared.label.destination), "label": prepared.label.label, "note": prepared.label.note}
+
+
+def of_savepoint_with_rows(prepared: PreparedRows, destination: str, made: Summary | None = None) -> Metadata:
+    """The phase of a savepoint with rows, the bytes to read, its counts, and the reasons that block it."""
+    planned = prepared.plan
+    refusals = [str(error) for error in prepared.refusals]
+    shown: dict[str, Figure] = {
+        "batch": planned.begun.batch,
+        "newest_batch": planned.newest,
+        "stores": len(planned.stores),
+        "finished_stores": len(planned.finished),
+        "bytes_read": planned.read_bytes,
+        "refusals": len(refusals),
+    }
+    saved: Metadata = {}
+    if made is not None:
+        shown |= {"rows": made.rows, "bytes": made.bytes}
+        untyped = ", ".join(f"{path}: {problem}" for path, problem in made.untyped.items())
+        saved = {"digest": made.digest, "untyped": untyped or "none"}
+    return {
+        **saved,
+        "phase": "refused" if refusals else "complete" if planned.is_complete else "planned",
+        "destination": destination,
+        "format": planned.begun.tables,
+        "figures": figures(shown),
+        "refusal": refusals[0] if refusals else "none",
+        "tables": table(
+            {"table": "string", "operator": "string", "rows": "string"},
+            ((one.folder, one.operator_name, "bytes" if one.rows is None else "typed") for one in planned.all_tables()),
+        ),
     }
