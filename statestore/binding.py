@@ -153,6 +153,12 @@ def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
     return _evolved(parse_binding(storage.read(names.BINDING)), _later_schemas(storage))
 
 
+def stores_at(storage: Storage, batch: int) -> tuple[StoreSchema, ...]:
+    """Read the stores with the value schemas that were valid at a batch. Raises as `read_binding`."""
+    later = {since: values for since, values in _later_schemas(storage).items() if since <= batch}
+    return _evolved(parse_binding(storage.read(names.BINDING)), later)[0].stores
+
+
 def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
     if [store.name for store in held] != [store.name for store in asked]:
         raise SchemaMismatch(

@@ -15,6 +15,7 @@ from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
 from statestore.cli.repair import repair
+from statestore.cli.rewind import rewind
 from statestore.cli.savepoint import savepoint
 from statestore.cli.snapshot import snapshot
 from statestore.cli.switch import switch
@@ -27,9 +28,9 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, switch and savepoint --delete print a plan and change nothing without --apply. snapshot, clone, savepoint
-    and unpack only add files and run at once; --dry-run prints their plans. repair --undo, switch --abort and
-    lease --break need no --apply. All other verbs only read.
+    gc, repair, rewind, switch and savepoint --delete print a plan and change nothing without --apply. snapshot, clone,
+    savepoint and unpack only add files and run at once; --dry-run prints their plans. repair --undo, rewind --undo,
+    switch --abort and lease --break need no --apply. All other verbs only read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
@@ -37,5 +38,5 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, dump, diff, snapshot, gc, repair, switch, clone, savepoint, unpack, lease):
+for verb in (inspect, audit, dump, diff, snapshot, gc, repair, rewind, switch, clone, savepoint, unpack, lease):
     main.add_command(verb)

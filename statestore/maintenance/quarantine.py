@@ -1,6 +1,7 @@
-"""Quarantine of repairs and switchovers: files as they were, so that they can be restored.
+"""Quarantine of repairs, rewinds and switchovers: files as they were, so that they can be restored.
 
-    _statekeeper/aside/<run>.json      the query position at a repair: {"batch": 4, "commit": "<SHA-256 of commits/4>"}
+    _statekeeper/aside/<run>.json      the query position after the run: {"batch": 4, "commit": "<SHA-256 of commits/4>"};
+                                       a rewind adds the commits that it removes, the files that it rewrites, and its order
     _statekeeper/aside/<run>/<path>    the file that was at <path>
 
 A quarantined snapshot still requires SST files in its store's folder. Retention keeps these files, and deletes quarantined
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from statestore.commit_log import Heads
 from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
@@ -22,6 +26,7 @@ from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.maintenance import hidden_checksums
 from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_or_none
+from statestore.storage.base import MOST_READ_BYTES
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Quarantined snapshots by store and present path; None for an unreadable snapshot."""
@@ -42,23 +47,71 @@ class QueryPosition:
         return cls(heads.batch, hashlib.sha256(storage.read(names.commits(heads.batch))).hexdigest())
 
 
-def begin(storage: Storage, run: str, position: QueryPosition) -> None:
-    """Record the query position before files are quarantined. Raises `StorageError`."""
-    storage.create(names.quarantine_position(run), json.dumps(asdict(position)).encode())
+@dataclass(frozen=True, kw_only=True)
+class QuarantineRecord:
+    """The record of a run that quarantines files.
+
+    position   the query position after the run
+    rewound    the SHA-256 of each commit that a rewind removes, by batch
+    rewritten  the SHA-256 of each file that a rewind writes, by path
+    order      the paths in the order in which a rewind removes them; undo restores them in the opposite order
+    """
+
+    position: QueryPosition
+    rewound: Mapping[int, str] = field(default_factory=dict)
+    rewritten: Mapping[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+
+    def encoded(self) -> bytes:
+        """Encode the record. That of a repair has only the position."""
+        body: dict[str, Any] = asdict(self.position)
+        if self.order:
+            rewound = {str(batch): digest for batch, digest in self.rewound.items()}
+            body |= {"rewound": rewound, "rewritten": dict(self.rewritten), "order": list(self.order)}
+        return json.dumps(body).encode()
 
 
-def recorded_position(storage: Storage, run: str) -> QueryPosition | None:
-    """Return the recorded query position of a run; None without a record. Raises `CorruptFile`, `StorageError`."""
+def begin(storage: Storage, run: str, record: QuarantineRecord) -> None:
+    """Write the record before files are quarantined. Raises `StorageError`."""
+    storage.create(names.quarantine_position(run), record.encoded())
+
+
+def recorded(storage: Storage, run: str) -> QuarantineRecord | None:
+    """Return the record of a run; None without one. Raises `CorruptFile`, `StorageError`."""
     path = names.quarantine_position(run)
     data = read_or_none(storage, path)
     if data is None:
         return None
     try:
         body = parsed_json(data)
-        return QueryPosition(int(body["batch"]), str(body["commit"]))
+        return QuarantineRecord(
+            position=QueryPosition(int(body["batch"]), str(body["commit"])),
+            rewound={int(batch): str(digest) for batch, digest in dict(body.get("rewound", {})).items()},
+            rewritten={str(path): str(digest) for path, digest in dict(body.get("rewritten", {})).items()},
+            order=tuple(str(path) for path in body.get("order", ())),
+        )
     except BAD_VALUES as error:
         hint = "if the query has not committed since, copy the files in this folder back to their paths"
         raise CorruptFile("is not a valid query position", path=path, hint=hint) from error
+
+
+def copy_inside(storage: Storage, entry: Entry, path: str, *, scratch: Path) -> None:
+    """Copy a file of the checkpoint to another path in it; the storage service copies it if it can.
+
+    `scratch`: a folder for a large file that passes through this machine. Raises `ObjectMissing`, `SourceChanged` if the
+    file has changed since it was listed, `AlreadyExists`, `StorageError`.
+    """
+    try:
+        storage.copy(path, storage.location, entry)
+    except NotImplementedError:
+        if entry.size_bytes <= MOST_READ_BYTES:
+            storage.create(path, storage.read(entry.path))
+            return
+        scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            piece = Path(folder) / "file"
+            storage.download(entry.path, piece, expected_bytes=entry.size_bytes)
+            storage.create(path, piece)
 
 
 def require_deleted(storage: Storage, path: str, body: bytes) -> None:

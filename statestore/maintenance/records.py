@@ -20,6 +20,8 @@ from statestore.maintenance.history_records import (
 )
 from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
+from statestore.maintenance.rewind import RewindAction, RewindPlan
+from statestore.maintenance.rewind import Rewrite as RewrittenFile
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
@@ -100,6 +102,23 @@ def of_deleted(step: Deleted) -> Record:
         read_bytes=step.read_bytes,
     )
     return record.encode()
+
+
+def of_rewind(plan: RewindPlan) -> list[Record]:
+    """Encode a rewind: the batches and query ids, then each file with its reason."""
+    head: Record = {
+        "batch": plan.batch,
+        "newest_batch": plan.newest,
+        "former_query_id": plan.former_query,
+        "query_id": plan.query,
+    }
+    return [head, *map(of_rewind_action, plan.actions)]
+
+
+def of_rewind_action(action: RewindAction) -> Record:
+    """Encode one action of a rewind."""
+    does = "rewrite" if isinstance(action, RewrittenFile) else "quarantine"
+    return {"path": action.path, "does": does, "reason": code(action.reason), "bytes": action.entry.size_bytes}
 
 
 def of_switch_plan(plan: SwitchPlan) -> Record:

@@ -27,7 +27,7 @@ from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
-from statestore.maintenance.quarantine import QueryPosition
+from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.origin import origin_of
 from statestore.storage import Storage, at_once, list_members, read_or_none
 from statestore.storage.urls import Locality, as_spark_writes_it
@@ -288,7 +288,7 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
     `RefusedAsUnsafe`, `StorageError`.
     """
     if planned.position is not None:
-        quarantine.begin(storage, run, planned.position)
+        quarantine.begin(storage, run, QuarantineRecord(position=planned.position))
     for action in planned.actions:
         body = storage.read(action.path)
         storage.create(names.quarantine(run, action.path), body, like=action.path)

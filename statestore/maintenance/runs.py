@@ -13,6 +13,7 @@ from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
+from statestore.maintenance import rewind as rewinds
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.history import History
 from statestore.maintenance.history_records import FailedRun
@@ -21,6 +22,7 @@ from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.records import Record
 from statestore.maintenance.repair import RepairAction, RepairPlan
 from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPlan
+from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
 from statestore.redaction import redacted
@@ -162,9 +164,24 @@ def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, cloc
             yield action
 
 
-def undo_repair(storage: Storage, undone: str, *, run: str, holder: str, clock: Clock) -> Iterator[str]:
-    """Undo a repair; yield the path of each restored file. Raises as the functions of `undo`, and `RootHeld`."""
-    with _leased(storage, "repair", run, [{"undo": undone}], holder, clock) as (held, done):
+def rewind(
+    storage: Storage, planned: RewindPlan, *, run: str, holder: str, clock: Clock, scratch: Path
+) -> Iterator[RewindAction]:
+    """Execute a rewind; yield the action after each file. Raises as `rewinds.execute`, and `RootHeld`."""
+    with _leased(storage, "rewind", run, records.of_rewind(planned), holder, clock) as (held, done):
+        for action in rewinds.execute(storage, planned, run=run, scratch=scratch):
+            done.append(records.of_rewind_action(action))
+            held.beat()
+            held.require()
+            yield action
+
+
+def undo_repair(
+    storage: Storage, undone: str, *, run: str, holder: str, clock: Clock, verb: str = "repair"
+) -> Iterator[str]:
+    """Undo a repair, or another `verb`; yield the path of each restored file. Raises as the functions of `undo`, and
+    `RootHeld`."""
+    with _leased(storage, verb, run, [{"undo": undone}], holder, clock) as (held, done):
         for path in undo.execute(storage, undone, undo.plan(undo.gather(storage, undone))):
             done.append({"put_back": path})
             held.beat()

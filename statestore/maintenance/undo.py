@@ -1,31 +1,39 @@
-"""Undo a repair: restore all quarantined files, or none.
+"""Undo a repair or a rewind: restore all quarantined files, or none.
 
     gather(storage, run)  ->  UndoFacts  ->  plan(gathered)  ->  PutBack actions  ->  execute(storage, run, plan)
 
 Undo requires the query position of the repair. Race otherwise, in structure V1: a repair quarantines a snapshot of a
 rolled-back batch; the query commits that version again; undo restores the old snapshot, and a restart loads it. Undo also
-requires all SST files of a snapshot.
+requires all SST files of a snapshot. A rewind may be half done, or half undone: then the newest commit is one of those that
+it removes, and all later ones are in quarantine. Its files are restored in the opposite order, so that a crash at any
+request leaves a checkpoint that loads.
 
 The query must be stopped. The caller ensures this.
 """
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from statestore import catalog
-from statestore.errors import AlreadyExists, CorruptFile, RefusedAsUnsafe, UnknownFormatVersion
+from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StoreFileKind
 from statestore.format.operators import with_schema_uris
 from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import quarantine
-from statestore.maintenance.quarantine import QueryPosition
+from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
+from statestore.storage.base import MOST_READ_BYTES
 
 _WHICH_RUN = f"use the run id that `statekeeper repair` printed: {names.QUARANTINE}/ holds one folder for each run id"
+_UNDO_LATER = "a later run moved more files to quarantine: undo that run first"
+_COMMITTED_SINCE = "the query has committed since: leave the files in quarantine"
 
 
 class There(Enum):
@@ -33,40 +41,44 @@ class There(Enum):
 
     NOTHING = "nothing"
     SAME = "the same bytes"
-    REWRITTEN = "the file as the repair rewrote it"
+    REWRITTEN = "the file as the run rewrote it"
     OTHER = "a file that was written later"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A quarantined file. `lacks`: for a snapshot, an SST file that is missing or has another size."""
+    """A quarantined file. `path`: its original path; `size_bytes`: its size; `lacks`: for a snapshot, an SST file that is
+    missing or has another size."""
 
     path: str
     there: There
+    size_bytes: int
     lacks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UndoFacts:
-    """The facts of an undo. `position_at_repair` and `position_now`: the query position."""
+    """The facts of an undo. `record`: of the run, with the query position after it; `position_now`: the query position."""
 
     run: str
     url: str
-    position_at_repair: QueryPosition | None
+    record: QuarantineRecord | None
     position_now: QueryPosition
     kept: tuple[Kept, ...]
 
 
 @dataclass(frozen=True)
 class PutBack:
-    """Restore a file to its path. `replaces`: whether it replaces a file that the repair wrote."""
+    """Restore a file to its path. `replaces`: whether it replaces a file that the run wrote."""
 
     path: str
     replaces: bool
+    size_bytes: int
 
 
 def gather(storage: Storage, run: str) -> UndoFacts:
-    """Gather the facts. Requests: listings of `state/`, the commit log and the quarantine; two for each quarantined file.
+    """Gather the facts. Requests: listings of `state/`, the commit log and the quarantine; up to two for each quarantined
+    file.
 
     Raises `RefusedAsUnsafe` for an invalid run id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
@@ -74,20 +86,27 @@ def gather(storage: Storage, run: str) -> UndoFacts:
         raise RefusedAsUnsafe(f"{run!r} is not a run id", path=storage.url, hint=_WHICH_RUN)
     heads = catalog.heads(storage)
     position = QueryPosition.of(storage, heads)
+    record = quarantine.recorded(storage, run)
+    rewritten = {} if record is None else record.rewritten
     files = catalog.files(storage)
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
     found: dict[str, Kept] = {}
 
     def look(entry: Entry) -> None:
         path = _original(run, entry)
+        if entry.size_bytes > MOST_READ_BYTES:
+            # A changelog. A file at its path counts as another one, even if an undo has died after its copy.
+            found[path] = Kept(path, There.NOTHING if storage.stat(path) is None else There.OTHER, entry.size_bytes)
+            return
         body = storage.read(entry.path)
-        found[path] = Kept(path, _there(storage, path, body), _lacks(path, body, tables))
+        there = _there(storage, path, body, rewritten.get(path))
+        found[path] = Kept(path, there, entry.size_bytes, _lacks(path, body, tables))
 
     at_once(look, quarantine.files(storage, names.quarantine(run, "").rstrip("/")))
     return UndoFacts(
         run=run,
         url=storage.url,
-        position_at_repair=quarantine.recorded_position(storage, run),
+        record=record,
         position_now=position,
         kept=tuple(found[path] for path in sorted(found)),
     )
@@ -95,25 +114,17 @@ def gather(storage: Storage, run: str) -> UndoFacts:
 
 def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     """Plan the undo. Pure. Raises `RefusedAsUnsafe` with the file if any file cannot be restored safely."""
-    if not gathered.kept and gathered.position_at_repair is None:
+    record = gathered.record
+    if not gathered.kept and record is None:
         raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
-    if gathered.position_at_repair is None:
+    if record is None:
         raise RefusedAsUnsafe(
             "is missing; the newest batch at the time of the repair is unknown",
             path=names.quarantine_position(gathered.run),
             hint="if a switchover quarantined these files, run: statekeeper switch ROOT; if not, retention deletes them",
         )
-    if gathered.position_at_repair != gathered.position_now:
-        batch, newest = gathered.position_at_repair.batch, gathered.position_now.batch
-        then = f"after batch {batch}" if batch >= 0 else "before any batch"
-        now = f"the newest batch is {newest}" if newest >= 0 else "no batch is committed"
-        raise RefusedAsUnsafe(
-            f"the repair ran {then}, but now {now} or its commit was replaced; the quarantined files do not belong to the "
-            "present state",
-            path=names.commits(max(batch, newest)),
-            hint=f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
-            f"commits/{batch + 1} and later commits to another folder, run this again, and move these commits back",
-        )
+    _require_position(record, gathered.position_now)
+    _require_all_commits(gathered, record)
     for one in gathered.kept:
         if one.there is There.OTHER:
             raise RefusedAsUnsafe(
@@ -127,22 +138,58 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
                 path=one.path,
                 hint=f"restore the SST file from a backup, or delete {names.quarantine(gathered.run, one.path)} to skip it",
             )
-    return tuple(PutBack(one.path, one.there is There.REWRITTEN) for one in gathered.kept)
+    removed = {path: number for number, path in enumerate(record.order)}
+    in_order = sorted(gathered.kept, key=lambda one: (-removed.get(one.path, len(removed)), one.path))
+    return tuple(PutBack(one.path, one.there is There.REWRITTEN, one.size_bytes) for one in in_order)
 
 
-def execute(storage: Storage, run: str, planned: Sequence[PutBack]) -> Iterator[str]:
-    """Restore the files. Yields each path after it is restored.
+def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
+    """Require the position of the query after the run, or one during a rewind."""
+    if now == record.position or (now.commit and record.rewound.get(now.batch) == now.commit):
+        return
+    batch, newest = record.position.batch, now.batch
+    then = f"after batch {batch}" if batch >= 0 else "before any batch"
+    present = f"the newest batch is {newest}" if newest >= 0 else "no batch is committed"
+    verb = "rewind" if record.order else "repair"
+    hint = (
+        f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
+        f"commits/{batch + 1} and later commits to another folder, run this again, and move these commits back"
+    )
+    raise RefusedAsUnsafe(
+        f"the {verb} ran {then}, but now {present} or its commit was replaced; the quarantined files do not belong to the "
+        "present state",
+        path=names.commits(max(batch, newest)),
+        hint=hint if not record.order else _UNDO_LATER if newest < batch else _COMMITTED_SINCE,
+    )
+
+
+def _require_all_commits(gathered: UndoFacts, record: QuarantineRecord) -> None:
+    """Require that this run has quarantined each commit that the undo of a rewind restores: without a gap."""
+    kept = {one.path for one in gathered.kept}
+    for batch in sorted(record.rewound):
+        path = names.commits(batch)
+        if batch > gathered.position_now.batch and path not in kept:
+            raise RefusedAsUnsafe(
+                "is not in the quarantine of this run; nothing was restored",
+                path=path,
+                hint=_UNDO_LATER,
+            )
+
+
+def execute(storage: Storage, run: str, planned: Sequence[PutBack], *, scratch: Path | None = None) -> Iterator[str]:
+    """Restore the files. Yields each path after it is restored. `scratch`: a folder for large files; None for the system's.
 
     *Guarantee*: a quarantined file is deleted only after it is restored, so that a crash at any request loses nothing and
     another run completes the undo. Raises `RefusedAsUnsafe` if a file was written meanwhile, `StorageError`.
     """
     for action in planned:
         kept = names.quarantine(run, action.path)
-        body = storage.read(kept)
-        if action.replaces:
-            storage.replace(action.path, body, like=kept)
+        if action.size_bytes > MOST_READ_BYTES:
+            _copy_back(storage, kept, action.path, scratch or Path(tempfile.gettempdir()))
+        elif action.replaces:
+            storage.replace(action.path, storage.read(kept), like=kept)
         else:
-            _create(storage, action.path, body, like=kept)
+            _create(storage, action.path, storage.read(kept), like=kept)
         storage.delete([kept])
         yield action.path
     storage.delete([names.quarantine_position(run)])
@@ -152,12 +199,15 @@ def _original(run: str, entry: Entry) -> str:
     return entry.path.removeprefix(names.quarantine(run, ""))
 
 
-def _there(storage: Storage, path: str, before: bytes) -> There:
+def _there(storage: Storage, path: str, before: bytes, rewritten: str | None) -> There:
+    """`rewritten`: the SHA-256 of the file that a rewind wrote at this path."""
     now = read_or_none(storage, path)
     if now is None:
         return There.NOTHING
     if now == before:
         return There.SAME
+    if rewritten is not None:
+        return There.REWRITTEN if hashlib.sha256(now).hexdigest() == rewritten else There.OTHER
     if names.parse_operator_metadata(path) is not None:
         return There.REWRITTEN if _is_relocated(before, now, path) else There.OTHER
     try:
@@ -191,6 +241,13 @@ def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
         return None
     named = {place[0].table_file(table.dfs_name): table.size_bytes for table in metadata.named_files}
     return next((table for table, size_bytes in named.items() if tables.get(table) != size_bytes), None)
+
+
+def _copy_back(storage: Storage, kept: str, path: str, scratch: Path) -> None:
+    entry = storage.stat(kept)
+    if entry is None:
+        raise ObjectMissing("was deleted during the undo", path=kept)
+    quarantine.copy_inside(storage, entry, path, scratch=scratch)
 
 
 def _create(storage: Storage, path: str, body: bytes, *, like: str) -> None:

@@ -18,17 +18,21 @@ mode does not allow the plan, it only plans.
 | stopped, and the checkpoint does not change    | at the head   | and confirmation  |               |              |
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
 
+`rewind` and its undo have the guards of `repair`. A rewind also restores each store at its target, and needs one structure
+from there on.
+
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
 and without another maintainer, and a destination that is empty or contains the same clone. A
 `savepoint` with files is a clone with a label. One with rows only reads the state of the source.
 """
 
-from statestore.maintenance.passes import audit, clone, repair, retention, savepoint, snapshot, switch
+from statestore.maintenance.passes import audit, clone, repair, retention, rewind, savepoint, snapshot, switch
 from statestore.maintenance.passes.clone import PreparedClone
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.passes.repair import PreparedRepair
 from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
+from statestore.maintenance.passes.rewind import PreparedRewind
 from statestore.maintenance.passes.savepoint import PreparedFiles, PreparedRows
 from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
 from statestore.maintenance.passes.switch import PreparedSwitch
@@ -40,6 +44,7 @@ __all__ = [
     "PreparedFiles",
     "PreparedRepair",
     "PreparedRetention",
+    "PreparedRewind",
     "PreparedRows",
     "PreparedSnapshots",
     "PreparedSwitch",
@@ -50,6 +55,7 @@ __all__ = [
     "clone",
     "repair",
     "retention",
+    "rewind",
     "savepoint",
     "snapshot",
     "switch",

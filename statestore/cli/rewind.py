@@ -1,0 +1,229 @@
+"""`statekeeper rewind`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FINDINGS,
+    TALK,
+    Opened,
+    Output,
+    error_object,
+    open_destination,
+    output_option,
+    progress_bar,
+    root_argument,
+    scratch_option,
+    stopped_option,
+    this_process,
+)
+from statestore.format import names
+from statestore.format.names import EMPTY, StorePath
+from statestore.maintenance import passes, records
+from statestore.maintenance.passes import PreparedRewind
+from statestore.maintenance.rewind import RewindAction, batch_at
+from statestore.storage import Storage
+
+_FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+
+
+@click.command(short_help="Roll a stopped query back to an earlier batch.")
+@root_argument
+@click.option("--to-batch", "batch", type=click.IntRange(0), help="The newest batch after the rewind.")
+@click.option(
+    "--to",
+    "time",
+    type=click.DateTime(_FORMS),
+    metavar="TIME",
+    help='Rewind to the newest batch that was committed at this time or before: in UTC, such as "2026-11-20 03:00".',
+)
+@click.option("--sink", metavar="URL", help="A Delta table that the query writes: show the version to restore.")
+@click.option(
+    "--query-id", metavar="UUID", help="The new query id, if it must be a certain one. Default: a random one."
+)
+@click.option(
+    "--keep-query-id",
+    is_flag=True,
+    help="Keep the query id. A Delta sink with later batches then skips the new batches with the same numbers.",
+)
+@click.option(
+    "--apply", is_flag=True, help="Execute the plan. Each file that it removes or changes is quarantined first."
+)
+@click.option("--undo", metavar="RUN", help="Put back all files that the earlier run RUN quarantined. Runs at once.")
+@scratch_option
+@stopped_option
+@output_option
+@click.pass_context
+def rewind(
+    ctx: click.Context,
+    root: Opened,
+    batch: int | None,
+    time: datetime | None,
+    sink: str | None,
+    query_id: str | None,
+    keep_query_id: bool,
+    apply: bool,
+    undo: str | None,
+    scratch: Path,
+    stopped: bool,
+    output: Output,
+) -> None:
+    """Show how a stopped query goes back to an earlier batch; with --apply, roll it back.
+
+    The plan restores each store at that batch as a proof. It shows the data that the sources must still have. With --sink,
+    it shows the command that restores the Delta table.
+
+    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A query that runs a Python job
+    has two folders, its checkpoint and its state root: rewind both, with the same --query-id.
+    """
+    storage, policies, by = root.storage, root.policies, this_process()
+    run = by.ids.fresh()
+    if undo is not None:
+        back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
+        output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
+        return
+    target = _target(storage, batch, time)
+    if query_id is not None and (keep_query_id or not names.is_checkpoint_id(query_id)):
+        raise click.BadParameter("expected a UUID, without --keep-query-id", param_hint="--query-id")
+    table = None if sink is None else open_destination(ctx, sink).storage
+    with progress_bar() as bar:
+        task = bar.add_task("restored stores", total=None)
+
+        def restored(store: StorePath) -> None:
+            del store
+            bar.advance(task)
+
+        prepared = passes.rewind.plan(
+            storage,
+            policies,
+            by,
+            target,
+            scratch=scratch,
+            query_id=query_id,
+            keep_query_id=keep_query_id,
+            sink=table,
+            restored=restored,
+        )
+    done: list[RewindAction] = []
+    if apply:
+        way_back = f"to undo this run: statekeeper rewind ROOT --undo {run} --confirm-stopped"
+        prepared = passes.rewind.execute(
+            storage,
+            prepared,
+            by,
+            run=run,
+            stopped=stopped,
+            scratch=scratch,
+            starting=lambda: TALK.print(way_back, soft_wrap=True),
+            progress=done.append,
+        )
+    left = len(prepared.plan.actions) - len(done)
+    output.show(_object(prepared, run, done), lambda console: _print(console, prepared, done))
+    sys.exit(FINDINGS if left or prepared.refusals else 0)
+
+
+def _target(storage: Storage, batch: int | None, time: datetime | None) -> int:
+    if (batch is None) == (time is None):
+        raise click.UsageError("give one of --to-batch, --to or --undo")
+    if batch is not None:
+        return batch
+    assert time is not None
+    return batch_at(storage, time.replace(tzinfo=UTC).timestamp())
+
+
+def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dict[str, Any]:
+    planned, sink = prepared.plan, prepared.sink
+    return {
+        "batch": planned.batch,
+        "newest_batch": planned.newest,
+        "former_query_id": planned.former_query,
+        "query_id": planned.query,
+        "stores": len(prepared.gathered.heads.heads),
+        "bytes": planned.size_bytes,
+        "refusals": [error_object(error) for error in prepared.refusals],
+        "sources": [
+            {
+                "source": need.number,
+                "needs": need.needs,
+                "missing": None if need.missing is None else list(need.missing),
+            }
+            for need in prepared.gathered.sources
+        ],
+        "sink": None
+        if sink is None
+        else {
+            "table": sink.url,
+            "version": sink.version,
+            "newest_version": sink.newest,
+            "newest_batch": sink.holds,
+            "other_versions": list(sink.others),
+            "command": None if sink.holds is None else sink.command,
+        },
+        "run": run if done else None,
+        "done": len(done),
+        "actions": [records.of_rewind_action(action) for action in planned.actions],
+    }
+
+
+def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction]) -> None:
+    planned = prepared.plan
+    if not planned.actions:
+        console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
+        return
+    files, sizes = Counter[str](), Counter[str]()
+    for action in planned.actions:
+        files[action.reason.value] += 1
+        sizes[action.reason.value] += action.entry.size_bytes
+    heading = f"rewind from batch {planned.newest:,} to {planned.batch:,}: {filesize.decimal(planned.size_bytes)}"
+    table = tables.table(heading, "files", "bytes", "reason")
+    for reason, number in files.items():
+        tables.add(table, f"{number:,}", f"{sizes[reason]:,}", reason)
+    tables.show(console, table)
+    for refusal in prepared.refusals:
+        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+    if prepared.refusals:
+        return
+    for line in _notes(prepared):
+        console.print(tables.plain(line), soft_wrap=True)
+    if done:
+        console.print(f"rewound to batch {planned.batch:,}: {len(done):,} files are in quarantine")
+    else:
+        console.print("to execute: --apply --confirm-stopped")
+
+
+def _notes(prepared: PreparedRewind) -> list[str]:
+    planned, gathered, sink = prepared.plan, prepared.gathered, prepared.sink
+    stores = sum(head != EMPTY for head in gathered.heads.heads.values())
+    notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
+    for need in gathered.sources:
+        missing = f"; {len(need.missing):,} of them no longer exist: {need.missing[0]}, ..." if need.missing else ""
+        notes.append(f"source {need.number} must still have: {need.needs}{missing}")
+    if planned.query != planned.former_query:
+        notes.append(f"query id: {planned.former_query} -> {planned.query}")
+    if gathered.binding is not None:
+        notes.append(
+            f"rewind the checkpoint of the query, too: statekeeper rewind CHECKPOINT --to-batch {planned.batch} "
+            f"--query-id {planned.query}"
+        )
+    if sink is not None and sink.holds is None:
+        notes.append(f"the table {sink.url} has no rows of later batches")
+    elif sink is not None:
+        notes.append(f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}")
+        notes += [f"this also reverts version {text}" for text in sink.others]
+    elif gathered.sink is not None and gathered.sink[1] >= 0:
+        table, version = gathered.sink
+        notes.append(f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}")
+    if gathered.binding is not None:
+        notes.append(f"start the job once with DeltaSink(..., continue_at_batch={planned.batch + 1})")
+    return notes

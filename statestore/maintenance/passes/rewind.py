@@ -1,0 +1,121 @@
+"""Plans, executes and undoes rewinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.errors import StatekeeperError, VersionNotLoadable
+from statestore.format.names import StorePath
+from statestore.maintenance import rewind, runs
+from statestore.maintenance.config import Policies
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.rewind import DeltaPosition, RewindAction, RewindFacts, RewindPlan
+from statestore.origin import origin_of
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRewind:
+    """A plan of a rewind, its facts, and the reasons that block it.
+
+    sink  the version of the Delta table that belongs to the target; None without a table
+    """
+
+    policies: Policies
+    gathered: RewindFacts
+    plan: RewindPlan
+    sink: DeltaPosition | None
+    refusals: Refusals
+
+
+def plan(
+    storage: Storage,
+    policies: Policies,
+    by: Maintainer,
+    batch: int,
+    *,
+    scratch: Path,
+    query_id: str | None = None,
+    keep_query_id: bool = False,
+    sink: Storage | None = None,
+    restored: Callable[[StorePath], None] = lambda store: None,
+) -> PreparedRewind:
+    """Plan a rewind to a batch, and restore each store at that batch below `scratch`. Reads only.
+
+    `query_id`: the id that the query gets, by default a random one. `keep_query_id`: the query keeps its id. `sink`: the
+    Delta table that the query writes. `restored` is called after each store. Raises as `rewind.gather`,
+    `rewind.delta_position`.
+    """
+    gathered = rewind.gather(storage, batch)
+    chosen = None if keep_query_id else query_id or by.ids.fresh()
+    planned = rewind.plan(gathered, query_id=chosen)
+    found: list[StatekeeperError] = list(planned.refusals)
+    if not found:
+        conf = origin_of(storage).state_conf(storage, gathered.heads)
+        failed = rewind.prove(
+            storage, gathered.heads, conf, scratch=scratch, clock=by.clock, ids=by.ids, restored=restored
+        )
+        found += [_unproved(store, error) for store, error in sorted(failed.items())]
+    position = None if sink is None else rewind.delta_position(sink, gathered.query_id, batch)
+    refusals = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found)
+    return PreparedRewind(policies=policies, gathered=gathered, plan=planned, sink=position, refusals=refusals)
+
+
+def _unproved(store: StorePath, error: StatekeeperError) -> VersionNotLoadable:
+    return VersionNotLoadable(
+        f"{store} cannot be restored at the batch: {error.what}; nothing was changed",
+        path=error.path,
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT; then use it as --to-batch",
+    )
+
+
+def execute(
+    storage: Storage,
+    prepared: PreparedRewind,
+    by: Maintainer,
+    *,
+    run: str,
+    stopped: bool,
+    scratch: Path,
+    starting: Callable[[], None] = lambda: None,
+    progress: Callable[[RewindAction], None] = lambda action: None,
+) -> PreparedRewind:
+    """Execute a rewind. `stopped`: a person confirms that the query is stopped.
+
+    `starting` is called when no guard blocks the rewind, `progress` after each file. Returns the executed plan, which is
+    made again after the query is verified as stopped; the stores are not restored again. `undo` with the id `run` reverses
+    the rewind.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.rewind`.
+    """
+    if not prepared.plan.actions:
+        return prepared
+    guards.require_none(prepared.refusals)
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    # The query may have been running when the first plan was made.
+    gathered = rewind.gather(storage, prepared.plan.batch)
+    query_id = None if prepared.plan.query == gathered.query_id else prepared.plan.query
+    again = rewind.plan(gathered, query_id=query_id)
+    guards.require_none((*again.refusals, *guards.refusals(guards.half_switched(storage))))
+    starting()
+    for action in runs.rewind(storage, again, run=run, holder=by.holder, clock=by.clock, scratch=scratch):
+        progress(action)
+    return PreparedRewind(
+        policies=prepared.policies, gathered=gathered, plan=again, sink=prepared.sink, refusals=prepared.refusals
+    )
+
+
+def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, run: str, stopped: bool) -> list[str]:
+    """Restore all files that the run `undone` moved into quarantine; returns their paths. `stopped`: as in `execute`.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs, and if it has committed since; as `runs.undo_repair`.
+    """
+    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    restored = runs.undo_repair(storage, undone, run=run, holder=by.holder, clock=by.clock, verb="rewind")
+    return list(restored)

@@ -1,0 +1,35 @@
+"""Rewinds of a query to an earlier batch: a rollback of its state, offsets and sources.
+
+    gather    listings, the commits that go, the chains of each store at the batch    reads only
+    prove     restores each store at the batch on local disk                          reads only
+    sinks     finds the version of a Delta table that belongs to the batch            reads only
+    plan      the files to quarantine, in order, and the files to rewrite             pure
+    execute   one file after another, from the newest batch down
+
+A crash at any request leaves a checkpoint that loads: at the newest batch, at the target, or at a batch between them. A
+later run completes the rewind, and `undo` reverses it.
+"""
+
+from statestore.maintenance.rewind.execute import execute
+from statestore.maintenance.rewind.facts import RewindFacts, SourceNeed
+from statestore.maintenance.rewind.gather import batch_at, gather
+from statestore.maintenance.rewind.plan import MoveAway, RewindAction, RewindPlan, RewindReason, Rewrite, plan
+from statestore.maintenance.rewind.prove import prove
+from statestore.maintenance.rewind.sinks import DeltaPosition, delta_position
+
+__all__ = [
+    "DeltaPosition",
+    "MoveAway",
+    "RewindAction",
+    "RewindFacts",
+    "RewindPlan",
+    "RewindReason",
+    "Rewrite",
+    "SourceNeed",
+    "batch_at",
+    "delta_position",
+    "execute",
+    "gather",
+    "plan",
+    "prove",
+]

@@ -1,0 +1,30 @@
+"""Executes a rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from statestore.format import names
+from statestore.maintenance import quarantine
+from statestore.maintenance.rewind.plan import RewindAction, RewindPlan, Rewrite
+from statestore.storage import Storage
+
+
+def execute(storage: Storage, planned: RewindPlan, *, run: str, scratch: Path) -> Iterator[RewindAction]:
+    """Execute the plan. Yields each action after it is done.
+
+    *Guarantee*: each file is quarantined before it is removed or rewritten, and a crash at any request leaves a checkpoint
+    that loads. The next plan contains the remaining actions; `undo` reverses the executed ones. `scratch`: a folder for
+    large files, if the storage service cannot copy. Raises `ObjectMissing`, `SourceChanged` if a file has changed since the
+    plan, `StorageError`.
+    """
+    if planned.actions:
+        quarantine.begin(storage, run, planned.record)
+    for action in planned.actions:
+        quarantine.copy_inside(storage, action.entry, names.quarantine(run, action.path), scratch=scratch)
+        if isinstance(action, Rewrite):
+            storage.replace(action.path, action.body)
+        else:
+            storage.delete([action.path])
+        yield action

@@ -1,0 +1,70 @@
+"""The facts of a rewind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from statestore.binding import Binding, StoreSchema
+from statestore.chain import Chain
+from statestore.commit_log import Heads
+from statestore.format.names import StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance.quarantine import QueryPosition
+from statestore.storage import Entry
+
+
+@dataclass(frozen=True)
+class SourceNeed:
+    """The data that a source must still have after a rewind, and the data that it no longer has.
+
+    number   of the source in the query, from 0
+    needs    in words, such as "offsets from 12 on of partition 0 of topic clicks"
+    missing  files that batches after the target have read and that no longer exist; None if that is not known
+    """
+
+    number: int
+    needs: str
+    missing: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindFacts:
+    """A checkpoint at its newest batch, and at the batch to rewind to.
+
+    url               of the checkpoint
+    batch             the target: the newest batch after the rewind
+    newest            the newest committed batch
+    heads             the version of each store at the target
+    chains            the committed versions of each store, back to a base of the target
+    structure         of the target
+    newest_structure  of the newest batch
+    position          the query position after the rewind
+    commits           the SHA-256 of each later commit, by batch
+    files             all files by path; without hidden files and without quarantined ones
+    positions         the newest entry of each file source that the target has read
+    sources           the data that each source must still have
+    query_id          of the query; that of a Python job is in the binding
+    binding           of a root of a Python job, as in its file; None for a native checkpoint
+    stores            its stores with the value schemas at the target
+    schemas           the bytes of the state schemas of a Python job, by path
+    sink              the table id of the sink, and its version after the target, if the root of a Python job records it
+    """
+
+    url: str
+    batch: int
+    newest: int
+    heads: Heads
+    chains: Mapping[StorePath, Chain]
+    structure: Structure
+    newest_structure: Structure
+    position: QueryPosition
+    commits: Mapping[int, str]
+    files: Mapping[str, Entry]
+    positions: Mapping[int, int]
+    sources: tuple[SourceNeed, ...]
+    query_id: str
+    binding: Binding | None
+    stores: tuple[StoreSchema, ...]
+    schemas: Mapping[str, bytes]
+    sink: tuple[str, int] | None

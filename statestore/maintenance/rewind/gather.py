@@ -1,0 +1,143 @@
+"""Gathers the facts of a rewind. Reads only."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+
+from statestore import attempts, binding, catalog
+from statestore.chain import Chain, walk
+from statestore.commit_log import batches_of
+from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe, VersionNotLoadable
+from statestore.format import file_source, logs, names
+from statestore.format.names import StorePath
+from statestore.format.untrusted import BAD_VALUES
+from statestore.maintenance.quarantine import QueryPosition
+from statestore.maintenance.rewind import sources
+from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.origin import Origin, origin_of
+from statestore.storage import Storage, at_once, list_members
+
+
+def batch_at(storage: Storage, seconds: float) -> int:
+    """Find the newest batch that was committed at a time or before, from the times of the commits. One listing.
+
+    `seconds`: since the epoch. Raises `VersionNotLoadable` if no retained batch is that old; `RefusedAsUnsafe` if the
+    commits do not have ascending times, as after a copy of the checkpoint; `NotACheckpoint`.
+    """
+    listed = {names.parse_batch(entry.path): entry for entry in storage.list(names.COMMITS)}
+    times = [(batch, listed[batch].modified_at_seconds) for batch in batches_of(listed.values())]
+    if not times:
+        raise _no_batch(storage)
+    known = [(batch, time) for batch, time in times if time is not None]
+    in_order = [time for _, time in sorted(known)]
+    if len(known) < len(times) or in_order != sorted(in_order):
+        raise RefusedAsUnsafe(
+            "the files of the commits do not have ascending times, for example because the checkpoint was copied",
+            path=f"{storage.url}/{names.COMMITS}",
+            hint="use --to-batch instead of --to",
+        )
+    older = [batch for batch, time in known if time <= seconds]
+    if not older:
+        first, time = min(known)
+        raise VersionNotLoadable(
+            f"the oldest retained batch, {first}, was committed at {_utc(time)}, later than {_utc(seconds)}",
+            path=names.commits(first),
+            hint="choose a later time, or restore the checkpoint from a backup",
+        )
+    return max(older)
+
+
+def gather(storage: Storage, batch: int) -> RewindFacts:
+    """Gather the facts for a rewind to a batch.
+
+    Requests: a listing; for each store the lineage of its changelog at the batch and its snapshots down to the base; each
+    later commit; the offsets; the operators' metadata; one for each later entry of a file source. Raises `NotACheckpoint`,
+    `VersionNotLoadable` for a batch that is not committed, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    """
+    newest = catalog.newest_batch(storage)
+    log = catalog.commit_log(storage, at=batch)
+    if newest is None or log is None:
+        raise _no_batch(storage)
+    origin = origin_of(storage)
+    entries = {entry.path: entry for entry in storage.list("")}
+    files = catalog.with_members(list_members(storage), entries.values())
+    families = catalog.with_families(entries)
+    chains: dict[StorePath, Chain] = {}
+
+    def look(store: StorePath) -> None:
+        head, committed = log.newest.heads[store], log.of_store(store)
+        chains[store] = walk(
+            storage,
+            store,
+            head,
+            committed,
+            files.of(store),
+            down_to=head.version,
+            is_first=lambda version: log.is_first(committed, version),
+            needs_base=store.operator in families,
+        )
+
+    at_once(look, list(log.newest.heads))
+    later = [one for one in batches_of(entry for entry in entries.values() if _is_commit(entry.path)) if one > batch]
+    commits: dict[int, str] = {}
+
+    def read(one: int) -> None:
+        commits[one] = hashlib.sha256(storage.read(names.commits(one))).hexdigest()
+
+    at_once(read, later)
+    offsets = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch)).sources
+    positions = {number: file_source.position(text) for number, text in enumerate(offsets)}
+    is_own = origin is Origin.OWN
+    bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
+    stores = binding.stores_at(storage, batch) if is_own else ()
+    query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    schemas = [path for operator in range(len(stores)) if (path := names.state_schema(operator)) in entries]
+    return RewindFacts(
+        url=storage.url,
+        batch=batch,
+        newest=newest,
+        heads=log.newest,
+        chains=dict(sorted(chains.items())),
+        structure=catalog.structure_at(storage, batch),
+        newest_structure=catalog.structure_at(storage, newest),
+        position=QueryPosition.of(storage, log.newest),
+        commits=dict(sorted(commits.items())),
+        files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},
+        positions={number: entry for number, entry in positions.items() if entry is not None},
+        sources=sources.needs(storage, offsets, entries),
+        query_id=query_id if bound is None else bound.query_id,
+        binding=bound,
+        stores=stores,
+        schemas={path: storage.read(path) for path in schemas},
+        sink=_sink_after(storage, batch) if is_own else None,
+    )
+
+
+def _is_commit(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder == names.COMMITS and names.parse_batch(name) is not None
+
+
+def _sink_after(storage: Storage, batch: int) -> tuple[str, int] | None:
+    """Return the table of the sink and its version before the next batch, from the records of its attempts."""
+    found: list[tuple[str, int]] = []
+    try:
+        for _, record in attempts.records_at(storage, batch + 1):
+            if isinstance(sink := record.get("sink"), dict):
+                found.append((str(sink["table"]), int(sink["version"])))
+    except CorruptFile:
+        return None  # only shown; the audit reports the file
+    except BAD_VALUES:
+        return None
+    return min(found, key=lambda one: one[1], default=None)
+
+
+def _no_batch(storage: Storage) -> NotACheckpoint:
+    return NotACheckpoint(
+        "has no committed batch: there is nothing to rewind", path=storage.url, hint="check the location"
+    )
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,247 @@
+"""Plans a rewind. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from statestore import binding
+from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statestore.format import file_source, logs, names, operators
+from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.maintenance.quarantine import QuarantineRecord
+from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.storage import Entry
+
+
+class RewindReason(Enum):
+    """The reason for an action."""
+
+    ATTEMPT = "the record of an attempt at a later batch: with it, a restart would commit its output from the sink"
+    COMMIT = "the commit of a later batch"
+    STATE = "state of a later batch: in structure V1 a restart loads files by number"
+    SCHEMA = "a schema that a later batch introduced"
+    OFFSETS = "the offsets of a later batch"
+    SOURCE = "the entry of a file source that a later batch has read"
+    QUERY_ID = "contains the query id: with the former id, a sink such as Delta skips the batches that it has"
+    ROWS = "describes the rows with a schema that a later batch introduced"
+
+
+@dataclass(frozen=True)
+class MoveAway:
+    """Move a file to quarantine."""
+
+    entry: Entry
+    reason: RewindReason
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self.entry.path
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Replace a file, after a copy to quarantine."""
+
+    entry: Entry
+    body: bytes
+    reason: RewindReason
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self.entry.path
+
+
+RewindAction = MoveAway | Rewrite
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindPlan:
+    """The actions in their order, and the reasons not to rewind.
+
+    batch         the newest batch after the rewind
+    newest        the newest committed batch before it
+    former_query  the query id before the rewind
+    query         the query id after it
+    """
+
+    batch: int
+    newest: int
+    former_query: str
+    query: str
+    actions: tuple[RewindAction, ...]
+    record: QuarantineRecord
+    refusals: tuple[StatekeeperError, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the files that are quarantined."""
+        return sum(action.entry.size_bytes for action in self.actions)
+
+
+def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
+    """Plan a rewind. `query_id`: the query id after it; None keeps the id.
+
+    Order: the files of the newest batch first. Of each batch, first the record of its attempt, then its commit, then its
+    state, and its offsets last. So a crash leaves a batch whole, or as a batch that the query runs again. Sources last.
+    """
+    if gathered.newest == gathered.batch:
+        # No later batch is committed. An interrupted rewind has given the query its id already.
+        query_id = None
+    by_batch = _later(gathered)
+    actions: list[RewindAction] = []
+    for batch in sorted(by_batch, reverse=True):
+        if batch == gathered.newest:
+            actions += _rewritten_ids(gathered, query_id)
+        of_batch = sorted(by_batch[batch], key=lambda action: (list(RewindReason).index(action.reason), _first(action)))
+        actions += of_batch
+    actions += _sources(gathered)
+    actions += _rows(gathered)
+    rewritten = {
+        action.path: hashlib.sha256(action.body).hexdigest() for action in actions if isinstance(action, Rewrite)
+    }
+    return RewindPlan(
+        batch=gathered.batch,
+        newest=gathered.newest,
+        former_query=gathered.query_id,
+        query=query_id or gathered.query_id,
+        actions=tuple(actions),
+        record=QuarantineRecord(
+            position=gathered.position,
+            rewound=gathered.commits,
+            rewritten=rewritten,
+            order=tuple(action.path for action in actions),
+        ),
+        refusals=(*_of_structures(gathered), *_not_loadable(gathered), *_not_startable(gathered)),
+    )
+
+
+def _first(action: RewindAction) -> tuple[bool, str]:
+    """Batch logs first: they contain the record of the attempt."""
+    return names.parse_batch_log(action.path) is None, action.path
+
+
+def _later(gathered: RewindFacts) -> dict[int, list[MoveAway]]:
+    """Find the files of each batch after the target."""
+    found: dict[int, list[MoveAway]] = {}
+    for path, entry in gathered.files.items():
+        place = _batch_of(path)
+        if place is not None and place[0] > gathered.batch:
+            found.setdefault(place[0], []).append(MoveAway(entry, place[1]))
+    if gathered.newest > gathered.batch:
+        found.setdefault(gathered.newest, [])
+    oldest = _oldest_metadata(gathered)
+    for batch, actions in found.items():
+        found[batch] = [action for action in actions if action.path not in oldest]
+    return found
+
+
+def _oldest_metadata(gathered: RewindFacts) -> set[str]:
+    """The oldest metadata of each operator, which is also valid for older batches."""
+    oldest: dict[int, tuple[int, str]] = {}
+    for path in gathered.files:
+        place = names.parse_operator_metadata(path)
+        if place is not None:
+            operator, since = place
+            oldest[operator] = min(oldest.get(operator, (since, path)), (since, path))
+    return {path for _, path in oldest.values()}
+
+
+def _batch_of(path: str) -> tuple[int, RewindReason] | None:
+    """Return the batch that wrote a file, and the reason to move it away after a rewind to an earlier batch."""
+    folder, _, name = path.rpartition("/")
+    if folder in (names.COMMITS, names.OFFSETS):
+        batch = names.parse_batch(name)
+        reason = RewindReason.COMMIT if folder == names.COMMITS else RewindReason.OFFSETS
+        return None if batch is None else (batch, reason)
+    if folder == names.SCHEMAS:
+        batch = names.parse_batch(name.removesuffix(".json"))
+        return None if batch is None else (batch, RewindReason.SCHEMA)
+    if (pending := names.parse_pending(path)) is not None:
+        return pending[0], RewindReason.ATTEMPT
+    if (log := names.parse_batch_log(path)) is not None:
+        return log[0] - 1, RewindReason.STATE
+    if (metadata := names.parse_operator_metadata(path)) is not None:
+        return metadata[1], RewindReason.SCHEMA
+    whole = path.removesuffix(names.SIDECAR) if names.is_sidecar(name) else path
+    place = names.parse_store_path(whole)
+    return None if place is None else (place[1].version.version - 1, RewindReason.STATE)
+
+
+def _sources(gathered: RewindFacts) -> Iterator[MoveAway]:
+    """Yield the later entries of file sources. Later entries stay if Spark has merged the entry of the target with them."""
+    for path, entry in sorted(gathered.files.items()):
+        parsed = file_source.parse(path)
+        if parsed is None or parsed[0] not in gathered.positions:
+            continue
+        newest = gathered.positions[parsed[0]]
+        if parsed[1] > newest and file_source.is_complete(parsed[0], newest, gathered.files):
+            yield MoveAway(entry, RewindReason.SOURCE)
+
+
+def _rewritten_ids(gathered: RewindFacts, query_id: str | None) -> Iterator[Rewrite]:
+    """Yield the file with the query id. Another id makes sinks accept the numbers of the rewound batches again."""
+    if query_id is None or query_id == gathered.query_id:
+        return
+    if gathered.binding is None:
+        path, body = names.QUERY_METADATA, logs.encode_metadata(query_id)
+    else:
+        path, body = names.BINDING, binding.encode_binding(replace(gathered.binding, query_id=query_id))
+    yield Rewrite(gathered.files[path], body, RewindReason.QUERY_ID)
+
+
+def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:
+    """Yield the state schemas of a Python job that a later batch has extended, as they were at the target."""
+    for operator, store in enumerate(gathered.stores):
+        path = names.state_schema(operator)
+        body = operators.encode_schema(store.key_json, store.value_json)
+        if gathered.schemas.get(path, body) != body:
+            yield Rewrite(gathered.files[path], body, RewindReason.ROWS)
+
+
+# -- reasons not to rewind ---------------------------------------------------------------------------------------------
+
+
+def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
+    if gathered.structure is not gathered.newest_structure:
+        now, then = gathered.newest_structure, gathered.structure
+        yield RefusedAsUnsafe(
+            f"batch {gathered.batch} has structure {then.name}, and the checkpoint was switched to {now.name} since",
+            path=gathered.url,
+            hint=f"switch back first: statekeeper switch {gathered.url} --to {then.value} --apply --confirm-stopped; or "
+            "choose a batch after the switchover",
+        )
+
+
+def _not_loadable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
+    for store, chain in gathered.chains.items():
+        if chain.conflicts is not None:
+            yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)
+        elif chain.head not in chain.bases and chain.head != EMPTY:
+            problem = next((chain.broken[one] for one in chain.versions if one in chain.broken), chain.end)
+            path = store.changelog(chain.head) if problem is None else problem.path
+            yield _lost(store, chain.head, path, "is missing" if problem is None else problem.text)
+
+
+def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
+    return VersionNotLoadable(
+        f"{problem}, so that {version.in_words} of {store} cannot be loaded; nothing was changed",
+        path=path,
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT; then use it as --to-batch",
+    )
+
+
+def _not_startable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
+    """Require the offsets that Spark reads when it starts: of the newest batch, and of the batch before it."""
+    for batch in range(max(0, gathered.batch - 1), gathered.batch + 1):
+        path = names.offsets(batch)
+        if path not in gathered.files:
+            yield RefusedAsUnsafe(
+                f"is missing; Spark cannot start after batch {gathered.batch} without it",
+                path=path,
+                hint="restore the file from a backup, or choose a later batch",
+            )

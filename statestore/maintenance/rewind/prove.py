@@ -1,0 +1,55 @@
+"""Restores each store at one batch, on local disk: the proof that a rewind leads to a batch that loads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from statestore.clock import Clock, Ids
+from statestore.commit_log import Heads
+from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.rocks import EngineLimits, translated
+from statestore.errors import StatekeeperError
+from statestore.format.names import EMPTY, StorePath
+from statestore.format.state_conf import StateConf
+from statestore.loading.loader import Loader
+from statestore.maintenance.pool import WORKERS, in_pool
+from statestore.storage import Storage
+
+_LIMITS = EngineLimits(block_bytes=4096)
+
+
+def prove(
+    storage: Storage,
+    heads: Heads,
+    conf: StateConf,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    restored: Callable[[StorePath], None] = lambda store: None,
+) -> dict[StorePath, StatekeeperError]:
+    """Restore each store at its version in `heads`, and return the errors of those that cannot be restored.
+
+    `restored` is called after each store, from one thread at a time. `scratch`: a folder with space for as many stores as
+    the machine has cores. Reads only.
+    """
+    failed: dict[StorePath, StatekeeperError] = {}
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+
+    def restore(store: StorePath) -> None:
+        with tempfile.TemporaryDirectory(dir=scratch, prefix="rewind-") as folder:
+            cache = LocalCopyFolder(Path(folder) / "store", _LIMITS, ids)
+            loader = Loader(store, storage, cache, _LIMITS, clock=clock, lock_timeout_seconds=0, conf=conf)
+            with loader.restore(heads.heads[store], Path(folder) / "database").database:
+                pass
+
+    def ended(store: StorePath, outcome: StatekeeperError | None) -> None:
+        if outcome is not None:
+            failed[store] = outcome
+        restored(store)
+
+    in_pool(restore, [store for store, head in heads.heads.items() if head != EMPTY], ended, workers=WORKERS)
+    return failed

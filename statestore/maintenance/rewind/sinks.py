@@ -1,0 +1,110 @@
+"""Finds the version of a Delta table that belongs to a batch of a query, from the log of the table.
+
+    <table>/_delta_log/00000000000000000041.json     one action a line: {"commitInfo": ...}, {"txn": ...}, {"add": ...}
+
+Delta records the id of the query and the batch in `txn` (idempotent writes). A RESTORE of the table keeps them: a query
+with the same id would skip the batches that it writes again. So a rewind gives the query a new id.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
+from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.storage import Storage
+
+_LOG = "_delta_log"
+_VERSION = re.compile(rf"{_LOG}/(?P<version>[0-9]{{20}})\.json")
+_OF_JOBS = "statekeeper-"
+"""Before the query id, in the application id of a `pipelines.DeltaSink`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaPosition:
+    """A Delta table after a batch.
+
+    url      of the table
+    version  the version to restore: the newest one without rows of later batches; -1 if there is none
+    newest   the newest version
+    holds    the newest batch of the query in the table; None if the table has no later batch
+    others   later versions by other writers, which a restore reverts too: "58 OPTIMIZE"
+    """
+
+    url: str
+    version: int
+    newest: int
+    holds: int | None
+    others: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The SQL statement that restores the table."""
+        if self.version < 0:
+            return f"DELETE FROM delta.`{self.url}`"  # noqa: S608 - displayed, not executed
+        return f"RESTORE TABLE delta.`{self.url}` TO VERSION AS OF {self.version}"
+
+
+def delta_position(table: Storage, query_id: str, batch: int) -> DeltaPosition:
+    """Find the version of a table that has the rows up to a batch. Requests: a listing; one for each version, from the
+    newest down to that batch.
+
+    Raises `NotACheckpoint` if there is no Delta table; `RefusedAsUnsafe` if its log no longer has these versions;
+    `CorruptFile`, `StorageError`.
+    """
+    listed = table.list(_LOG)
+    versions = sorted(int(match["version"]) for entry in listed if (match := _VERSION.fullmatch(entry.path)))
+    if not versions:
+        raise NotACheckpoint("is no Delta table: it has no log", path=table.url, hint="check the URL after --sink")
+    names = {query_id, f"{_OF_JOBS}{query_id}"}
+    holds: int | None = None
+    others: list[str] = []
+    first = versions[-1] + 1
+    for version in reversed(versions):
+        operation, written = _read(table, version, names)
+        if written is None:
+            others.append(f"{version} {operation}")
+        elif written <= batch:
+            return _position(table, first, versions[-1], holds, others)
+        else:
+            holds, first = max(written, holds or 0), version
+    if versions[0] == 0:
+        return _position(table, first, versions[-1], holds, others)
+    raise RefusedAsUnsafe(
+        f"the log begins at version {versions[0]} and has no batch of query {query_id} up to {batch}; the version to "
+        "restore is unknown",
+        path=f"{table.url}/{_LOG}",
+        hint="find it with DESCRIBE HISTORY, and run this command without --sink",
+    )
+
+
+def _position(table: Storage, first: int, newest: int, holds: int | None, others: list[str]) -> DeltaPosition:
+    later = [text for text in others if int(text.split()[0]) > first]
+    return DeltaPosition(
+        url=table.url.removeprefix("file://"),
+        version=first - 1,
+        newest=newest,
+        holds=holds,
+        others=tuple(reversed(later)),
+    )
+
+
+def _read(table: Storage, version: int, names: set[str]) -> tuple[str, int | None]:
+    """Return the operation of a version, and the batch of the query that it wrote."""
+    operation, written = "UNKNOWN", None
+    path = f"{_LOG}/{version:020}.json"
+    try:
+        for line in table.read(path).splitlines():
+            if not line.startswith((b'{"commitInfo"', b'{"txn"')):
+                continue  # files and statistics
+            action = parsed_json(line)
+            if "commitInfo" in action:
+                operation = str(action["commitInfo"].get("operation", operation))
+            elif action["txn"]["appId"] in names:
+                written = int(action["txn"]["version"])
+    except BAD_VALUES as error:
+        raise CorruptFile(
+            f"cannot be parsed: {error}", path=f"{table.url}/{path}", hint="run this command without --sink"
+        ) from error
+    return operation, written

@@ -1,0 +1,68 @@
+"""Describes the data that the sources of a query must still have after a rewind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from statestore.format import file_source
+from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.maintenance.rewind.facts import SourceNeed
+from statestore.storage import Storage, read_or_none
+
+
+def needs(storage: Storage, offsets: Sequence[str], files: Collection[str]) -> tuple[SourceNeed, ...]:
+    """Describe the needs of each source from its offset at the target. `files`: the paths of the checkpoint.
+
+    Of a file source on this machine, the files that later batches have read are looked up. One request for each later entry
+    of a file source. Raises `StorageError`.
+    """
+    return tuple(_need(storage, number, text, files) for number, text in enumerate(offsets))
+
+
+def _need(storage: Storage, number: int, offset: str, files: Collection[str]) -> SourceNeed:
+    entry = file_source.position(offset)
+    if entry is not None:
+        read = list(_read_after(storage, number, entry, files))
+        local = [path for path in read if urlsplit(path).scheme in ("", "file")]
+        missing = tuple(path for path in local if not Path(unquote(urlsplit(path).path)).exists())
+        needs = f"the {len(read):,} files that later batches have read"
+        return SourceNeed(number, needs, missing if len(local) == len(read) else None)
+    return SourceNeed(number, _described(offset), None)
+
+
+def _described(offset: str) -> str:
+    """Describe an offset of Kafka or Delta; any other offset as it is."""
+    try:
+        body = parsed_json(offset.encode())
+        if "reservoirVersion" in body:
+            return f"version {int(body['reservoirVersion'])} of the Delta table and all later versions"
+        return _of_kafka(body) or f"the data after {offset}"
+    except BAD_VALUES:
+        return f"the data after {offset}"
+
+
+def _of_kafka(body: Mapping[str, Any]) -> str:
+    found = [
+        f"offsets from {int(offset):,} on of partition {int(partition)} of topic {topic}"
+        for topic, partitions in body.items()
+        for partition, offset in (partitions.items() if isinstance(partitions, dict) else ())
+    ]
+    return ", ".join(found)
+
+
+def _read_after(storage: Storage, number: int, newest: int, files: Collection[str]) -> Iterator[str]:
+    """Yield the URLs of the files in the later entries of a file source."""
+    for path in sorted(files):
+        parsed = file_source.parse(path)
+        if parsed is None or parsed[0] != number or parsed[1] <= newest or path.endswith(".compact"):
+            continue
+        data = read_or_none(storage, path)
+        for line in (data or b"").decode(errors="replace").splitlines()[1:]:
+            try:
+                yield str(json.loads(line)["path"])
+            except BAD_VALUES:
+                continue  # Spark rejects the entry; the rewind moves it away

@@ -1,0 +1,165 @@
+"""Rewinds: the rows of the target, an audit without findings, later batches and verbs, and the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statestore import binding, catalog
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import logs, names
+from statestore.format.structure import Structure
+from statestore.storage import Storage, open_storage
+from tests.support.audits import audited
+from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
+from tests.support.repairs import aggressively_collected, contents
+from tests.support.rewinds import planned, rewind_model, rewound, undone
+from tests.support.structures import held
+
+
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
+@pytest.mark.parametrize("to", [4, pytest.param(6, marks=pytest.mark.slow), 7])
+def test_a_rewound_query_has_the_rows_of_its_target_and_continues(
+    root: Storage, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, to: int
+) -> None:
+    query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    rewound(root, to, tmp_path)
+    rewind_model(query, to)
+    assert catalog.newest_batch(root) == to
+    assert query.is_right()
+    assert audited(root, scratch=tmp_path / "deep").findings == ()
+    query.grow(4)
+    assert query.is_right()
+    assert audited(root, scratch=tmp_path / "deep again").findings == ()
+
+
+@pytest.mark.parametrize("verb", ["snapshot", "gc", "switch", "repair"])
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_each_verb_works_after_a_rewind_and_a_rewind_after_each_verb(
+    root: Storage, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, verb: str
+) -> None:
+    query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    rewound(root, 5, tmp_path)
+    rewind_model(query, 5)
+    if verb == "repair":
+        query.grow(3)
+    getattr(query, verb)()
+    assert query.is_right()
+    query.grow(3)
+    newest = catalog.newest_batch(root)
+    assert newest is not None
+    rewound(root, newest - 1, tmp_path)
+    rewind_model(query, newest - 1)
+    query.grow(2)
+    assert query.is_right()
+    assert audited(root, scratch=tmp_path / "deep").findings == ()
+
+
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
+def test_undo_restores_every_byte(
+    root: Storage, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+) -> None:
+    query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    before = contents(root)
+    run = rewound(root, 4, tmp_path)
+    assert contents(root) != before
+    restored = undone(root, run)
+    assert contents(root) == before
+    assert restored
+    assert root.list(names.QUARANTINE) == []
+    assert query.is_right()
+    query.grow(2)
+    assert query.is_right()
+
+
+def test_undo_restores_after_retention_with_a_snapshot_of_the_target(tmp_path: Path) -> None:
+    root = open_storage(str(tmp_path / "root"))
+    query = own(root, tmp_path)
+    rows = held(root, tmp_path / "before")
+    run = rewound(root, 4, tmp_path)
+    rewind_model(query, 4)
+    query.snapshot()
+    aggressively_collected(root)
+    undone(root, run)
+    assert held(root, tmp_path / "after") == rows
+    assert audited(root, scratch=tmp_path / "deep").findings == ()
+
+
+def test_undo_is_rejected_after_the_query_has_committed(root: Storage, tmp_path: Path) -> None:
+    query = own(root, tmp_path)
+    run = rewound(root, 4, tmp_path)
+    rewind_model(query, 4)
+    query.grow(1)
+    before = contents(root)
+    with pytest.raises(RefusedAsUnsafe, match="committed since"):
+        undone(root, run)
+    assert contents(root) == before
+
+
+def test_undo_of_an_earlier_rewind_is_rejected_until_the_later_one_is_undone(root: Storage, tmp_path: Path) -> None:
+    query = own(root, tmp_path)
+    before = contents(root)
+    first, second = rewound(root, 6, tmp_path), rewound(root, 4, tmp_path)
+    with pytest.raises(RefusedAsUnsafe, match="undo that run first"):
+        undone(root, first)
+    undone(root, second)
+    undone(root, first)
+    assert contents(root) == before
+    assert query.is_right()
+
+
+@pytest.mark.parametrize("kind", ["own", "native"])
+def test_a_rewound_query_gets_a_new_id_unless_it_keeps_its_own(root: Storage, tmp_path: Path, kind: str) -> None:
+    made(root, tmp_path, kind, Structure.V2, in_batch_logs=False)
+
+    def query_id() -> str:
+        if kind == "own":
+            return binding.parse_binding(root.read(names.BINDING)).query_id
+        return logs.parse_metadata(root.read(names.QUERY_METADATA), names.QUERY_METADATA)
+
+    first = query_id()
+    rewound(root, 6, tmp_path, keep_query_id=True)
+    assert query_id() == first
+    rewound(root, 5, tmp_path)
+    assert query_id() != first
+    chosen = "0badc0de-0000-4000-8000-00000000000a"
+    rewound(root, 4, tmp_path, query_id=chosen)
+    assert query_id() == chosen
+
+
+def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_path: Path) -> None:
+    own(root, tmp_path)
+    there = tmp_path / "there.json"
+    there.write_text("{}")
+    for batch in range(8):
+        path = names.offsets(batch)
+        log = logs.parse_offsets(root.read(path), path)
+        position = (f'{{"logOffset":{batch}}}', f'{{"clicks":{{"0":{batch * 10}}}}}')
+        root.replace(
+            path,
+            logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf=log.conf, sources=position)),
+        )
+        read = f"{there.as_uri()}" if batch != 6 else "file:///gone.json"
+        root.create(
+            f"{names.SOURCES}/0/{batch}", b'v1\n{"path":"%s","timestamp":1,"batchId":%d}' % (read.encode(), batch)
+        )
+    prepared = planned(root, 5, tmp_path)
+    files, kafka = prepared.gathered.sources
+    assert files.missing == ("file:///gone.json",)
+    assert "2 files" in files.needs
+    assert kafka.needs == "offsets from 50 on of partition 0 of topic clicks"
+    run = rewound(root, 5, tmp_path)
+    assert [entry.path for entry in root.list(names.SOURCES)] == [f"{names.SOURCES}/0/{entry}" for entry in range(6)]
+    undone(root, run)
+    assert len(root.list(names.SOURCES)) == 8
+
+
+def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:
+    root, other = open_storage(str(tmp_path / "root")), open_storage(str(tmp_path / "clone"))
+    query = own(root, tmp_path)
+    rewound(root, 5, tmp_path)
+    rewind_model(query, 5)
+    cloned(root, other, tmp_path)
+    assert held(other, tmp_path / "look") == held(root, tmp_path / "look too")
+    assert other.list(names.QUARANTINE) == []
