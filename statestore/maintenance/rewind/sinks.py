@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
 from statestore.format.untrusted import BAD_VALUES, parsed_json
@@ -82,12 +83,19 @@ def delta_position(table: Storage, query_id: str, batch: int) -> DeltaPosition:
 def _position(table: Storage, first: int, newest: int, holds: int | None, others: list[str]) -> DeltaPosition:
     later = [text for text in others if int(text.split()[0]) > first]
     return DeltaPosition(
-        url=table.url.removeprefix("file://"),
+        url=_as_spark_reads_it(table.url),
         version=first - 1,
         newest=newest,
         holds=holds,
         others=tuple(reversed(later)),
     )
+
+
+def _as_spark_reads_it(url: str) -> str:
+    """Return the location as Spark's SQL expects it: a plain path on a local disk, and s3a for a bucket."""
+    if url.startswith("file://"):
+        return unquote(url.removeprefix("file://"))
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
 def _read(table: Storage, version: int, names: set[str]) -> tuple[str, int | None]:
