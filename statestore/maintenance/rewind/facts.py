@@ -38,7 +38,7 @@ class RewindFacts:
     heads             the version of each store at the target
     chains            the committed versions of each store, back to a base of the target
     structure         of the target
-    newest_structure  of the newest batch
+    later_structures  those of the later batches whose commits can be read
     position          the query position after the rewind
     commits           the SHA-256 of each later commit, by batch
     files             all files by path; without hidden files and without quarantined ones
@@ -57,7 +57,7 @@ class RewindFacts:
     heads: Heads
     chains: Mapping[StorePath, Chain]
     structure: Structure
-    newest_structure: Structure
+    later_structures: frozenset[Structure]
     position: QueryPosition
     commits: Mapping[int, str]
     files: Mapping[str, Entry]

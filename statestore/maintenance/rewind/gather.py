@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from statestore import attempts, binding, catalog
 from statestore.chain import Chain, walk
 from statestore.commit_log import batches_of
-from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe, VersionNotLoadable
+from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import file_source, logs, names
 from statestore.format.names import StorePath
+from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.maintenance.rewind import sources
@@ -81,9 +83,14 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     at_once(look, list(log.newest.heads))
     later = [one for one in batches_of(entry for entry in entries.values() if _is_commit(entry.path)) if one > batch]
     commits: dict[int, str] = {}
+    structures: dict[int, Structure] = {}
 
     def read(one: int) -> None:
-        commits[one] = hashlib.sha256(storage.read(names.commits(one))).hexdigest()
+        path = names.commits(one)
+        data = storage.read(path)
+        commits[one] = hashlib.sha256(data).hexdigest()
+        with suppress(CorruptFile, UnknownFormatVersion):  # it may be the reason for the rewind
+            structures[one] = logs.parse_commit(data, path).structure
 
     at_once(read, later)
     offsets = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch)).sources
@@ -100,7 +107,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         heads=log.newest,
         chains=dict(sorted(chains.items())),
         structure=catalog.structure_at(storage, batch),
-        newest_structure=catalog.structure_at(storage, newest),
+        later_structures=frozenset(structures.values()),
         position=QueryPosition.of(storage, log.newest),
         commits=dict(sorted(commits.items())),
         files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},

@@ -207,10 +207,10 @@ def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:
 
 
 def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
-    if gathered.structure is not gathered.newest_structure:
-        now, then = gathered.newest_structure, gathered.structure
+    then = gathered.structure
+    if then.other in gathered.later_structures:
         yield RefusedAsUnsafe(
-            f"batch {gathered.batch} has structure {then.name}, and the checkpoint was switched to {now.name} since",
+            f"batch {gathered.batch} has structure {then.name}, and the checkpoint was switched to {then.other.name} since",
             path=gathered.url,
             hint=f"switch back first: statekeeper switch {gathered.url} --to {then.value} --apply --confirm-stopped; or "
             "choose a batch after the switchover",

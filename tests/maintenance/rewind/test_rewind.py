@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statestore import binding, catalog
-from statestore.errors import RefusedAsUnsafe
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.storage import Storage, open_storage
@@ -163,3 +163,23 @@ def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:
     cloned(root, other, tmp_path)
     assert held(other, tmp_path / "look") == held(root, tmp_path / "look too")
     assert other.list(names.QUARANTINE) == []
+
+
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_a_query_with_a_lost_head_is_rewound_to_the_newest_batch_that_loads(
+    root: Storage, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+) -> None:
+    """The end of a bad night: the newest commit is damaged, and the state of the batch before it is lost."""
+    query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    files = catalog.files(root)
+    lost = {files[store].object_of(version) for store, version in catalog.heads_at(root, 6).heads.items()}
+    root.delete(lost)
+    root.replace(names.commits(7), b"v2\n{")
+    with pytest.raises(StatekeeperError):
+        query.is_right()
+    rewound(root, 5, tmp_path)
+    rewind_model(query, 5)
+    assert query.is_right()
+    assert audited(root, scratch=tmp_path / "deep").findings == ()
+    query.grow(2)
+    assert query.is_right()
