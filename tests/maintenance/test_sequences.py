@@ -18,12 +18,13 @@ from statestore.storage import open_storage
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.s3_server import S3Server
 
-VERBS = ("snapshot", "gc", "switch", "repair")
+VERBS = ("snapshot", "gc", "switch", "repair", "rewind")
 TOUR = (
-    *("snapshot", "snapshot", "gc", "gc", "switch", "switch", "repair", "repair", "snapshot"),
-    *("switch", "gc", "repair", "gc", "snapshot", "repair", "switch", "snapshot"),
+    *("snapshot", "snapshot", "gc", "snapshot", "switch", "snapshot", "repair", "snapshot", "rewind"),
+    *("gc", "gc", "switch", "gc", "repair", "gc", "rewind", "switch", "switch"),
+    *("repair", "switch", "rewind", "repair", "repair", "rewind", "rewind", "snapshot"),
 )
-"""Contains each of the 16 pairs of consecutive verbs once."""
+"""Contains each of the 25 pairs of consecutive verbs once."""
 
 
 @pytest.mark.parametrize("structure", Structure)

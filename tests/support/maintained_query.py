@@ -113,6 +113,25 @@ class Query:
         assert prepared.plan.actions
         passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
 
+    def rewind(self, batches: int = 2) -> None:
+        """Rewind by this number of batches."""
+        newest = catalog.newest_batch(self.storage)
+        assert newest is not None
+        scratch = self.folder / "scratch"
+        prepared = passes.rewind.plan(self.storage, policies(100), self.by, newest - batches, scratch=scratch)
+        passes.rewind.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True, scratch=scratch)
+        self.forget_after(newest - batches)
+
+    def forget_after(self, batch: int) -> None:
+        """Let the model forget the batches after `batch`."""
+        if self.shadow is not None:
+            later = range(batch + 1, len(self.shadow.versions) - 1)
+            self.shadow.storage.delete([of(number) for number in later for of in (names.commits, names.offsets)])
+        for made in (self.checkpoint, self.shadow):
+            if made is not None:
+                del made.versions[batch + 2 :]
+                del made.states[batch + 2 :]
+
     def _after(self, policy: Policies) -> Audit:
         """Audit after the deletions: no file is left to delete, and there are no findings."""
         looked = passes.audit.look(self.storage, policy, clock=SystemClock())

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
 from statestore.maintenance import passes
 from statestore.maintenance.passes import Maintainer, PreparedRewind
 from statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
-from tests.support.maintained_query import Query
 
 
 def _maintainer() -> Maintainer:
@@ -35,14 +33,3 @@ def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
 def undone(storage: Storage, run: str) -> list[str]:
     by = _maintainer()
     return passes.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True)
-
-
-def rewind_model(query: Query, batch: int) -> None:
-    """Let the model of the query forget the batches after `batch`."""
-    if query.shadow is not None:
-        later = range(batch + 1, len(query.shadow.versions) - 1)
-        query.shadow.storage.delete([of(number) for number in later for of in (names.commits, names.offsets)])
-    for made in (query.checkpoint, query.shadow):
-        if made is not None:
-            del made.versions[batch + 2 :]
-            del made.states[batch + 2 :]

@@ -14,7 +14,7 @@ from statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
 from tests.support.repairs import aggressively_collected, contents
-from tests.support.rewinds import planned, rewind_model, rewound, undone
+from tests.support.rewinds import planned, rewound, undone
 from tests.support.structures import held
 
 
@@ -25,7 +25,7 @@ def test_a_rewound_query_has_the_rows_of_its_target_and_continues(
 ) -> None:
     query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
     rewound(root, to, tmp_path)
-    rewind_model(query, to)
+    query.forget_after(to)
     assert catalog.newest_batch(root) == to
     assert query.is_right()
     assert audited(root, scratch=tmp_path / "deep").findings == ()
@@ -41,7 +41,7 @@ def test_each_verb_works_after_a_rewind_and_a_rewind_after_each_verb(
 ) -> None:
     query = made(root, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
     rewound(root, 5, tmp_path)
-    rewind_model(query, 5)
+    query.forget_after(5)
     if verb == "repair":
         query.grow(3)
     getattr(query, verb)()
@@ -50,7 +50,7 @@ def test_each_verb_works_after_a_rewind_and_a_rewind_after_each_verb(
     newest = catalog.newest_batch(root)
     assert newest is not None
     rewound(root, newest - 1, tmp_path)
-    rewind_model(query, newest - 1)
+    query.forget_after(newest - 1)
     query.grow(2)
     assert query.is_right()
     assert audited(root, scratch=tmp_path / "deep").findings == ()
@@ -78,7 +78,7 @@ def test_undo_restores_after_retention_with_a_snapshot_of_the_target(tmp_path: P
     query = own(root, tmp_path)
     rows = held(root, tmp_path / "before")
     run = rewound(root, 4, tmp_path)
-    rewind_model(query, 4)
+    query.forget_after(4)
     query.snapshot()
     aggressively_collected(root)
     undone(root, run)
@@ -89,7 +89,7 @@ def test_undo_restores_after_retention_with_a_snapshot_of_the_target(tmp_path: P
 def test_undo_is_rejected_after_the_query_has_committed(root: Storage, tmp_path: Path) -> None:
     query = own(root, tmp_path)
     run = rewound(root, 4, tmp_path)
-    rewind_model(query, 4)
+    query.forget_after(4)
     query.grow(1)
     before = contents(root)
     with pytest.raises(RefusedAsUnsafe, match="committed since"):
@@ -159,7 +159,7 @@ def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:
     root, other = open_storage(str(tmp_path / "root")), open_storage(str(tmp_path / "clone"))
     query = own(root, tmp_path)
     rewound(root, 5, tmp_path)
-    rewind_model(query, 5)
+    query.forget_after(5)
     cloned(root, other, tmp_path)
     assert held(other, tmp_path / "look") == held(root, tmp_path / "look too")
     assert other.list(names.QUARANTINE) == []
@@ -178,7 +178,7 @@ def test_a_query_with_a_lost_head_is_rewound_to_the_newest_batch_that_loads(
     with pytest.raises(StatekeeperError):
         query.is_right()
     rewound(root, 5, tmp_path)
-    rewind_model(query, 5)
+    query.forget_after(5)
     assert query.is_right()
     assert audited(root, scratch=tmp_path / "deep").findings == ()
     query.grow(2)
