@@ -70,8 +70,10 @@ from statestore.storage import Storage
     "the source.",
 )
 @click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT.")
-@click.option("--delete", "deleted", metavar="LABEL", help="Show which files of this savepoint --apply deletes.")
-@click.option("--apply", "applies", is_flag=True, help="Delete the savepoint of --delete.")
+@click.option(
+    "--delete", "deleted", metavar="LABEL", help="Show the files of this savepoint; with --apply, delete them."
+)
+@click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
 @stopped_option
 @mode_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
