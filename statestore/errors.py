@@ -24,6 +24,8 @@
     ├── LeaseLost                         11  lease_lost              run the command again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       follow the hint first
     │   ├── DestinationNotEmpty           13  destination_not_empty   choose an empty destination
+    │   ├── MirrorStarted                 13  mirror_started          mirror to an empty destination
+    │   ├── MirrorDiverged                13  mirror_diverged         mirror to an empty destination
     │   └── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
     ├── HalfSwitched                      13  half_switched           finish or reverse the switchover
     ├── RefusedBatch                      13  refused_batch           restore the matching state, or use a new root
@@ -241,6 +243,19 @@ class DestinationNotEmpty(RefusedAsUnsafe):
     """The destination of a copy contains files. Nothing was written."""
 
     code = "destination_not_empty"
+
+
+class MirrorStarted(RefusedAsUnsafe):
+    """A query has been started from the mirror: it contains batches that the mirror did not copy. Nothing was written."""
+
+    code = "mirror_started"
+
+
+class MirrorDiverged(RefusedAsUnsafe):
+    """Source and mirror have no common history: the source was restarted from an earlier batch or rewritten. Nothing was
+    written."""
+
+    code = "mirror_diverged"
 
 
 class HalfSwitched(StatekeeperError):

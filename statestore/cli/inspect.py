@@ -21,6 +21,7 @@ from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.codes import code
 from statestore.maintenance.description import Description, describe
+from statestore.maintenance.mirrors import MirrorRecord
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.query_metrics import QueryMetrics
 
@@ -75,12 +76,28 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "operators": {str(number): name for number, name in about.operators.items()},
         "batch_logs": about.batch_logs and asdict(about.batch_logs),
         "cloned": about.cloned and {"source": about.cloned.source, "batch": about.cloned.batch},
+        "mirror": about.mirror
+        and {
+            "source": about.mirror.source,
+            "batch": about.mirror.batch,
+            "first_batch": about.mirror.first,
+        },
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
         "stores": [_fact_object(gathered, about, fact) for fact in gathered.stores],
         "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
     }
+
+
+def mirror_line(record: MirrorRecord, newest: int | None) -> str:
+    """The source of a mirror, and the batch at which the sink must be after a failover."""
+    if newest is not None and newest > record.batch:
+        return f"mirror of {record.source}; newer than its last complete run, which ended at batch {record.batch:,}"
+    return (
+        f"mirror of {record.source} at batch {record.batch:,}; before a query starts from here, the sink must be at batch "
+        f"{record.batch:,}"
+    )
 
 
 def _metrics_lines(metrics: QueryMetrics) -> Iterator[str]:
@@ -157,6 +174,8 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         console.print(
             f"cloned from {about.cloned.source} at batch {about.cloned.batch:,}", soft_wrap=True, markup=False
         )
+    if about.mirror is not None:
+        console.print(mirror_line(about.mirror, gathered.batch), soft_wrap=True, markup=False)
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(

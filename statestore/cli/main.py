@@ -14,6 +14,7 @@ from statestore.cli.dump import dump
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
+from statestore.cli.mirror import mirror
 from statestore.cli.repair import repair
 from statestore.cli.rewind import rewind
 from statestore.cli.savepoint import savepoint
@@ -29,8 +30,9 @@ def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
     gc, repair, rewind, switch and savepoint --delete print a plan and change nothing without --apply. snapshot, clone,
-    savepoint and unpack only add files and run at once; --dry-run prints their plans. repair --undo, rewind --undo,
-    switch --abort and lease --break need no --apply. All other verbs only read.
+    savepoint and unpack only add files and run at once, as does mirror, which also deletes files that it has copied;
+    --dry-run prints their plans. repair --undo, rewind --undo, switch --abort and lease --break need no --apply. All other
+    verbs only read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
@@ -38,5 +40,8 @@ def main(config: Path | None) -> None:
     del config  # the verbs read it, each for its root
 
 
-for verb in (inspect, audit, dump, diff, snapshot, gc, repair, rewind, switch, clone, savepoint, unpack, lease):
+for verb in (
+    *(inspect, audit, dump, diff, snapshot, gc, repair, rewind, switch),
+    *(clone, mirror, savepoint, unpack, lease),
+):
     main.add_command(verb)

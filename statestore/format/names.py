@@ -1,4 +1,4 @@
-"""Every file name of a checkpoint, built and parsed. No other module contains file names.
+"""Every file name of a checkpoint, built and parsed. No other module contains file names, except `mirror_names`.
 
     metadata                                   the query's id
     offsets/<batch>   commits/<batch>          the query's logs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from statestore import catalog
 from statestore.attempts import metrics_at
@@ -13,11 +14,16 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
-from statestore.maintenance.copies import CloneRecord, record
+from statestore.maintenance import mirrors
+from statestore.maintenance.copies import CloneRecord
+from statestore.maintenance.copies import record as copies_record
+from statestore.maintenance.mirrors import MirrorRecord
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, at_once
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
     None if there are none. `metrics`: the figures that the job recorded with the newest batch. `cloned`: where a clone
-    comes from; None for another checkpoint."""
+    comes from; None for another checkpoint. `mirror`: likewise."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
@@ -43,11 +49,12 @@ class Description:
     batch_logs: BatchLogs | None = None
     metrics: QueryMetrics | None = None
     cloned: CloneRecord | None = None
+    mirror: MirrorRecord | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
-    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the record of a clone,
-    and four for the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
+    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the records of a clone and
+    of a mirror, and four for the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -65,9 +72,9 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    cloned = _cloned(storage)
+    cloned, mirror = _without_damage(copies_record.read, storage), _without_damage(mirrors.read, storage)
     if gathered.origin is Origin.NATIVE:
-        return Description(structure=structure, operators=operators, keys=keys, cloned=cloned)
+        return Description(structure=structure, operators=operators, keys=keys, cloned=cloned, mirror=mirror)
     return Description(
         structure=structure,
         operators=operators,
@@ -75,6 +82,7 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
         batch_logs=_batch_logs(storage),
         metrics=metrics_at(storage, batch),
         cloned=cloned,
+        mirror=mirror,
     )
 
 
@@ -87,11 +95,11 @@ def _batch_logs(storage: Storage) -> BatchLogs | None:
     return BatchLogs(len(found), sum(size_bytes for _, size_bytes in found), min(versions), max(versions))
 
 
-def _cloned(storage: Storage) -> CloneRecord | None:
+def _without_damage(read: Callable[[Storage], Record | None], storage: Storage) -> Record | None:
     try:
-        return record.read(storage)
+        return read(storage)
     except CorruptFile:
-        # A description leaves it out. Only another run of the clone needs the record, and reports the damage.
+        # A description leaves it out. Only another run of the clone or mirror needs the record, and reports the damage.
         return None
 
 

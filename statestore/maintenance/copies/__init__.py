@@ -11,7 +11,7 @@ checkpoint before the commit of batch N, so that a run after a crash completes i
 
 from statestore.maintenance.copies.execute import begin, execute
 from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.gather import gather
+from statestore.maintenance.copies.gather import chains, gather
 from statestore.maintenance.copies.plan import ClonePlan, CopyFile, FreshIds, Way, plan
 from statestore.maintenance.copies.record import CloneRecord
 
@@ -23,6 +23,7 @@ __all__ = [
     "FreshIds",
     "Way",
     "begin",
+    "chains",
     "execute",
     "gather",
     "plan",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from statestore.errors import AlreadyExists, DestinationNotEmpty, ObjectMissing, StatekeeperError, StorageError
@@ -29,7 +29,7 @@ def execute(
     """
     for part in Part:
         if part is Part.OFFSETS:
-            _require_all(source, destination, planned)
+            require_all(source, destination, planned.files, planned.structure)
         files = planned.to_copy(part)
         # The newest commit completes the clone.
         newest = names.commits(planned.record.batch)
@@ -79,6 +79,11 @@ def _copy(source: Storage, destination: Storage, planned: ClonePlan, file: CopyF
     if planned.structure is Structure.V1 and file.part is Part.STATE:
         # An earlier run may have copied bytes that the source has replaced since.
         destination.delete([file.path])
+    copy_file(source, destination, file, scratch)
+
+
+def copy_file(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:
+    """Copy a file in its way. Raises `AlreadyExists`, `ObjectMissing`, `SourceChanged`, `StorageError`."""
     if file.body is not None:
         destination.create(file.path, file.body)
     elif file.way is Way.SERVICE:
@@ -92,14 +97,14 @@ def _copy(source: Storage, destination: Storage, planned: ClonePlan, file: CopyF
             destination.create(file.path, piece)
 
 
-def _require_all(source: Storage, destination: Storage, planned: ClonePlan) -> None:
+def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile], structure: Structure) -> None:
     """Require that all files of state and metadata are in the destination, and that those of the source did not change.
 
     Two listings. Raises `ObjectMissing`, `SourceChanged`, `StorageError`.
     """
     there = {entry.path: entry.size_bytes for entry in destination.list("", hidden=True)}
     now = {entry.path: entry for entry in source.list("")}
-    for file in planned.files:
+    for file in files:
         if file.part in (Part.OFFSETS, Part.COMMITS):
             continue
         if file.path not in there:
@@ -110,5 +115,5 @@ def _require_all(source: Storage, destination: Storage, planned: ClonePlan) -> N
                 path=f"{destination.url}/{file.path}",
                 hint="delete the destination and clone again",
             )
-        if planned.structure is Structure.V1 and file.part is Part.STATE and now.get(file.path) != file.entry:
+        if structure is Structure.V1 and file.part is Part.STATE and now.get(file.path) != file.entry:
             raise changed(f"{source.url}/{file.path}")

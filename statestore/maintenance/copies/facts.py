@@ -27,6 +27,7 @@ class CloneFacts:
     """A source at one batch, and the destination.
 
     batch        the batch to clone
+    since        the oldest batch to copy, if it can be loaded: of a clone, `batch`
     newest       the newest committed batch of the source
     structure    of the batch
     query_id     of the query of the source; that of a Python job is in the binding
@@ -37,11 +38,13 @@ class CloneFacts:
     metadata     the bytes of the operators' metadata by path, if they contain URIs
     existing     the files of the destination by path
     record       the record of an earlier run in the destination
+    marks        of a mirror: the mark of each file that earlier runs copied, by path; see `copies.plan.mark`
     """
 
     source_place: Place
     destination_place: Place
     batch: int
+    since: int
     newest: int
     structure: Structure
     query_id: str
@@ -52,3 +55,4 @@ class CloneFacts:
     metadata: Mapping[str, bytes]
     existing: Mapping[str, Entry]
     record: CloneRecord | None
+    marks: Mapping[str, str] | None = None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
 from statestore import binding, catalog
+from statestore.catalog import FilesByStore
 from statestore.chain import Chain, walk
+from statestore.commit_log import CommitLog
 from statestore.errors import NotACheckpoint
 from statestore.format import file_source, logs, names
 from statestore.format.names import StorePath
@@ -17,8 +22,12 @@ from statestore.storage import Storage, at_once, list_members
 _METADATA_BY_BATCH = "/_metadata/v2/"
 
 
-def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> CloneFacts:
+def gather(
+    source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False, since: int | None = None
+) -> CloneFacts:
     """Gather the facts for a batch of the source, by default the newest one whose files no longer change.
+
+    `since`: also follow the chains back to this older batch.
 
     In structure V1, a running Spark query may replace the files of its newest batches: without `stopped`, the default is
     `LIVE_MARGIN_VERSIONS` batches before the newest. Requests: listings of both roots; for each store the lineage of its
@@ -41,22 +50,8 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
     entries = {entry.path: entry for entry in source.list("")}
     files = catalog.with_members(list_members(source), entries.values())
     families = catalog.with_families(entries)
-    chains: dict[StorePath, Chain] = {}
-
-    def look(store: StorePath) -> None:
-        head, committed = log.newest.heads[store], log.of_store(store)
-        chains[store] = walk(
-            source,
-            store,
-            head,
-            committed,
-            files.of(store),
-            down_to=head.version,
-            is_first=lambda version: log.is_first(committed, version),
-            needs_base=store.operator in families,
-        )
-
-    at_once(look, list(log.newest.heads))
+    oldest = batch if since is None else min(batch, since)
+    chains = _chains(source, log, files, families, down_to=oldest + 1)
     offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
     positions = {number: file_source.position(text) for number, text in enumerate(offsets.sources)}
     bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
@@ -65,14 +60,50 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         source_place=Place(url=source.url, location=source.location),
         destination_place=Place(url=destination.url, location=destination.location),
         batch=batch,
+        since=oldest,
         newest=newest,
         structure=catalog.structure_at(source, batch),
         query_id=query_id if bound is None else bound.query_id,
         binding=bound,
-        chains=dict(sorted(chains.items())),
+        chains=chains,
         source=entries,
         positions={number: entry for number, entry in positions.items() if entry is not None},
         metadata={path: source.read(path) for path in entries if _METADATA_BY_BATCH in path},
         existing={entry.path: entry for entry in destination.list("", hidden=True)},
         record=record.read(destination),
     )
+
+
+def chains(storage: Storage, *, down_to: int, without: Collection[str] = ()) -> Mapping[StorePath, Chain]:
+    """Gather the chains of a checkpoint from its heads back to a base of version `down_to`, as if it lacked the paths of
+    `without`. Raises as `gather`."""
+    log = catalog.commit_log(storage)
+    if log is None:
+        return {}
+    entries = [entry for entry in storage.list("") if entry.path not in without]
+    members = list_members(storage)
+    left = tuple(entry for entry in members.entries if entry.log not in without)
+    files = catalog.with_members(replace(members, entries=left), entries)
+    return _chains(storage, log, files, catalog.with_families(entry.path for entry in entries), down_to=down_to)
+
+
+def _chains(
+    storage: Storage, log: CommitLog, files: FilesByStore, families: frozenset[int], *, down_to: int
+) -> Mapping[StorePath, Chain]:
+    found: dict[StorePath, Chain] = {}
+
+    def look(store: StorePath) -> None:
+        committed = log.of_store(store)
+        found[store] = walk(
+            storage,
+            store,
+            log.newest.heads[store],
+            committed,
+            files.of(store),
+            down_to=down_to,
+            is_first=lambda version: log.is_first(committed, version),
+            needs_base=store.operator in families,
+        )
+
+    at_once(look, list(log.newest.heads))
+    return dict(sorted(found.items()))

@@ -8,10 +8,11 @@ from enum import Enum
 from functools import partial
 
 from statestore import binding
+from statestore.chain import Chain
 from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, StorageError, VersionNotLoadable
-from statestore.format import file_source, logs, names
+from statestore.format import file_source, logs, mirror_names, names
 from statestore.format.batch_log import object_of
-from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import parse_operator, with_schema_uris
 from statestore.format.structure import Structure
 from statestore.maintenance import moved
@@ -115,14 +116,8 @@ def plan(
     earlier = gathered.record
     if earlier is not None and _is_continued(gathered, earlier, record, is_certain=query_id is not None):
         record = earlier
-    files, refusals = _files(gathered, record, location)
-    refusals = (
-        *misplaced(gathered),
-        *_occupied(gathered, record),
-        *not_loadable(gathered),
-        *_too_large(gathered, files),
-        *refusals,
-    )
+    files, refusals = files_of(gathered, record, location)
+    refusals = (*_occupied(gathered, record), *obstacles(gathered, files), *refusals)
     committed = {path for path in gathered.existing if path.startswith(f"{names.COMMITS}/")}
     is_complete = not refusals and names.commits(record.batch) in committed
     return ClonePlan(
@@ -148,9 +143,11 @@ def _is_continued(gathered: CloneFacts, earlier: CloneRecord, record: CloneRecor
 # -- the files of the batch --------------------------------------------------------------------------------------------
 
 
-def _files(
+def files_of(
     gathered: CloneFacts, record: CloneRecord, location: str | None
 ) -> tuple[list[CopyFile], tuple[StatekeeperError, ...]]:
+    """The files of the batches since `gathered.since`, in the order of their parts; the errors of files that cannot be
+    rewritten."""
     found: dict[str, CopyFile] = {}
     refusals: list[StatekeeperError] = []
     bodies = _rewritten(gathered, record)
@@ -170,12 +167,13 @@ def _files(
 def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
     """Yield the paths that the batch needs. Optional files, such as sidecars, may not exist."""
     for store in gathered.chains:
-        for path in state_of(gathered, store):
+        for path in state_of(gathered.chains[store], first_version(gathered)):
             yield Part.STATE, path
     batch = gathered.batch
     yield Part.METADATA, names.QUERY_METADATA
     yield Part.METADATA, names.BINDING
-    first = _first_batch(gathered)
+    # Spark also reads the offsets of the batch before the newest.
+    first = max(0, min(batch - 1, first_loadable(gathered)))
     # The oldest metadata of an operator is valid for older batches, too.
     described = [place for path in gathered.source if (place := names.parse_operator_metadata(path))]
     oldest = {operator: min(since for of, since in described if of == operator) for operator, _ in described}
@@ -198,28 +196,47 @@ def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
                 yield (Part.OFFSETS if folder == names.OFFSETS else Part.COMMITS), path
 
 
-def state_of(gathered: CloneFacts, store: StorePath) -> Iterator[str]:
-    """Yield the paths of the base of a store, its tables, the changelogs after it and the changelog of the base."""
-    chain = gathered.chains[store]
-    base = chain.bases.get(chain.head)
+def first_version(gathered: CloneFacts) -> int:
+    """The oldest version since `gathered.since` from which on all stores can be loaded, or the newest version."""
+    first = gathered.since + 1
+    for chain in gathered.chains.values():
+        for version in reversed(chain.versions):
+            if version.version < first:
+                break
+            if version not in chain.bases:
+                first = version.version + 1
+    return min(first, gathered.batch + 1)
+
+
+def base_of(chain: Chain, first: int) -> VersionId | None:
+    """The base of version `first` of a store, or of its oldest version after it; None if that cannot be loaded."""
+    version = next((version for version in chain.versions if version.version >= first), chain.head)
+    return chain.bases.get(version)
+
+
+def state_of(chain: Chain, first: int) -> Iterator[str]:
+    """Yield the paths of the base of version `first` of a store, of later snapshots and their tables, and of changelogs."""
+    base, store = base_of(chain, first), chain.store
     if base is None:
         return
-    if base != EMPTY:
-        snapshot = store.snapshot(base)
-        yield from (snapshot, names.sidecar(snapshot))
-        metadata = chain.snapshots[base].metadata
-        yield from (store.table_file(table.dfs_name) for table in (metadata.named_files if metadata else ()))
-    for version in (base, *chain.tail(chain.head)):
+    for version in chain.versions:
+        if version.version < base.version:
+            continue
+        if version in chain.snapshots and chain.snapshots[version].is_whole:
+            snapshot = store.snapshot(version)
+            yield from (snapshot, names.sidecar(snapshot))
+            metadata = chain.snapshots[version].metadata
+            yield from (store.table_file(table.dfs_name) for table in (metadata.named_files if metadata else ()))
         if version in chain.files.changelogs:
             path = chain.files.object_of(version)
             yield from (path, names.sidecar(path))
 
 
-def _first_batch(gathered: CloneFacts) -> int:
-    """The first batch whose logs are copied: from it on, every store can be loaded. Spark also reads the offsets of the
-    batch before the newest."""
-    bases = [base.version - 1 for chain in gathered.chains.values() if (base := chain.bases.get(chain.head))]
-    return max(0, min(gathered.batch - 1, max(bases, default=gathered.batch)))
+def first_loadable(gathered: CloneFacts) -> int:
+    """The first batch from which on the files of the plan load every store."""
+    first = first_version(gathered)
+    bases = [base.version - 1 for chain in gathered.chains.values() if (base := base_of(chain, first))]
+    return max(0, max(bases, default=gathered.since))
 
 
 def _is_read(gathered: CloneFacts, path: str) -> bool:
@@ -239,11 +256,25 @@ def _copied(gathered: CloneFacts, part: Part, entry: Entry, body: bytes | None) 
     way = Way.REWRITE if body is not None else Way.STREAM if is_log or not is_one_service else Way.SERVICE
     file = CopyFile(part=part, way=way, entry=entry, body=body)
     there = gathered.existing.get(entry.path)
-    # In structure V1, a name of state does not identify its bytes: the source may have replaced them since.
-    is_named_for_good = part is Part.STATE and gathered.structure is Structure.V2
-    if there is not None and there.size_bytes == file.size_bytes and is_named_for_good:
+    if there is not None and there.size_bytes == file.size_bytes and _is_same(gathered, file):
         return replace(file, way=Way.PRESENT)
     return file
+
+
+def _is_same(gathered: CloneFacts, file: CopyFile) -> bool:
+    """Return whether a file of the destination with the same name and size has the same bytes."""
+    # In structure V1, a name of state does not identify its bytes: the source may have replaced them since.
+    if gathered.marks is None:
+        return file.part is Part.STATE and gathered.structure is Structure.V2
+    if file.part is Part.STATE:
+        return mirror_names.is_unique(file.path) or gathered.marks.get(file.path) == mark(file.entry)
+    # The mirror compares the newest logs. Metadata is small: it is written again.
+    return file.part is not Part.METADATA
+
+
+def mark(entry: Entry) -> str:
+    """The ETag of a file, or its time on a file system. It changes if the bytes do."""
+    return entry.etag or repr(entry.modified_at_seconds)
 
 
 # -- rewritten files ---------------------------------------------------------------------------------------------------
@@ -277,6 +308,13 @@ def _relocated(gathered: CloneFacts, path: str, body: bytes, location: str | Non
 
 
 # -- reasons not to clone ----------------------------------------------------------------------------------------------
+
+
+def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
+    """Yield the reasons that block any copy of these files."""
+    yield from misplaced(gathered)
+    yield from not_loadable(gathered)
+    yield from _too_large(gathered, files)
 
 
 def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:

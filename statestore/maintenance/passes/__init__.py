@@ -22,14 +22,16 @@ mode does not allow the plan, it only plans.
 from there on.
 
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
-and without another maintainer, and a destination that is empty or contains the same clone. A
-`savepoint` with files is a clone with a label. One with rows only reads the state of the source.
+and without another maintainer, and a destination that is empty or contains the same clone. `mirror` does this repeatedly
+into one destination, and deletes there only files that it has copied and that the source has deleted. A `savepoint` with
+files is a clone with a label. One with rows only reads the state of the source.
 """
 
-from statestore.maintenance.passes import audit, clone, repair, retention, rewind, savepoint, snapshot, switch
+from statestore.maintenance.passes import audit, clone, mirror, repair, retention, rewind, savepoint, snapshot, switch
 from statestore.maintenance.passes.clone import PreparedClone
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.passes.mirror import PreparedMirror
 from statestore.maintenance.passes.repair import PreparedRepair
 from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
 from statestore.maintenance.passes.rewind import PreparedRewind
@@ -42,6 +44,7 @@ __all__ = [
     "Maintainer",
     "PreparedClone",
     "PreparedFiles",
+    "PreparedMirror",
     "PreparedRepair",
     "PreparedRetention",
     "PreparedRewind",
@@ -53,6 +56,7 @@ __all__ = [
     "StoreLoss",
     "audit",
     "clone",
+    "mirror",
     "repair",
     "retention",
     "rewind",

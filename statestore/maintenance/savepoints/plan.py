@@ -11,7 +11,7 @@ from statestore.errors import DestinationNotEmpty, StatekeeperError
 from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
-from statestore.maintenance.copies.plan import misplaced, not_loadable, state_of
+from statestore.maintenance.copies.plan import first_version, misplaced, not_loadable, state_of
 from statestore.maintenance.savepoints.columns import Table, tables_of
 from statestore.maintenance.savepoints.gather import Kind, RowsFacts
 from statestore.maintenance.savepoints.record import Begun, StoreRows
@@ -106,7 +106,8 @@ def _state(gathered: RowsFacts) -> str:
 
 
 def _read_bytes(gathered: RowsFacts) -> int:
-    paths = {path for store in gathered.copied.chains for path in state_of(gathered.copied, store)}
+    first = first_version(gathered.copied)
+    paths = {path for chain in gathered.copied.chains.values() for path in state_of(chain, first)}
     return sum(entry.size_bytes for path, entry in gathered.copied.source.items() if path in paths)
 
 

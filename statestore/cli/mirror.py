@@ -1,0 +1,200 @@
+"""`statekeeper mirror`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    complete_root,
+    error_object,
+    open_destination,
+    output_option,
+    progress_bar,
+    root_argument,
+    scratch_option,
+    stopped_option,
+    this_process,
+)
+from statestore.maintenance import passes
+from statestore.maintenance.copies import CopyFile, Way
+from statestore.maintenance.mirrors import CleanupPlan, Lag
+from statestore.maintenance.passes import PreparedMirror
+
+
+@click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
+@root_argument
+@click.argument("destination", shell_complete=complete_root)
+@click.option("--batch", type=click.IntRange(0), help="The newest batch to mirror. Default: the newest of the source.")
+@click.option(
+    "--location",
+    metavar="URL",
+    help="The URL that Spark uses for the destination. Required if it cannot be derived from the URLs in the source.",
+)
+@stopped_option
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@scratch_option
+@output_option
+@click.pass_context
+def mirror(
+    ctx: click.Context,
+    root: Opened,
+    destination: str,
+    batch: int | None,
+    location: str | None,
+    stopped: bool,
+    dry_run: bool,
+    scratch: Path,
+    output: Output,
+) -> None:
+    """Copy the batches that a mirror lacks, so that a query can start from the mirror if the source is lost.
+
+    The first run copies one batch into an empty destination. Each later run copies only new files. Then it deletes the
+    files that it has copied and that the source has deleted. The source may be running, and is not changed, so this verb
+    runs at once. The mirror is a checkpoint at its newest batch at all times. If a run is interrupted, run it again.
+
+    In structure V1, the mirror stays two batches behind the source unless --confirm-stopped is given: a running query may
+    still replace newer changelogs.
+    """
+    by = this_process()
+    other = open_destination(ctx, destination).storage
+    prepared = passes.mirror.plan(
+        root.storage, other, root.policies, by, batch=batch, stopped=stopped, location=location
+    )
+    planned = prepared.plan
+    if dry_run:
+        output.show(_object(prepared), lambda console: _print_plan(console, prepared))
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    before = by.clock.monotonic_seconds()
+    with progress_bar() as bar:
+        task = bar.add_task("files", total=sum(file.way is not Way.PRESENT for file in planned.files))
+
+        def copied(file: CopyFile) -> None:
+            del file
+            bar.advance(task)
+
+        cleanup = passes.mirror.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
+    seconds = by.clock.monotonic_seconds() - before
+    output.show(
+        {
+            **_object(prepared),
+            "mirrored": True,
+            "seconds": round(seconds, 3),
+            "lag": _lag_object(planned.left),
+            "delete": _cleanup_object(cleanup),
+        },
+        lambda console: _print_done(console, prepared, cleanup, other.url, seconds),
+    )
+
+
+def _object(prepared: PreparedMirror) -> dict[str, Any]:
+    planned = prepared.plan
+    return {
+        "batch": planned.record.batch,
+        "first_batch": planned.record.first,
+        "newest_batch": planned.lag.newest,
+        "structure": planned.structure.value,
+        "query_id": planned.record.query,
+        "current": planned.is_current,
+        "stores": planned.stores,
+        "files": len(planned.files),
+        "bytes": planned.size_bytes(),
+        "bytes_by_service": planned.size_bytes(Way.SERVICE),
+        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
+        "bytes_present": planned.size_bytes(Way.PRESENT),
+        "lag": _lag_object(planned.lag),
+        "delete": _cleanup_object(prepared.cleanup),
+        "refusals": [error_object(error) for error in prepared.refusals],
+        "list": [
+            {"path": file.path, "bytes": file.size_bytes, "part": file.part.value, "way": file.way.value}
+            for file in planned.files
+            if file.way is not Way.PRESENT
+        ],
+    }
+
+
+def _lag_object(lag: Lag) -> dict[str, Any]:
+    return {"batches": lag.batches, "seconds": lag.seconds, "bytes": lag.size_bytes}
+
+
+def _cleanup_object(cleanup: CleanupPlan) -> dict[str, Any]:
+    return {
+        "files": len(cleanup.obsolete),
+        "bytes": cleanup.size_bytes,
+        "kept": {reason.name.lower(): number for reason, number in cleanup.kept.items()},
+        "list": [
+            {"path": file.path, "bytes": file.size_bytes, "reason": file.reason.value} for file in cleanup.obsolete
+        ],
+    }
+
+
+def _in_words(lag: Lag) -> str:
+    seconds = "an unknown time" if lag.seconds is None else f"{lag.seconds:,.0f} s"
+    return f"{lag.batches:,} batches, {seconds}, {filesize.decimal(lag.size_bytes)} of changelogs"
+
+
+def _print_plan(console: Console, prepared: PreparedMirror) -> None:
+    planned = prepared.plan
+    table = tables.table(
+        f"{tables.when(planned.record.batch)} of {planned.lag.newest:,}: {planned.stores:,} stores, "
+        f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
+        "part",
+        "copied",
+        "files",
+        "bytes",
+    )
+    files, sizes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for file in planned.files:
+        files[file.part.value, file.way.value] += 1
+        sizes[file.part.value, file.way.value] += file.size_bytes
+    for (part, way), number in files.items():
+        tables.add(table, part, way, f"{number:,}", f"{sizes[part, way]:,}")
+    tables.show(console, table)
+    if planned.before is not None and planned.before.batch >= 0:
+        console.print(f"lag before this run: {_in_words(planned.lag)}")
+    if planned.is_current:
+        console.print("the mirror has all files: nothing to copy")
+    _print_cleanup(console, prepared.cleanup, "to delete")
+    for refusal in prepared.refusals:
+        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+
+
+def _print_cleanup(console: Console, cleanup: CleanupPlan, label: str) -> None:
+    if cleanup.obsolete:
+        why = cleanup.obsolete[0].reason.value
+        size = filesize.decimal(cleanup.size_bytes)
+        console.print(f"{label}: {len(cleanup.obsolete):,} files, {size}: {why}", soft_wrap=True)
+    for reason, number in cleanup.kept.items():
+        console.print(f"kept: {number:,} files that the source does not have: {reason.value}", soft_wrap=True)
+
+
+def _print_done(console: Console, prepared: PreparedMirror, cleanup: CleanupPlan, url: str, seconds: float) -> None:
+    planned = prepared.plan
+    new = [file for file in planned.files if file.way is not Way.PRESENT] if not planned.is_current else []
+    size, through = (
+        filesize.decimal(sum(file.size_bytes for file in new if file.way in ways))
+        for ways in (tuple(Way), (Way.STREAM, Way.REWRITE))
+    )
+    console.print(
+        tables.plain(
+            f"{url} mirrors {tables.when(planned.record.batch)}: copied {len(new):,} files, {size} in {seconds:,.1f} s, of "
+            f"which {through} went through this machine"
+        ),
+        soft_wrap=True,
+    )
+    _print_cleanup(console, cleanup, "deleted")
+    console.print(f"lag: {_in_words(planned.left)}")
+    console.print(
+        f"before a query starts from the mirror, the sink must be at batch {planned.record.batch:,}", soft_wrap=True
+    )

@@ -1,0 +1,37 @@
+"""Mirrors of a checkpoint: copies that are kept up to date (FLIP-428).
+
+    gather    listings, chains and small files of the source, and the records of the mirror    reads only
+    plan      the files that the mirror lacks                                                 pure
+    execute   state, then the logs batch by batch, then the record                            always a checkpoint
+    cleanup   the files that the source has deleted                                           pure; the second step
+
+The mirror begins with one batch. It keeps each mirrored batch as long as the source retains it.
+"""
+
+from statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete, Reason, plan_cleanup
+from statestore.maintenance.mirrors.execute import begin, execute, execute_cleanup
+from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts
+from statestore.maintenance.mirrors.gather import gather, gather_cleanup
+from statestore.maintenance.mirrors.lag import Lag, measure
+from statestore.maintenance.mirrors.plan import MirrorPlan, plan
+from statestore.maintenance.mirrors.record import MirrorRecord, read
+
+__all__ = [
+    "CleanupFacts",
+    "CleanupPlan",
+    "Lag",
+    "MirrorFacts",
+    "MirrorPlan",
+    "MirrorRecord",
+    "Obsolete",
+    "Reason",
+    "begin",
+    "execute",
+    "execute_cleanup",
+    "gather",
+    "gather_cleanup",
+    "measure",
+    "plan",
+    "plan_cleanup",
+    "read",
+]

@@ -1,0 +1,94 @@
+"""Plans the deletions of a mirror: the files that the source has deleted. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from statestore.chain import Chain
+from statestore.format import names
+from statestore.format.names import StorePath
+from statestore.maintenance.mirrors.facts import CleanupFacts
+
+
+class Reason(Enum):
+    """The reason to delete or to keep a file that the source does not have."""
+
+    DELETED = "the source has deleted it, and no batch of the mirror needs it"
+    NEEDED = "a batch of the mirror needs it"
+    NOT_COPIED = "the mirror did not copy it"
+    UNKNOWN = "a listing of the source is not complete"
+
+
+@dataclass(frozen=True)
+class Obsolete:
+    """A file to delete."""
+
+    path: str
+    size_bytes: int
+    reason: Reason = Reason.DELETED
+
+
+@dataclass(frozen=True)
+class CleanupPlan:
+    """The files to delete, in the order of deletion, and the number of files to keep by reason."""
+
+    obsolete: tuple[Obsolete, ...]
+    kept: dict[Reason, int]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the files to delete."""
+        return sum(file.size_bytes for file in self.obsolete)
+
+
+_ORDER = (names.COMMITS, names.OFFSETS)
+"""A batch without its commit is not loaded. The files that it needs are deleted after it."""
+
+
+def plan_cleanup(gathered: CleanupFacts) -> CleanupPlan:
+    """Plan the deletions. A file is deleted only if the mirror copied it, the source has deleted it, and no batch of the
+    mirror needs it."""
+    unsafe = {store for store, chain in gathered.chains.items() if not _is_loadable(chain, gathered.first + 1)}
+    kept = Counter[Reason]()
+    obsolete: list[Obsolete] = []
+    for path in gathered.existing.keys() - gathered.source:
+        if path.startswith(f"{names.CONTROL}/") and path not in gathered.marks:
+            continue
+        if path not in gathered.marks:
+            kept[Reason.NOT_COPIED] += 1
+        elif gathered.omitted is not None:
+            kept[Reason.UNKNOWN] += 1
+        elif _needs(unsafe, path) or _is_retained(gathered, path):
+            kept[Reason.NEEDED] += 1
+        else:
+            obsolete.append(Obsolete(path, gathered.existing[path]))
+    return CleanupPlan(tuple(sorted(obsolete, key=lambda file: (_place(file.path), file.path))), dict(kept))
+
+
+def _is_loadable(chain: Chain, first: int) -> bool:
+    """Return whether each version of a store from `first` on can be loaded."""
+    versions = [version for version in chain.versions if version.version >= first] or [chain.head]
+    return chain.conflicts is None and all(version in chain.bases for version in versions)
+
+
+def _needs(unsafe: Collection[StorePath], path: str) -> bool:
+    """Return whether one of these stores may need a file. A batch log has changelogs of all stores."""
+    if path.startswith(f"{names.BATCH_LOGS}/"):
+        return bool(unsafe)
+    place = names.parse_place(path)
+    return place is not None and place[0] in unsafe
+
+
+def _is_retained(gathered: CleanupFacts, path: str) -> bool:
+    """Return whether this is a log entry of a batch of the mirror."""
+    folder, _, name = path.rpartition("/")
+    batch = names.parse_batch(name)
+    return folder in _ORDER and batch is not None and batch >= gathered.first
+
+
+def _place(path: str) -> int:
+    folder = path.split("/", 1)[0]
+    return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)

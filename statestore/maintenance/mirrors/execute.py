@@ -1,0 +1,114 @@
+"""Executes a run of a mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
+from statestore.format import mirror_names, names
+from statestore.maintenance.copies.execute import AT_ONCE, copy_file, require_all
+from statestore.maintenance.copies.plan import CopyFile, Part
+from statestore.maintenance.mirrors import record as records
+from statestore.maintenance.mirrors.cleanup import CleanupPlan
+from statestore.maintenance.mirrors.plan import MirrorPlan
+from statestore.maintenance.pool import in_pool
+from statestore.storage import DELETE_BATCH, Storage
+
+_BEFORE_LOGS = (Part.STATE, Part.METADATA, Part.SOURCES)
+
+
+def begin(destination: Storage, planned: MirrorPlan) -> None:
+    """Write the record of a new mirror, the first file of the destination. Raises `DestinationNotEmpty` if another process
+    has begun another mirror there since the plan; `StorageError`."""
+    if planned.before is not None:
+        return
+    try:
+        destination.create(mirror_names.MIRROR, replace(planned.record, batch=-1, first=0).encoded())
+    except AlreadyExists as error:
+        raise DestinationNotEmpty(
+            "another process has begun a mirror here; nothing was written",
+            path=destination.url,
+            hint="choose an empty destination, or run the command again after the other process",
+        ) from error
+
+
+def execute(
+    source: Storage, destination: Storage, planned: MirrorPlan, *, scratch: Path, copied: Callable[[CopyFile], None]
+) -> None:
+    """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
+
+    *Guarantee*: the mirror stays a checkpoint at its newest commit after each request. Files of state come first; then the
+    offsets and the commit of one batch after the other, as Spark writes them. With all offsets before the commits, Spark
+    would start at the newest offsets and lack the commits before them. A run after a crash completes the mirror. Nothing
+    in the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
+    `SourceChanged` if another process has continued the mirror since the plan.
+    """
+    now = records.read(destination)
+    begun = planned.before or replace(planned.record, batch=-1, first=0)
+    if now != begun:
+        raise SourceChanged(
+            "another process has continued this mirror since the plan",
+            path=f"{destination.url}/{mirror_names.MIRROR}",
+            hint="run the command again",
+        )
+    # The list announces the files: a leftover with an announced mark would count as copied.
+    destination.delete(planned.leftovers)
+    if planned.marks:
+        destination.create(mirror_names.mirrored(planned.number), records.encode_marks(planned.marks))
+    if planned.merged:
+        destination.delete([mirror_names.mirrored(number) for number in planned.merged])
+    _copy_all(source, destination, planned.to_copy(*_BEFORE_LOGS), scratch, copied)
+    require_all(source, destination, planned.files, planned.structure)
+    for file in sorted(planned.to_copy(Part.OFFSETS, Part.COMMITS), key=_by_batch):
+        copy_file(source, destination, file, scratch)
+        copied(file)
+    destination.replace(mirror_names.MIRROR, planned.record.encoded())
+
+
+def execute_cleanup(destination: Storage, planned: CleanupPlan, before: Callable[[], None]) -> None:
+    """Delete the files of the plan, in its order; call `before` before each request. Raises `StorageError`."""
+    paths = [file.path for file in planned.obsolete]
+    for start in range(0, len(paths), DELETE_BATCH):
+        before()
+        destination.delete(paths[start : start + DELETE_BATCH])
+
+
+def _by_batch(file: CopyFile) -> tuple[int, bool]:
+    batch = names.parse_batch(file.path.rpartition("/")[2])
+    return (-1 if batch is None else batch, file.part is Part.COMMITS)
+
+
+def _copy_all(
+    source: Storage,
+    destination: Storage,
+    files: Iterable[CopyFile],
+    scratch: Path,
+    copied: Callable[[CopyFile], None],
+) -> None:
+    errors: list[StatekeeperError] = []
+
+    def ended(file: CopyFile, outcome: StatekeeperError | None) -> None:
+        if isinstance(outcome, StatekeeperError):
+            errors.append(outcome)
+        else:
+            copied(file)
+
+    def copy(file: CopyFile) -> None:
+        if not errors:
+            _copy(source, destination, file, scratch)
+
+    in_pool(copy, list(files), ended, workers=AT_ONCE)
+    for error in errors:
+        raise error
+
+
+def _copy(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:
+    try:
+        copy_file(source, destination, file, scratch)
+    except AlreadyExists:
+        if file.part is Part.STATE:
+            raise
+        # Spark overwrites some metadata, such as the schema of a store after a change.
+        destination.replace(file.path, source.read(file.path) if file.body is None else file.body)

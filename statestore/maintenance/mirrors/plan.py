@@ -1,0 +1,201 @@
+"""Plans a run of a mirror. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted, StatekeeperError
+from statestore.format import mirror_names, names
+from statestore.format.names import StoreFileKind
+from statestore.format.structure import Structure
+from statestore.maintenance.copies.facts import CloneFacts
+from statestore.maintenance.copies.plan import CopyFile, Part, Way, files_of, first_loadable, mark, obstacles
+from statestore.maintenance.copies.record import CloneRecord
+from statestore.maintenance.mirrors.facts import MirrorFacts
+from statestore.maintenance.mirrors.lag import Lag, lag_of
+from statestore.maintenance.mirrors.record import Marks, MirrorRecord
+
+MOST_LISTS = 32
+"""Lists of copied files. The next run merges them into one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorPlan:
+    """The files that a run copies, and the reasons not to run.
+
+    before      the record of the mirror; None before the first run
+    record      the record after the run
+    structure   of the batch
+    stores      number of stores
+    files       in the order of their parts; those that the mirror has are `Way.PRESENT`
+    leftovers   files of an interrupted run that are deleted before they are copied again
+    marks       the files that the run lists as copied
+    number      of this list; it replaces `merged`
+    lag         before the run
+    left        the lag after the run
+    """
+
+    before: MirrorRecord | None
+    record: MirrorRecord
+    structure: Structure
+    stores: int
+    files: tuple[CopyFile, ...]
+    leftovers: tuple[str, ...]
+    marks: Marks
+    number: int
+    merged: tuple[int, ...]
+    lag: Lag
+    left: Lag
+    refusals: tuple[StatekeeperError, ...]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the mirror has all files, so that a run copies nothing."""
+        # Metadata is small: a run with other files writes it again.
+        is_new = any(file.way is not Way.PRESENT and file.part is not Part.METADATA for file in self.files)
+        return self.before == self.record and not is_new
+
+    def size_bytes(self, *ways: Way) -> int:
+        """The bytes of the files that are copied in one of these ways, by default in any."""
+        return sum(file.size_bytes for file in self.files if not ways or file.way in ways)
+
+    def to_copy(self, *parts: Part) -> list[CopyFile]:
+        """The files of these parts that are not present yet."""
+        return [file for file in self.files if file.part in parts and file.way is not Way.PRESENT]
+
+
+def plan(gathered: MirrorFacts, root_id: str, *, location: str | None = None) -> MirrorPlan:
+    """Plan a run of a mirror. `root_id`: of the mirror of a Python job's root, unless it has one; `location`: the URL that
+    Spark uses for the destination; None derives it."""
+    facts, before = gathered.copy, gathered.record
+    begun = before or MirrorRecord(
+        source=facts.source_place.url, query=facts.query_id, root="" if facts.binding is None else root_id
+    )
+    facts = replace(facts, marks=gathered.marks)
+    as_clone = CloneRecord(source=begun.source, batch=facts.batch, query=begun.query, root=begun.root)
+    files, unwritten = files_of(facts, as_clone, location)
+    kept = [file for file in files if not _is_kept(gathered, file)]
+    known = {path: mark for path, mark in gathered.marks.items() if path in facts.existing}
+    marks = {file.path: mark(file.entry) for file in kept}
+    is_merged = len(gathered.lists) >= MOST_LISTS
+    return MirrorPlan(
+        before=before,
+        record=replace(begun, batch=max(facts.batch, begun.batch), first=_first(facts)),
+        structure=facts.structure,
+        stores=len(facts.chains),
+        files=tuple(kept),
+        leftovers=tuple(
+            file.path
+            for file in kept
+            if file.part is Part.STATE and file.way is not Way.PRESENT and file.path in facts.existing
+        ),
+        marks={**known, **marks}
+        if is_merged
+        else {path: mark for path, mark in marks.items() if known.get(path) != mark},
+        number=max(gathered.lists, default=0) + 1,
+        merged=gathered.lists if is_merged else (),
+        lag=lag_of(facts.source, begun.batch, facts.newest),
+        left=lag_of(facts.source, max(facts.batch, begun.batch), facts.newest),
+        refusals=(*_mismatches(gathered), *obstacles(facts, kept), *unwritten),
+    )
+
+
+def _first(facts: CloneFacts) -> int:
+    """The oldest batch of the mirror: from it on, the source has all logs and the files that load every store."""
+    first = facts.batch
+    while first > first_loadable(facts) and {names.commits(first - 1), names.offsets(first - 1)} <= facts.source.keys():
+        first -= 1
+    return first
+
+
+def _is_kept(gathered: MirrorFacts, file: CopyFile) -> bool:
+    """Return whether the mirror keeps its own file instead of one with the same name in the source.
+
+    This is the snapshot of a mirrored batch: maintenance of the mirror wrote it, or Spark has replaced it in the source.
+    A load of the newest mirrored batch may need the file of the mirror.
+    """
+    if gathered.record is None or file.way is Way.PRESENT or file.path not in gathered.copy.existing:
+        return False
+    version = _version(file.path, StoreFileKind.SNAPSHOT)
+    return version is not None and version <= gathered.record.batch + 1
+
+
+def _version(path: str, kind: StoreFileKind) -> int | None:
+    found = names.parse_store_path(path.removesuffix(names.SIDECAR))
+    return found[1].version.version if found is not None and found[1].kind is kind else None
+
+
+# -- reasons not to run ------------------------------------------------------------------------------------------------
+
+
+def _mismatches(gathered: MirrorFacts) -> Iterator[StatekeeperError]:
+    """Yield the reason why the destination does not continue as a mirror of the source; the first one is enough."""
+    facts, record = gathered.copy, gathered.record
+    url = facts.destination_place.url
+    if record is None:
+        if facts.existing:
+            yield DestinationNotEmpty(
+                f"is no mirror and not empty: it contains {min(facts.existing)}; nothing was written",
+                path=url,
+                hint="choose an empty destination",
+            )
+        return
+    if record.source != facts.source_place.url:
+        yield DestinationNotEmpty(
+            f"is a mirror of {record.source}; nothing was written",
+            path=url,
+            hint=f"choose an empty destination, or continue that mirror: statekeeper mirror {record.source} {url}",
+        )
+        return
+    for path, (_, mirrored) in gathered.logs.items():
+        batch = names.parse_batch(path.rpartition("/")[2])
+        if batch is not None and batch > record.batch and mirrored != gathered.logs[path][0]:
+            yield MirrorStarted(
+                f"was written by a query that was started from this mirror of batch {record.batch}; nothing was written",
+                path=f"{url}/{path}",
+                hint="if that query is the primary now, mirror it to an empty destination: "
+                f"statekeeper mirror {url} DESTINATION",
+            )
+            return
+    problem = _divergence(gathered, record)
+    if problem is not None:
+        yield MirrorDiverged(
+            f"{problem}; nothing was written",
+            path=facts.source_place.url,
+            hint="the mirror stays as it is. To mirror the source as it is now, choose an empty destination: "
+            f"statekeeper mirror {facts.source_place.url} DESTINATION",
+        )
+
+
+def _is_replaced(facts: CloneFacts, record: MirrorRecord) -> bool:
+    """Return whether no file of a mirrored batch can be taken for one of the source, after its retention has deleted the
+    newest mirrored batch: the names are unique, or the plan has only later versions."""
+    return facts.structure is Structure.V2 or first_loadable(facts) > record.batch
+
+
+def _divergence(gathered: MirrorFacts, record: MirrorRecord) -> str | None:
+    """The difference between the histories of the source and the mirror; None if the source continues the mirror."""
+    facts = gathered.copy
+    if facts.query_id != record.query:
+        return f"has the query id {facts.query_id}, but the mirror is of query {record.query}"
+    if facts.newest < record.batch:
+        return f"ends at batch {facts.newest}, but batch {record.batch} is mirrored: the source was rolled back"
+    for path, (now, mirrored) in gathered.logs.items():
+        if now is None and _is_replaced(facts, record):
+            continue
+        if now is None:
+            return f"no longer has {path}, so that the mirrored batch cannot be compared"
+        if now != mirrored:
+            return (
+                f"{path} differs from the mirror: the source was restarted from an earlier batch, or its commit was "
+                "rewritten by a switchover or a repair"
+            )
+    for path, entry in facts.source.items():
+        version = _version(path, StoreFileKind.CHANGELOG)
+        if version is None or version > record.batch + 1 or mirror_names.is_unique(path):
+            continue
+        known = gathered.marks.get(path)
+        if known is not None and known != mark(entry) and path in facts.existing:
+            return f"{path} of a mirrored batch was replaced: the source was restarted from an earlier batch"
+    return None

@@ -1,0 +1,110 @@
+"""Plans and runs mirrors of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore import switch_journal
+from statestore.maintenance import lease, mirrors
+from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.copies import CopyFile
+from statestore.maintenance.lease import HeldLease
+from statestore.maintenance.mirrors import CleanupPlan, MirrorFacts, MirrorPlan
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.clone import is_settled
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.quiet import require_stopped
+from statestore.origin import Origin
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedMirror:
+    """A plan of a mirror, its facts, the deletions as of now, and the reasons that block it."""
+
+    mode: Mode
+    gathered: MirrorFacts
+    plan: MirrorPlan
+    cleanup: CleanupPlan
+    refusals: Refusals
+
+
+def plan(
+    source: Storage,
+    destination: Storage,
+    policies: Policies,
+    by: Maintainer,
+    *,
+    batch: int | None = None,
+    stopped: bool = False,
+    location: str | None = None,
+) -> PreparedMirror:
+    """Plan a run of the mirror of a source, by default up to its newest batch. Reads only.
+
+    In structure V1, a running Spark query may replace its newest changelogs. Then the default is `LIVE_MARGIN_VERSIONS`
+    batches earlier, unless a person confirms that the query is `stopped`. `policies`: of the source. `location`: the URL
+    that Spark uses for the destination. Raises as `mirrors.gather`, and `RefusedAsUnsafe` if the query is not stopped.
+    """
+    if stopped:
+        require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
+    gathered = mirrors.gather(source, destination, batch=batch, stopped=stopped)
+    planned = mirrors.plan(gathered, by.ids.fresh(), location=location)
+    found = guards.refusals(is_settled(source, gathered.copy, stopped), guards.half_switched(source), *planned.refusals)
+    is_begun = gathered.record is not None and gathered.record.batch >= 0 and not found
+    cleanup = _cleanup(source, destination) if is_begun else CleanupPlan((), {})
+    origin = Origin.NATIVE if gathered.copy.binding is None else Origin.OWN
+    return PreparedMirror(
+        mode=policies.mode_for(origin), gathered=gathered, plan=planned, cleanup=cleanup, refusals=found
+    )
+
+
+def execute(
+    source: Storage,
+    destination: Storage,
+    prepared: PreparedMirror,
+    by: Maintainer,
+    *,
+    scratch: Path,
+    copied: Callable[[CopyFile], None] = lambda file: None,
+) -> CleanupPlan:
+    """Copy the files that the mirror lacks, then delete the files that the source has deleted; return the deletions. Call
+    `copied` after each file.
+
+    While it runs, it holds the lease of both roots: no other maintainer deletes files, and no other run writes to the
+    mirror. A lease expires by itself if its holder dies. In mode `observe`, nothing is written into the source: there, no
+    maintenance deletes a file. Raises the first refusal; `RootHeld`, `LeaseLost`, `HalfSwitched`; as `mirrors.begin` and
+    `mirrors.execute`.
+    """
+    guards.require_none(prepared.refusals)
+    if prepared.plan.is_current and not prepared.cleanup.obsolete:
+        return prepared.cleanup
+    run = by.ids.fresh()
+    with ExitStack() as stack:
+
+        def hold(storage: Storage) -> HeldLease:
+            return stack.enter_context(lease.held(storage, "mirror", run=run, holder=by.holder, clock=by.clock))
+
+        leases = [] if prepared.mode is Mode.OBSERVE else [hold(source)]
+        switch_journal.require_none(source)
+        mirrors.begin(destination, prepared.plan)
+        of_mirror = hold(destination)
+        leases.append(of_mirror)
+
+        def ended(file: CopyFile) -> None:
+            for held in leases:
+                held.beat()
+            copied(file)
+
+        if not prepared.plan.is_current:
+            mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
+        cleanup = _cleanup(source, destination)
+        mirrors.execute_cleanup(destination, cleanup, of_mirror.require)
+    return cleanup
+
+
+def _cleanup(source: Storage, destination: Storage) -> CleanupPlan:
+    return mirrors.plan_cleanup(mirrors.gather_cleanup(source, destination))

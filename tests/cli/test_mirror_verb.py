@@ -1,0 +1,71 @@
+"""`statekeeper mirror` at a terminal and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statestore.cli import main
+from statestore.errors import MirrorStarted
+from statestore.format import names
+from statestore.storage import open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.maintainers import MAINTAINER
+
+
+def statekeeper(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], obj=MAINTAINER)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Checkpoint:
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
+    made.grow(4)
+    return made
+
+
+def test_a_dry_run_shows_the_files_and_runs_keep_the_mirror_up_to_date(source: Checkpoint, tmp_path: Path) -> None:
+    verb = ("mirror", tmp_path / "root", tmp_path / "copy", "--scratch", tmp_path)
+    shown = statekeeper(*verb, "--dry-run")
+    assert (shown.exit_code, "by the storage service" in shown.output) == (0, True)
+    assert not (tmp_path / "copy").exists()
+    done = statekeeper(*verb)
+    assert done.exit_code == 0, done.output
+    assert f"file://{tmp_path}/copy mirrors batch 3, version 4" in done.output
+    assert "lag: 0 batches" in done.output
+    assert "the mirror has all files: nothing to copy" in statekeeper(*verb, "--dry-run").output
+    source.grow(2)
+    assert "lag before this run: 2 batches" in statekeeper(*verb, "--dry-run").output
+    again = statekeeper(*verb)
+    assert "before a query starts from the mirror, the sink must be at batch 5" in again.output
+    about = statekeeper("inspect", tmp_path / "copy").output
+    assert f"mirror of file://{tmp_path}/root at batch 5; before a query starts" in about
+    inspected = json.loads(statekeeper("inspect", tmp_path / "copy", "--output", "json").output)
+    assert inspected["mirror"] == {"source": f"file://{tmp_path}/root", "batch": 5, "first_batch": 0}
+    twin = Checkpoint.__new__(Checkpoint)
+    twin.__dict__.update(source.__dict__, storage=open_storage(str(tmp_path / "copy")))
+    twin.assert_right(tmp_path / "host")
+
+
+def test_json_has_the_lag_the_bytes_and_the_deletions(source: Checkpoint, tmp_path: Path) -> None:
+    verb = ("mirror", tmp_path / "root", tmp_path / "copy", "--scratch", tmp_path, "--output", "json")
+    first = json.loads(statekeeper(*verb, "--batch", "2").output)
+    assert (first["mirrored"], first["batch"], first["lag"]["batches"]) == (True, 2, 1)
+    assert first["lag"]["bytes"] > 0
+    planned = json.loads(statekeeper(*verb, "--dry-run").output)
+    assert planned["lag"] == first["lag"]
+    assert planned["bytes"] == sum(
+        planned[name] for name in ("bytes_by_service", "bytes_through_this_machine", "bytes_present")
+    )
+    assert planned["bytes_present"] > 0
+    done = json.loads(statekeeper(*verb).output)
+    assert (done["batch"], done["lag"]) == (3, {"batches": 0, "seconds": 0.0, "bytes": 0})
+    assert done["delete"] == {"files": 0, "bytes": 0, "kept": {}, "list": []}
+    open_storage(str(tmp_path / "copy")).create(names.offsets(4), b"v1\n{}")
+    refused = statekeeper(*verb, "--dry-run")
+    assert (refused.exit_code, json.loads(refused.output)["refusals"][0]["code"]) == (3, MirrorStarted.code)
+    failed = statekeeper(*verb)
+    assert (failed.exit_code, json.loads(failed.stdout)["error"]["code"]) == (13, "mirror_started")

@@ -1,0 +1,31 @@
+"""Mirrors of checkpoints in tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from statestore import catalog
+from statestore.maintenance import passes
+from statestore.maintenance.mirrors import CleanupPlan
+from statestore.maintenance.passes import PreparedMirror
+from statestore.storage import Storage
+from tests.support.audits import audited
+from tests.support.clones import FULL, query_of
+from tests.support.maintained_query import Query
+from tests.support.maintainers import MAINTAINER
+
+
+def mirrored(source: Storage, destination: Storage, scratch: Path, **how: Any) -> tuple[PreparedMirror, CleanupPlan]:
+    """Plan a run of a mirror and execute it."""
+    prepared = passes.mirror.plan(source, destination, FULL, MAINTAINER, **how)
+    return prepared, passes.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
+
+
+def require_right(query: Query, destination: Storage, folder: Path) -> int:
+    """Require that the mirror has the rows of its newest batch and that a deep audit finds nothing; return the batch."""
+    heads = catalog.heads(destination)
+    assert heads is not None
+    assert query_of(query, destination, folder, heads.batch).is_right()
+    assert audited(destination, scratch=folder / "deep").findings == ()
+    return heads.batch
