@@ -48,6 +48,8 @@ FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 """State keys start with a little-endian length or the version byte of a row, so that none sorts after this."""
 
 _SCAN_BATCH_ROWS = 10_000
+_SCAN_BATCH_BYTES = 32 * 1024 * 1024
+"""A batch of a scan ends at the first of both, so that large values do not fill the memory."""
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
@@ -176,15 +178,18 @@ class Database:
             entries.seek(prefix)
         keys: list[bytes] = []
         values: list[bytes] = []
+        value_bytes = 0
         while entries.valid():
             key = entries.key()
             if key >= end:
                 break
             keys.append(key)
-            values.append(entries.value())
-            if len(keys) == _SCAN_BATCH_ROWS:
+            value = entries.value()
+            values.append(value)
+            value_bytes += len(value)
+            if len(keys) == _SCAN_BATCH_ROWS or value_bytes >= _SCAN_BATCH_BYTES:
                 yield keys, values
-                keys, values = [], []
+                keys, values, value_bytes = [], [], 0
             entries.next()
         with translated(self.path):
             entries.status()

@@ -7,6 +7,7 @@ both must be equal, and so must their states as Spark's reader shows them.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped, expected, shown
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import NativeQuery
+from tests.support.savepoints import rows_of, saved
 
 State = Mapping[str, Counter[str]]
 """The rows that Spark's reader shows, by view."""
@@ -105,6 +107,16 @@ def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:
 
 def dump_is_what_spark_shows(query: NativeQuery, oracle: Oracle) -> None:
     rows = dumped(query.root)
+    assert rows
+    for view, found in oracle.views().items():
+        assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), view
+
+
+def savepoint_is_what_spark_shows(query: NativeQuery, oracle: Oracle, folder: Path) -> None:
+    """Make a savepoint with rows in a new folder, and compare its tables with Spark's rows."""
+    to = Path(tempfile.mkdtemp(dir=folder, prefix="savepoint-"))
+    saved(open_storage(query.root), open_storage(str(to)), folder, stopped=True)
+    rows = rows_of(to)
     assert rows
     for view, found in oracle.views().items():
         assert shown(rows, json.loads(view)) == expected(found, json.loads(view)), view

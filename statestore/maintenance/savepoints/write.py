@@ -20,7 +20,7 @@ from statestore.maintenance.savepoints.record import File, Part, StoreRows
 from statestore.storage import Storage
 
 _GROUP_BYTES = 32 * 1024 * 1024
-_GROUP_ROWS = 200_000
+_GROUP_ROWS = 100_000
 """A row group ends with the first of both. The rows of one group of each worker are in memory."""
 FILE_BYTES = 256 * 1024 * 1024
 """A file of a table ends at the first row group beyond this size."""

@@ -127,6 +127,7 @@ class Origin:
         self._is_clean()
         self._is_recognised(to)
         twins.dump_is_what_spark_shows(self.query, self._oracle(to))
+        twins.savepoint_is_what_spark_shows(self.query, self._oracle(to), self.folder)
         self._with_snapshots(to)
         self._is_clean()
         self._goes_on(to)

@@ -24,6 +24,7 @@ _CODE = (
     "tests/support/native.py",
     "tests/support/twins.py",
     "tests/support/dumped.py",
+    "tests/support/savepoints.py",
     "tests/interop/sparks/cases.py",
     "tests/interop/sparks/child.py",
     "tests/interop/sparks/*.txt",

@@ -117,6 +117,29 @@ def test_a_second_run_writes_the_missing_labels(disks: Roots, tmp_path: Path) ->
         assert label.is_same(prepared.label)
 
 
+def test_a_run_after_a_crash_while_the_labels_are_written_completes_the_savepoint(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
+    traces = FaultyStorage(source), FaultyStorage(destination)
+    kept(*traces, tmp_path)
+    labeled = (savepoint_names.LABEL, savepoint_names.label("before"))
+    for side, trace in enumerate(traces):
+        matrix = crash_matrix([one for one in trace.trace if one.path in labeled and one.kind is Kind.CREATE])
+        assert len(matrix) >= 2
+        for request, fault in matrix:
+            destination.delete([entry.path for entry in destination.list("", hidden=True)])
+            source.delete(
+                [entry.path for folder in (savepoint_names.LABELS, names.LEASES) for entry in source.list(folder)]
+            )
+            spoilt = [source, destination]
+            spoilt[side] = FaultyStorage(spoilt[side], {request.number: fault})
+            with pytest.raises((SimulatedCrash, StatekeeperError)):
+                kept(*spoilt, tmp_path)
+            kept(source, destination, tmp_path)
+            assert passes.savepoint.listed(source) == passes.savepoint.listed(destination), (request, fault)
+            assert len(passes.savepoint.listed(source)) == 1
+
+
 def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)

@@ -1,0 +1,133 @@
+"""Savepoint with rows of a large state: seconds, memory and bytes, compared with Spark's `statestore` source."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from benchmarks.measure import Table
+from benchmarks.peak import Peak, peak_of
+from benchmarks.state_roots import GROUPS, StateRoot, changes
+from pipelines.session import spark_session
+from statestore import binding
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names, operators
+from statestore.format.state_rows import key_schema
+from statestore.format.structure import Structure
+from statestore.format.types import spark_schema_json
+from statestore.maintenance import passes
+from statestore.maintenance.config import Policies
+from statestore.maintenance.passes import Maintainer
+from statestore.storage import open_storage
+
+SIZES = (1_000_000, 5_000_000, 10_000_000)
+STORES = 8
+_SHOWN_ROWS = 1_000_000
+_MOST_GROWTH = 1.25
+_KEY = pa.schema([("key", pa.int64())])
+_VALUE = pa.schema([("count", pa.int64()), ("mean", pa.float64())])
+_SCHEMA = binding.StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_schema_json(_VALUE))
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """Run the benchmark once for each size."""
+    del options  # a round of the largest size takes minutes
+    session = spark_session("benchmark", master="local[2]")
+    session.sparkContext.setLogLevel("ERROR")
+    lines, peaks = [], []
+    try:
+        for rows in SIZES:
+            with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+                folder = Path(name)
+                _make(folder / "root", rows)
+                peak = peak_of(__name__, "save", str(folder))
+                spark_seconds = _by_spark(session, folder)
+                peaks.append(peak)
+                lines.append(_line(rows, peak, spark_seconds))
+    finally:
+        session.stop()
+    growth = peaks[-1].peak_mib / peaks[-2].peak_mib
+    return [
+        Table(
+            title=f"Savepoint with rows, {STORES} stores, Parquet on local disk",
+            columns=["rows", "seconds", "rows per second", "peak MiB", "MiB written", "seconds by Spark"],
+            rows=lines,
+            targets=[
+                f"peak memory of {SIZES[-1]:,} rows to {SIZES[-2]:,}: {growth:.2f}x, target at most {_MOST_GROWTH}x: "
+                f"{'reached' if growth <= _MOST_GROWTH else 'missed'}"
+            ],
+            notes=[
+                "Peak memory is that of the whole process with its imports, at one worker per core. A worker holds one row "
+                "group of 100,000 rows, and restores one store.",
+                "Spark: a warm JVM reads the same stores with its statestore source and writes Parquet, without a digest.",
+            ],
+        )
+    ]
+
+
+def save(folder: str) -> dict[str, object]:
+    """Make the savepoint in a process of its own; show the progress on stderr."""
+    source, to = open_storage(f"{folder}/root"), open_storage(f"{folder}/savepoint")
+    by = Maintainer("a benchmark", SystemClock(), RandomIds())
+    started, done = perf_counter(), 0
+
+    def wrote(rows: int) -> None:
+        nonlocal done
+        if (done + rows) // _SHOWN_ROWS > done // _SHOWN_ROWS:
+            print(f"{done + rows:,} rows after {perf_counter() - started:.0f} s", file=sys.stderr)
+        done += rows
+
+    prepared = passes.savepoint.plan_rows(source, to, by)
+    made = passes.savepoint.execute_rows(
+        source, to, prepared, by, Policies(), scratch=Path(folder) / "scratch", wrote=wrote
+    )
+    return {"rows": made.rows, "bytes": made.bytes}
+
+
+def _line(rows: int, peak: Peak, spark_seconds: float) -> list[str]:
+    if peak.result["rows"] != rows:
+        raise AssertionError(f"the savepoint has {peak.result['rows']:,} of {rows:,} rows")
+    return [
+        f"{rows:,}",
+        f"{peak.seconds:.1f}",
+        f"{rows / peak.seconds:,.0f}",
+        f"{peak.peak_mib:.0f}",
+        f"{peak.result['bytes'] / 2**20:.0f}",
+        f"{spark_seconds:.1f}",
+    ]
+
+
+def _make(folder: Path, rows: int) -> None:
+    """A root of a Python job whose stores have one changelog each."""
+    root = StateRoot(folder, STORES)
+    bound = binding.Binding(
+        root_id=RandomIds().fresh(), query_id="a query", partitions=STORES, key_groups=GROUPS, stores=(_SCHEMA,)
+    )
+    root.storage.replace(names.BINDING, binding.encode_binding(bound))
+    root.storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
+    conf = {**logs.STATE_CONF, "spark.sql.shuffle.partitions": str(STORES)}
+    log = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))
+    root.storage.create(names.offsets(0), logs.encode_offsets(log))
+    random = np.random.default_rng(7)
+    root.commit([changes(random, part) for part in np.array_split(np.arange(rows), STORES)])
+
+
+def _by_spark(session: SparkSession, folder: Path) -> float:
+    own = session.newSession()
+    for name, value in {**logs.STATE_CONF, **Structure.V2.conf}.items():
+        own.conf.set(name, value)
+    # Spark 4.2 needs the coordinator of the state stores, which only this manager starts.
+    own._jsparkSession.sessionState().streamingQueryManager()
+    started = perf_counter()
+    own.read.format("statestore").load(str(folder / "root")).write.parquet(str(folder / "by spark"))
+    seconds = perf_counter() - started
+    shutil.rmtree(folder / "by spark")
+    return seconds
