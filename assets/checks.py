@@ -16,7 +16,10 @@ import dagster as dg
 from assets import metadata
 from assets.partitions import QUERIES
 from resources.fleet import OpenedQuery
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
+from statestore.maintenance.config import MirrorPolicy
+from statestore.maintenance.mirrors import Lag
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.switchover import OpenJournal
 
@@ -98,6 +101,13 @@ NOTHING_LEFT_HALF_SWITCHED = _spec(
     "not be started. Launch `checkpoint_format` with do: APPLY to complete it, or with do: ABORT to undo it.",
     blocking=True,
 )
+MIRROR_IS_FRESH = _spec(
+    "mirror_is_fresh",
+    "mirror",
+    "The mirror follows its source, and its lag is at most `mirror.lag` of the query in statekeeper.toml. Red: a failover "
+    "now would lose more batches than that. The result names the reason; run `statekeeper mirror QUERY` by hand and follow "
+    "its error.",
+)
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
 
@@ -138,6 +148,33 @@ def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) 
         severity=dg.AssetCheckSeverity.ERROR,
         description=description,
         metadata=_figures({"stores": stores, "snapshots_made": made}),
+    )
+
+
+def mirror_is_fresh(lag: Lag | None, error: StatekeeperError | None, query: OpenedQuery) -> dg.AssetCheckResult:
+    """Check that the lag of the mirror is at most that of the policy. `lag`: None if it cannot be measured; `error`: of the
+    run, None after a success."""
+    allowed = MirrorPolicy.lag_seconds if query.mirror is None else query.mirror.lag_seconds
+    # A rejected run means that the mirror can no longer follow this source, whatever the lag. Other errors may pass.
+    can_follow = not isinstance(error, RefusedAsUnsafe)
+    passed = can_follow and lag is not None and lag.seconds is not None and lag.seconds <= allowed
+    description = "The lag of the mirror is unknown."
+    if lag is not None:
+        seconds = "an unknown time" if lag.seconds is None else f"{lag.seconds:,.0f} s"
+        behind = f"{lag.batches:,} batches and {seconds}"
+        description = f"The mirror is {behind} behind the source; the policy allows {allowed:,.0f} s."
+    if error is not None:
+        description = f"{description} {error}"
+    values: dict[str, metadata.Figure] = {"allowed_seconds": allowed}
+    if lag is not None:
+        values |= {"lag_batches": lag.batches, "lag_bytes": lag.size_bytes}
+        values |= {} if lag.seconds is None else {"lag_seconds": lag.seconds}
+    return dg.AssetCheckResult(
+        check_name=MIRROR_IS_FRESH.name,
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=description if passed else with_next(description, query.command("mirror")),
+        metadata=_figures(values),
     )
 
 

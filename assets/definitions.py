@@ -1,8 +1,8 @@
 """The definitions that Dagster loads by way of `workspace.yaml`.
 
 Environment variables and their defaults: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
-STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON (see
-`assets.schedules`).
+STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON and
+STATEKEEPER_MIRROR_CRON (see `assets.schedules`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
-from assets.jobs import clone_checkpoint, maintain_query, refresh_fleet_health, savepoint_checkpoint, switch_checkpoint
+from assets.jobs import (
+    clone_checkpoint,
+    maintain_query,
+    mirror_checkpoint,
+    refresh_fleet_health,
+    savepoint_checkpoint,
+    switch_checkpoint,
+)
 from assets.lineage import lineage
+from assets.mirror import mirror
 from assets.retention import retention
 from assets.savepoint import savepoint
-from assets.schedules import hourly_fleet_health, nightly_sweep, weekly_prune
+from assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
 from assets.snapshot import snapshot
 from assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
@@ -47,6 +55,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             retention,
             checkpoint_format,
             clone,
+            mirror,
             savepoint,
             fleet_health,
         ],
@@ -54,11 +63,12 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             maintain_query,
             switch_checkpoint,
             clone_checkpoint,
+            mirror_checkpoint,
             savepoint_checkpoint,
             refresh_fleet_health,
             prune_history,
         ],
-        schedules=[nightly_sweep, hourly_fleet_health, weekly_prune],
+        schedules=[nightly_sweep, mirror_queries, hourly_fleet_health, weekly_prune],
         sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={
             "fleet": Fleet(

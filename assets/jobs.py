@@ -8,6 +8,7 @@ from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
+from assets.mirror import mirror
 from assets.retention import retention
 from assets.savepoint import savepoint
 from assets.snapshot import snapshot
@@ -50,6 +51,15 @@ savepoint_checkpoint = dg.define_asset_job(
     "plans unless the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
+
+mirror_checkpoint = dg.define_asset_job(
+    "mirror_checkpoint",
+    selection=dg.AssetSelection.assets(mirror),
+    executor_def=dg.in_process_executor,
+    description="Copies the batches that the mirror of a query lacks, and checks its lag. The schedule mirror_queries "
+    "launches it for each query with a `mirror` in statekeeper.toml.",
+)
+"""Without a limit on its runtime: the first run copies the whole state."""
 
 refresh_fleet_health = dg.define_asset_job(
     "refresh_fleet_health",

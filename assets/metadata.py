@@ -18,7 +18,15 @@ import dagster as dg
 from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.copies import Way
-from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows, RetentionPass, SnapshotPass
+from statestore.maintenance.mirrors import CleanupPlan
+from statestore.maintenance.passes import (
+    PreparedClone,
+    PreparedFiles,
+    PreparedMirror,
+    PreparedRows,
+    RetentionPass,
+    SnapshotPass,
+)
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
 from statestore.maintenance.savepoints.manifest import Summary
@@ -256,6 +264,37 @@ def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
     }
     return {
         "phase": phase,
+        "destination": destination,
+        "query_id": planned.record.query,
+        "figures": figures(shown),
+        "refusal": refusals[0] if refusals else "none",
+    }
+
+
+def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan | None = None) -> Metadata:
+    """The phase of a mirror, its bytes by way, its lag and the reasons that block it. `cleanup`: the deletions after a
+    run."""
+    planned = prepared.plan
+    refusals = [str(error) for error in prepared.refusals]
+    lag, deleted = (planned.lag, prepared.cleanup) if cleanup is None else (planned.left, cleanup)
+    shown: dict[str, Figure] = {
+        "batch": planned.record.batch,
+        "newest_batch": lag.newest,
+        "lag_batches": lag.batches,
+        "lag_bytes": lag.size_bytes,
+        "stores": planned.stores,
+        "files": len(planned.files),
+        "bytes": planned.size_bytes(),
+        "bytes_by_service": planned.size_bytes(Way.SERVICE),
+        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
+        "deletions": len(deleted.obsolete),
+        "deleted_bytes": deleted.size_bytes,
+        "refusals": len(refusals),
+    }
+    if lag.seconds is not None:
+        shown["lag_seconds"] = lag.seconds
+    return {
+        "phase": "refused" if refusals else "planned" if cleanup is None else "mirrored",
         "destination": destination,
         "query_id": planned.record.query,
         "figures": figures(shown),

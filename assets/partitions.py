@@ -26,6 +26,15 @@ QUERY_TAG = "dagster/partition"
 REASON_TAG = "statekeeper/reason"
 """The tag of a run with the reason for its request. With `HOLDER_TAG` it is the only tag besides Dagster's own."""
 
+ACTIVE = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+"""The statuses of a run that is queued or running."""
+
 
 def store_key(query: str, store: StorePath) -> str:
     """The partition of a store. Its numbers have leading zeros, so that Dagster sorts them."""

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 import dagster as dg
 
 from assets.history import prune_history
-from assets.jobs import maintain_query, refresh_fleet_health
-from assets.partitions import QUERY_SET, REASON_TAG
+from assets.jobs import maintain_query, mirror_checkpoint, refresh_fleet_health
+from assets.partitions import ACTIVE, QUERY_SET, QUERY_TAG, REASON_TAG
 from resources.fleet import Fleet
 
 HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
 """When the fleet is examined. Default: minute 17 of each hour; the demonstration uses each minute."""
+
+MIRROR_CRON = os.environ.get("STATEKEEPER_MIRROR_CRON", "*/5 * * * *")
+"""When the queries with a mirror are mirrored. Default: each five minutes."""
 
 
 @dg.schedule(
@@ -31,6 +34,31 @@ def nightly_sweep(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterat
         yield dg.RunRequest(
             run_key=f"nightly:{name}@{night}", partition_key=name, tags={REASON_TAG: f"nightly sweep of {night}"}
         )
+
+
+@dg.schedule(
+    job=mirror_checkpoint,
+    cron_schedule=MIRROR_CRON,
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Mirrors every query with a `mirror` in statekeeper.toml. STATEKEEPER_MIRROR_CRON changes the schedule.",
+)
+def mirror_queries(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """Request a run of `mirror_checkpoint` for every query with a mirror, unless the previous one has not ended."""
+    known = context.instance.get_dynamic_partitions(QUERY_SET)
+    # Not only those that can be read now: a mirror whose source is lost turns its check red.
+    configuration = fleet.configuration()
+    found = [name for name in sorted(known) if configuration.find(name).mirror is not None]
+    busy = {
+        run.tags.get(QUERY_TAG)
+        for run in context.instance.get_runs(dg.RunsFilter(job_name=mirror_checkpoint.name, statuses=ACTIVE))
+    }
+    if not found:
+        yield dg.SkipReason("no known query has a mirror in statekeeper.toml")
+    tick = context.scheduled_execution_time.isoformat(timespec="minutes")
+    for name in found:
+        if name not in busy:
+            tags = {REASON_TAG: f"mirror at {tick}"}
+            yield dg.RunRequest(run_key=f"mirror:{name}@{tick}", partition_key=name, tags=tags)
 
 
 hourly_fleet_health = dg.ScheduleDefinition(

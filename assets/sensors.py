@@ -10,7 +10,7 @@ from assets.due import Ask, Asked, Cursor, Last, Wait
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import maintain_query, refresh_fleet_health
-from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
+from assets.partitions import ACTIVE, QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.snapshot import snapshot
 from assets.verdicts import red_queries
 from resources.fleet import Fleet
@@ -25,14 +25,6 @@ from statestore.maintenance.fleet import Query, forget_seconds
 
 MOST_RUNS_A_TICK = 20
 """A request costs a tick 0.4 s of its 60 s. Queries beyond this number are due at the next tick."""
-
-_ACTIVE = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
 
 
 @dg.sensor(
@@ -216,7 +208,7 @@ def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
 def _last(instance: dg.DagsterInstance, query: str) -> Last:
     """The status of the newest run of the query, whoever requested it."""
     tags = {QUERY_TAG: query}
-    if instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=_ACTIVE), limit=1):
+    if instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=ACTIVE), limit=1):
         return Last.ACTIVE
     newest = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags), limit=1)
     if not newest:

@@ -8,7 +8,7 @@ import dagster as dg
 
 from resources.worker import Worker
 from statestore.maintenance import config, fleet
-from statestore.maintenance.config import Configuration, Policies, with_options_of
+from statestore.maintenance.config import Configuration, MirrorPolicy, Policies, with_options_of
 from statestore.maintenance.quiet import QUIET_SECONDS
 from statestore.query_metrics import Prices
 from statestore.storage import Storage, open_storage
@@ -17,13 +17,14 @@ from statestore.storage import Storage, open_storage
 @dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
     """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
-    requests."""
+    requests; `mirror`: None if it has none."""
 
     name: str
     storage: Storage
     policies: Policies
     prices: Prices
     config_file: str
+    mirror: MirrorPolicy | None = None
 
     def command(self, verb: str, *options: str) -> str:
         """The `statekeeper` command that applies a verb to this query."""
@@ -63,6 +64,7 @@ class Fleet(dg.ConfigurableResource):
             policies=root.policies,
             prices=configuration.prices,
             config_file=self.config_file,
+            mirror=root.mirror,
         )
 
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:

@@ -39,6 +39,12 @@ _ROOT_KEYS = {
         "`{}`",
         "options of the storage; [Supported storage](../how-to/where-checkpoints-lie.md) lists them",
     ),
+    "mirror": (
+        "table of texts",
+        "`{}`",
+        "destination of the [mirror](../how-to/mirror-a-checkpoint.md#dagster) and the largest lag of a fresh mirror: "
+        '`{ url = "s3://replica/orders", lag = "10m" }`',
+    ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for an own root, `"observe"` for a native checkpoint',

@@ -26,6 +26,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance.config import (
     FILE_NAME,
     Configuration,
+    MirrorPolicy,
     Mode,
     Policies,
     Root,
@@ -188,10 +189,11 @@ class Duration(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Opened:
-    """The root that a verb works on: its storage and its policies."""
+    """The root that a verb works on: its storage, its policies and its configured mirror."""
 
     storage: Storage
     policies: Policies
+    mirror: MirrorPolicy | None = None
 
 
 def configuration_of(ctx: click.Context) -> Configuration:
@@ -226,7 +228,7 @@ def _with_endpoint(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
 
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
-        return Opened(open_storage(spec), root.policies)
+        return Opened(open_storage(spec), root.policies, root.mirror)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -35,7 +35,7 @@ from statestore.maintenance.passes import PreparedMirror
 
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
 @root_argument
-@click.argument("destination", shell_complete=complete_root)
+@click.argument("destination", required=False, shell_complete=complete_root)
 @click.option("--batch", type=click.IntRange(0), help="The newest batch to mirror. Default: the newest of the source.")
 @click.option(
     "--location",
@@ -50,7 +50,7 @@ from statestore.maintenance.passes import PreparedMirror
 def mirror(
     ctx: click.Context,
     root: Opened,
-    destination: str,
+    destination: str | None,
     batch: int | None,
     location: str | None,
     stopped: bool,
@@ -64,11 +64,15 @@ def mirror(
     files that it has copied and that the source has deleted. The source may be running, and is not changed, so this verb
     runs at once. The mirror is a checkpoint at its newest batch at all times. If a run is interrupted, run it again.
 
+    Without DESTINATION, the `mirror` of the root in statekeeper.toml is used.
+
     In structure V1, the mirror stays two batches behind the source unless --confirm-stopped is given: a running query may
     still replace newer changelogs.
     """
     by = this_process()
-    other = open_destination(ctx, destination).storage
+    if destination is None and root.mirror is None:
+        raise click.UsageError("DESTINATION is missing, and statekeeper.toml has no mirror for this root")
+    other = open_destination(ctx, destination or (root.mirror.url if root.mirror else "")).storage
     prepared = passes.mirror.plan(
         root.storage, other, root.policies, by, batch=batch, stopped=stopped, location=location
     )

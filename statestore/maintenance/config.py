@@ -12,6 +12,7 @@
     mode = "full"
     storage = { endpoint_url = "http://127.0.0.1:9000" }
     retention = { versions = 200 }
+    mirror = { url = "s3://replica/flights", lag = "10m" }
 
     [parents.jobs]
     url = "s3://bucket/jobs"
@@ -88,31 +89,42 @@ class Policies:
 
 
 @dataclass(frozen=True)
+class MirrorPolicy:
+    """The destination of the mirror of a checkpoint, and the largest lag of a fresh mirror."""
+
+    url: str
+    lag_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
 class Root:
-    """A configured checkpoint."""
+    """A configured checkpoint. `mirror`: None if it has none."""
 
     name: str
     spec: StorageSpec
     policies: Policies
+    mirror: MirrorPolicy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
     """A configured folder of checkpoints. `below`: the path of the checkpoint in each folder; "" for the folder itself.
-    `forget_seconds`: how long a missing checkpoint is remembered."""
+    `forget_seconds`: how long a missing checkpoint is remembered. `mirror`: with a folder of the same name for each."""
 
     name: str
     spec: StorageSpec
     policies: Policies
     below: str = ""
     forget_seconds: float = 86_400.0
+    mirror: MirrorPolicy | None = None
 
     def child(self, folder: str) -> Root:
         """Return the root of a folder. Raises `ValueError` for an invalid name."""
         if not _NAME.fullmatch(folder):
             raise ValueError(f"{folder!r} is not a valid root name: use letters, digits, '_' and '-'")
         url = "/".join(part.rstrip("/") for part in (self.spec.url, folder, self.below) if part)
-        return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies)
+        mirror = self.mirror and replace(self.mirror, url=f"{self.mirror.url.rstrip('/')}/{folder}")
+        return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies, mirror)
 
     def child_at(self, url: str) -> Root | None:
         """Return the root with this URL; None if it is not in this parent."""
@@ -205,7 +217,8 @@ class _Reader:
 
     def root(self, name: str, body: dict[str, Any], defaults: Policies) -> Root:
         where = f"roots.{name}"
-        return Root(name, self._spec(body, where), self._own_policies(body, defaults, where))
+        policies = self._own_policies(body, defaults, where)
+        return Root(name, self._spec(body, where), policies, self._mirror(body, where))
 
     def parent(self, name: str, body: dict[str, Any], defaults: Policies) -> Parent:
         where = f"parents.{name}"
@@ -214,20 +227,39 @@ class _Reader:
             raise self._bad(f"{where}.below", f"is {below!r}", 'write a relative folder: below = "state"')
         forget = self._duration(body.get("forget_after", "1d"), f"{where}.forget_after")
         policies = self._own_policies(body, defaults, where, "below", "forget_after")
-        return Parent(name=name, spec=self._spec(body, where), policies=policies, below=below, forget_seconds=forget)
+        return Parent(
+            name=name,
+            spec=self._spec(body, where),
+            policies=policies,
+            below=below,
+            forget_seconds=forget,
+            mirror=self._mirror(body, where),
+        )
 
     def _spec(self, body: dict[str, Any], where: str) -> StorageSpec:
         url = body.get("url")
         if not isinstance(url, str):
             raise self._bad(f"{where}.url", "is missing or not a string", 'write url = "s3://bucket/folder" or a path')
         options = self.table(body, "storage", f"{where}.")
-        if not _SCHEME.match(url):
-            url = str(self._path.parent / url)
-        return StorageSpec(canonical(url), tuple((key, str(value)) for key, value in options.items()))
+        return StorageSpec(self._absolute(url), tuple((key, str(value)) for key, value in options.items()))
+
+    def _absolute(self, url: str) -> str:
+        return canonical(url if _SCHEME.match(url) else str(self._path.parent / url))
+
+    def _mirror(self, body: dict[str, Any], where: str) -> MirrorPolicy | None:
+        table = self.table(body, "mirror", f"{where}.")
+        self.require_known(table, ("url", "lag"), f"{where}.mirror.")
+        if not table:
+            return None
+        url = table.get("url")
+        if not isinstance(url, str):
+            raise self._bad(f"{where}.mirror.url", "is missing or not a string", 'write url = "s3://replica/folder"')
+        lag = self._duration(table["lag"], f"{where}.mirror.lag") if "lag" in table else MirrorPolicy.lag_seconds
+        return MirrorPolicy(self._absolute(url), lag)
 
     def _own_policies(self, body: dict[str, Any], defaults: Policies, where: str, *others: str) -> Policies:
-        """Return the policies of a root or parent, whose table also has `url`, `storage` and `others`."""
-        beside = ("url", "storage", *others)
+        """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror` and `others`."""
+        beside = ("url", "storage", "mirror", *others)
         return self.policies({key: value for key, value in body.items() if key not in beside}, defaults, where)
 
     def policies(self, body: dict[str, Any], defaults: Policies, where: str) -> Policies:

@@ -30,7 +30,9 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
     repository = definitions.get_repository_def()
     assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "notify_on_failure"}
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
-    assert {one.name for one in repository.schedule_defs} == {"nightly_sweep", "hourly_fleet_health", "weekly_prune"}
+    assert {one.name for one in repository.schedule_defs} == {
+        *("nightly_sweep", "mirror_queries", "hourly_fleet_health", "weekly_prune")
+    }
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 
 
@@ -41,6 +43,7 @@ CHECKS = [
     "far_from_lineage_ceiling",
     "retention_floor_is_kept",
     "nothing_left_half_switched",
+    "mirror_is_fresh",
     "all_queries_healthy",
 ]
 

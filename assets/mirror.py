@@ -1,0 +1,64 @@
+"""The asset `mirror`: the copy of a checkpoint that is kept up to date."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from assets import metadata
+from assets.checks import MIRROR_IS_FRESH, mirror_is_fresh
+from assets.partitions import QUERIES
+from assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from assets.verdicts import with_fleet_verdicts
+from resources.fleet import Fleet
+from resources.worker import holder
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
+from statestore.maintenance import mirrors, passes
+from statestore.maintenance.mirrors import Lag
+from statestore.maintenance.passes import Maintainer
+from statestore.storage import Storage
+
+
+@dg.asset(
+    partitions_def=QUERIES,
+    deps=[STREAMING_QUERY],
+    group_name=GROUP,
+    kinds={"rocksdb"},
+    owners=OWNERS,
+    tags={"statekeeper/does": "deletes-files"},
+    code_version="1",
+    check_specs=[MIRROR_IS_FRESH],
+)
+def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
+    """Copies the batches that the mirror of a query lacks, so that the query can start from the mirror if the source is
+    lost. Afterwards it deletes the files that it has copied and that the source has deleted.
+
+    The source may be running and is not changed. The mirror is a checkpoint at its newest batch at all times. Destination
+    and allowed lag: `mirror` of the query in statekeeper.toml. By hand: `statekeeper mirror QUERY`.
+    """
+    query = fleet.open(context.partition_key)
+    if query.mirror is None:
+        raise dg.Failure(f'{query.name} has no mirror: add mirror = {{ url = "..." }} to its table in statekeeper.toml')
+    destination = fleet.open_destination(query.mirror.url, query)
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
+    started = by.clock.monotonic_seconds()
+    try:
+        prepared = passes.mirror.plan(query.storage, destination, query.policies, by)
+        shown = metadata.of_mirror(prepared, destination.url)
+        cleanup = passes.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
+    except StatekeeperError as error:
+        lag = _lag(query.storage, destination)
+        yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)])
+        raise dg.Failure(str(error)) from error
+    shown = metadata.of_mirror(prepared, destination.url, cleanup)
+    shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
+    yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.left, None, query)])
+    yield dg.MaterializeResult(metadata=shown)
+
+
+def _lag(source: Storage, destination: Storage) -> Lag | None:
+    """Measure the lag after a failed run; None if the source or the mirror cannot be read."""
+    try:
+        return mirrors.measure(source, destination)
+    except StatekeeperError:
+        return None
