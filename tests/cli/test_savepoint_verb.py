@@ -13,6 +13,7 @@ from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.maintainers import MAINTAINER
+from tests.support.s3_server import S3Server
 from tests.support.savepoints import manifest, rows_of
 
 
@@ -108,3 +109,21 @@ def test_wrong_options_are_usage_errors(
     result = statekeeper("savepoint", tmp_path / "root", *options)
     assert result.exit_code == 2
     assert told in " ".join(result.output.split())
+
+
+def test_a_savepoint_in_a_bucket_has_the_options_of_its_configured_source(s3_server: S3Server, tmp_path: Path) -> None:
+    url = f"s3://{s3_server.make_bucket()}/root"
+    made = Checkpoint(open_storage(url, options=s3_server.options), tmp_path / "job", schema=SCHEMA)
+    made.batch(changes(a=1), changes(z=9))
+    configured = tmp_path / "statekeeper.toml"
+    options = "".join(f'{name} = "{value}"\n' for name, value in s3_server.options.items())
+    configured.write_text(f'[roots.query]\nurl = "{url}"\n[roots.query.storage]\n{options}')
+    verb = ("--config", configured, "savepoint", "query")
+    for number, how in enumerate((["--label", "files"], ["--label", "rows", "--rows", "--format", "delta"])):
+        to = f"s3://{s3_server.make_bucket()}/savepoint-{number}"
+        done = statekeeper(*verb, to, *how, "--scratch", tmp_path, "--output", "json")
+        assert done.exit_code == 0, done.output
+        assert len(json.loads(statekeeper(*verb, "--list", "--output", "json").output)["savepoints"]) == 1
+        deleted = statekeeper(*verb, "--delete", how[1], "--apply", "--output", "json")
+        assert (deleted.exit_code, json.loads(deleted.output)["files"] > 5) == (0, True)
+        assert open_storage(to, options=s3_server.options).list("", hidden=True) == []

@@ -30,6 +30,8 @@ from statestore.format.types import children
 from statestore.format.unsafe_row import encode_rows
 
 _MOST_DIGESTS = 2**128
+_WITH_EXPIRY = "transformWithState"
+"""The beginning of the names of operators whose values can expire."""
 _EXPIRY = "ttlExpirationMs"
 _PLACE = [
     pa.field("operator_id", pa.int32()),
@@ -118,7 +120,7 @@ def typed_rows(table: Table, partition: int, decoded: DecodedRows) -> pa.RecordB
     columns = [_whole(column) for of in (keys, values) for column in of.columns]
     fields = list(table.schema)[len(_PLACE) + 2 :]
     stored = [_stored(column, field.type) for column, field in zip(columns, fields, strict=True)]
-    return _batch(table, partition, [element, _expiry(table.rows, values), *stored], count)
+    return _batch(table, partition, [element, _expiry(table, values), *stored], count)
 
 
 def raw_rows(table: Table, partition: int, keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
@@ -210,10 +212,11 @@ def _stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[_stored(array.values, kind.value_type)])
 
 
-def _expiry(rows: Family, values: pa.Table) -> pa.Array:
-    count = values.num_rows
+def _expiry(table: Table, values: pa.Table) -> pa.Array:
+    count, schema = values.num_rows, values.schema
     # Spark's encoders append the column: it is the last one of several.
-    if len(rows.value) < 2 or rows.value.names[-1] != _EXPIRY or rows.value.types[-1] != pa.int64():
+    has_expiry = len(schema) > 1 and (schema.names[-1], schema.types[-1]) == (_EXPIRY, pa.int64())
+    if not has_expiry or not table.operator_name.startswith(_WITH_EXPIRY):
         return pa.nulls(count, _EXPIRES.type)
     milliseconds = _whole(values.columns[-1])
     known = pc.if_else(pc.greater_equal(milliseconds, 0), milliseconds, pa.nulls(count, pa.int64()))

@@ -131,6 +131,18 @@ def test_a_list_has_a_row_for_each_element_and_a_sliced_column_keeps_its_values(
     ]
 
 
+def test_only_values_of_transform_with_state_expire() -> None:
+    value = pa.schema([("value", pa.int64()), ("ttlExpirationMs", pa.int64())])
+    layout = Layout({"v": Family(pa.schema([("k", pa.int64())]), value)}, "schema")
+    values = pa.table({"value": [1, 2, 3], "ttlExpirationMs": pa.array([1_700_000_000_123, None, -1], pa.int64())})
+    rows = DecodedRows(pa.table({"k": [1, 2, 3]}), values, np.ones(3, np.int64), False)
+    of_spark = table_of(0, "transformWithStateExec", "default", "v", layout)
+    ends = [dt.datetime(2023, 11, 14, 22, 13, 20, 123_000, dt.UTC), None, None]
+    assert typed_rows(of_spark, 0, rows)["expires_at"].to_pylist() == ends
+    of_another = table_of(0, "counting", "default", "v", layout)
+    assert typed_rows(of_another, 0, rows)["expires_at"].to_pylist() == [None] * 3
+
+
 def test_a_struct_without_columns_makes_a_table_of_bytes() -> None:
     table = made(pa.schema([("k", pa.struct([]))]), VALUE)
     assert (table.rows, "column k" in str(table.problem)) == (None, True)

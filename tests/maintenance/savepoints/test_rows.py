@@ -288,3 +288,14 @@ def test_rows_that_contradict_the_schema_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match="does not fit the schema"):
         saved(found.storage, open_storage(str(tmp_path / "to")), tmp_path)
     assert not (tmp_path / "to" / MANIFEST).exists()
+
+
+def test_a_file_that_the_source_deletes_during_the_run_ends_it(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    own(source, tmp_path)
+    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    _with_a_lost_changelog(source, destination)
+    with pytest.raises(StatekeeperError) as raised:
+        passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path)
+    assert raised.value.hint
+    assert destination.stat(MANIFEST) is None
