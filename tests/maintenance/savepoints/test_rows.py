@@ -23,7 +23,7 @@ from statestore.maintenance.savepoints import Tables
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.clones import FULL, KINDS, Roots, made, own
+from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, own
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import maintained_query
@@ -77,6 +77,23 @@ def test_a_savepoint_has_the_rows_of_its_batch(
     assert told["digest"] == recomputed(folder)
     assert "of a later Spark" in told["tables"][0]["problem"]
     assert prepared.plan.read_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "verb", ["switch", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("snapshot", "gc", "repair"))]
+)
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_a_savepoint_after_each_verb_has_the_newest_rows(
+    disks: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, verb: str
+) -> None:
+    source, _ = disks
+    query = made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    for number in range(2):
+        getattr(query, verb)()
+        to = tmp_path / f"savepoint {number}"
+        saved(source, open_storage(str(to)), tmp_path, stopped=True)
+        assert as_model(to) == query.checkpoint.states[-1]
+        assert manifest(to)["digest"] == recomputed(to)
 
 
 @pytest.fixture
