@@ -22,7 +22,7 @@ V1 = pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.ma
 
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), [KINDS[1], V1])
-@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
 def test_a_mirror_opens_after_a_crash_at_any_request_and_a_run_completes_it(
     roots: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool, share: int
