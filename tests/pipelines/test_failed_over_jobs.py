@@ -40,6 +40,7 @@ def mirrored(job: Job) -> None:
     statekeeper("mirror", str(job.root), str(job.folder / "mirror of root"), "--batch", str(batch))
 
 
+@pytest.mark.slow
 def test_a_job_continues_from_the_mirrors_and_writes_each_row_once_after_a_restore_of_its_table(
     job: Job, session: SparkSession
 ) -> None:
