@@ -1,6 +1,6 @@
 """The binding of a state root to its query, partitions and schemas, and its comparison with the declaration of a job.
 
-_statekeeper/binding.json           written once, never changed
+_statekeeper/binding.json           replaced only by a claim, or by a rewind that changes the query id
 _statekeeper/schemas/<batch>.json   the value schemas from that batch on, if columns were added at the end
 """
 
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from statestore.clock import Ids
@@ -28,6 +29,8 @@ from statestore.storage import Storage, read_or_none
 from statestore.storage.exclusive import require_exclusive_create
 
 _FORMAT = 1
+_LATEST_SECONDS = 253_402_300_800.0
+"""The year 10000, which a date cannot show."""
 
 OlderSchemas = Mapping[int, Mapping[str, str]]
 """The value schemas (store name -> Spark's JSON) before a change, by the batch that changed them."""
@@ -46,14 +49,32 @@ class StoreSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A change of the owner of a root: its time in seconds since the epoch, the maintainer, and the former query id."""
+
+    at_seconds: float
+    by: str
+    former: str
+
+    @property
+    def at_utc(self) -> str:
+        """The time for display."""
+        return f"{datetime.fromtimestamp(self.at_seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The properties of a root that never change, except for columns added at the end of a value."""
+    """The properties of a root that never change, except for columns added at the end of a value.
+
+    claim  how the query became the owner; None for the query that created the root
+    """
 
     root_id: str
     query_id: str
     partitions: int
     key_groups: int
     stores: tuple[StoreSchema, ...]
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +159,29 @@ def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
         raise ForeignRoot(
             f"the state root belongs to query {binding.query_id}, not to {wanted.query_id}; the batch was not started",
             path=storage.url,
-            hint="if the query's checkpoint was deleted, restore it; for a new query, use a new root",
+            hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint NEW; "
+            "for a new query, use a new root",
         )
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
     return Bound(binding, older, wanted.stores)
+
+
+def require_owner(storage: Storage, bound: Binding) -> None:
+    """Verify that no claim has followed since the root was bound. One request.
+
+    Raises `ForeignRoot`, `ObjectMissing`, `CorruptFile`.
+    """
+    held = parse_binding(storage.read(names.BINDING))
+    if (held.query_id, held.claim) == (bound.query_id, bound.claim):
+        return
+    at = "" if held.claim is None else f" at {held.claim.at_utc}"
+    raise ForeignRoot(
+        f"the state root was claimed for query {held.query_id}{at}; this job of query {bound.query_id} no longer owns it; "
+        "the batch was not started",
+        path=storage.url,
+        hint="stop this job; start it again only if it uses the checkpoint of the claim",
+    )
 
 
 def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
@@ -236,7 +275,7 @@ def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Bin
 
 def encode_binding(binding: Binding) -> bytes:
     """Encode `binding.json`."""
-    body = {
+    body: dict[str, Any] = {
         "format": _FORMAT,
         "root": binding.root_id,
         "query": binding.query_id,
@@ -244,7 +283,18 @@ def encode_binding(binding: Binding) -> bytes:
         "keyGroups": binding.key_groups,
         "stores": [{"name": s.name, "key": s.key_json, "value": s.value_json} for s in binding.stores],
     }
+    if binding.claim is not None:
+        body["claim"] = {"at": binding.claim.at_seconds, "by": binding.claim.by, "former": binding.claim.former}
     return json.dumps(body, indent=1).encode()
+
+
+def _parsed_claim(body: Any) -> Claim | None:
+    if body is None:
+        return None
+    at = float(body["at"])
+    if not 0 <= at < _LATEST_SECONDS:
+        raise ValueError("no time")
+    return Claim(at_seconds=at, by=str(body["by"]), former=str(body["former"]))
 
 
 def parse_binding(data: bytes) -> Binding:
@@ -264,6 +314,7 @@ def parse_binding(data: bytes) -> Binding:
             partitions=partition_count(body["partitions"]),
             key_groups=int(body["keyGroups"]),
             stores=stores,
+            claim=_parsed_claim(body.get("claim")),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore import attempts, catalog, switch_journal
-from statestore.binding import Binding, Bound, bind, require_bindable, schema_digest
+from statestore.binding import Binding, Bound, bind, require_bindable, require_owner, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
     AlreadyExists,
@@ -116,8 +116,10 @@ class StateRoot:
         """Decide whether a batch may run. If so, write `offsets/N`.
 
         `outer`: the offset log of the batch in the checkpoint of the streaming query. Raises `RootLost`, `BatchConflict`,
-        `OtherStructure` before any write.
+        `OtherStructure`, `ForeignRoot` before any write.
         """
+        # Another query may have claimed the root since this driver opened it.
+        require_owner(self.storage, self.binding)
         mine = self._offsets(outer)
         committed = read_or_none(self.storage, names.commits(batch))
         if committed is not None:

@@ -20,7 +20,7 @@ from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.codes import code
-from statestore.maintenance.description import Description, describe
+from statestore.maintenance.description import Description, Owner, describe
 from statestore.maintenance.mirrors import MirrorRecord
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.query_metrics import QueryMetrics
@@ -82,6 +82,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
             "batch": about.mirror.batch,
             "first_batch": about.mirror.first,
         },
+        "owner": about.owner and _owner_object(about.owner),
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
@@ -98,6 +99,22 @@ def mirror_line(record: MirrorRecord, newest: int | None) -> str:
         f"mirror of {record.source} at batch {record.batch:,}; before a query starts from here, the sink must be at batch "
         f"{record.batch:,}"
     )
+
+
+def _owner_object(owner: Owner) -> dict[str, Any]:
+    claim = owner.claim
+    return {
+        "query_id": owner.query_id,
+        "since": owner.since_utc,
+        "claimed_by": claim and claim.by,
+        "former_query_id": claim and claim.former,
+    }
+
+
+def _owner_line(owner: Owner) -> str:
+    since = f" since {owner.since_utc}" if owner.since_utc else ""
+    claim = owner.claim
+    return f"owner: query {owner.query_id}{since}" + (f", claimed by {claim.by}" if claim else "")
 
 
 def _metrics_lines(metrics: QueryMetrics) -> Iterator[str]:
@@ -176,6 +193,8 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         )
     if about.mirror is not None:
         console.print(mirror_line(about.mirror, gathered.batch), soft_wrap=True, markup=False)
+    if about.owner is not None:
+        console.print(tables.plain(_owner_line(about.owner)), soft_wrap=True)
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from statestore.cli.audit import audit
+from statestore.cli.claim import claim
 from statestore.cli.clone import clone
 from statestore.cli.common import Verbs, config_option
 from statestore.cli.diff import diff
@@ -29,8 +30,8 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch and savepoint --delete print a plan and change nothing without --apply. snapshot, clone,
-    savepoint and unpack only add files and run at once, as does mirror, which also deletes files that it has copied;
+    gc, repair, rewind, switch, claim and savepoint --delete print a plan and change nothing without --apply. snapshot,
+    clone, savepoint and unpack only add files and run at once, as does mirror, which also deletes files that it has copied;
     --dry-run prints their plans. repair --undo, rewind --undo, switch --abort and lease --break need no --apply. All other
     verbs only read.
 
@@ -41,7 +42,20 @@ def main(config: Path | None) -> None:
 
 
 for verb in (
-    *(inspect, audit, dump, diff, snapshot, gc, repair, rewind, switch),
-    *(clone, mirror, savepoint, unpack, lease),
+    inspect,
+    audit,
+    dump,
+    diff,
+    snapshot,
+    gc,
+    repair,
+    rewind,
+    switch,
+    clone,
+    mirror,
+    savepoint,
+    claim,
+    unpack,
+    lease,
 ):
     main.add_command(verb)

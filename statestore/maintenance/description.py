@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from statestore import catalog
 from statestore.attempts import metrics_at
+from statestore.binding import Claim, parse_binding
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -36,12 +38,28 @@ class BatchLogs:
     newest: int
 
 
+@dataclass(frozen=True)
+class Owner:
+    """The query that owns a root, since this time in seconds since the epoch (None if the storage does not know it)."""
+
+    query_id: str
+    since_seconds: float | None
+    claim: Claim | None
+
+    @property
+    def since_utc(self) -> str | None:
+        """The time for display."""
+        if self.since_seconds is None:
+            return None
+        return datetime.fromtimestamp(self.since_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
     None if there are none. `metrics`: the figures that the job recorded with the newest batch. `cloned`: where a clone
-    comes from; None for another checkpoint. `mirror`: likewise."""
+    comes from; None for another checkpoint. `mirror`: likewise. `owner`: of the root of a Python job."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
@@ -50,11 +68,12 @@ class Description:
     metrics: QueryMetrics | None = None
     cloned: CloneRecord | None = None
     mirror: MirrorRecord | None = None
+    owner: Owner | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
     """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the records of a clone and
-    of a mirror, and four for the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
+    of a mirror, and six for the owner, the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -83,7 +102,19 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
         metrics=metrics_at(storage, batch),
         cloned=cloned,
         mirror=mirror,
+        owner=_owner(storage),
     )
+
+
+def _owner(storage: Storage) -> Owner | None:
+    try:
+        bound = parse_binding(storage.read(names.BINDING))
+    except (ObjectMissing, CorruptFile, UnknownFormatVersion):
+        return None  # the audit reports the file
+    if bound.claim is not None:
+        return Owner(bound.query_id, bound.claim.at_seconds, bound.claim)
+    entry = storage.stat(names.BINDING)
+    return Owner(bound.query_id, None if entry is None else entry.modified_at_seconds, None)
 
 
 def _batch_logs(storage: Storage) -> BatchLogs | None:

@@ -19,7 +19,7 @@ mode does not allow the plan, it only plans.
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
 
 `rewind` and its undo have the guards of `repair`. A rewind also restores each store at its target, and needs one structure
-from there on.
+from there on. `claim` has the guards of `repair`, too.
 
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
 and without another maintainer, and a destination that is empty or contains the same clone. `mirror` does this repeatedly
@@ -27,7 +27,19 @@ into one destination, and deletes there only files that it has copied and that t
 files is a clone with a label. One with rows only reads the state of the source.
 """
 
-from statestore.maintenance.passes import audit, clone, mirror, repair, retention, rewind, savepoint, snapshot, switch
+from statestore.maintenance.passes import (
+    audit,
+    claim,
+    clone,
+    mirror,
+    repair,
+    retention,
+    rewind,
+    savepoint,
+    snapshot,
+    switch,
+)
+from statestore.maintenance.passes.claim import PreparedClaim
 from statestore.maintenance.passes.clone import PreparedClone
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -42,6 +54,7 @@ from statestore.maintenance.passes.switch import PreparedSwitch
 __all__ = [
     "Losses",
     "Maintainer",
+    "PreparedClaim",
     "PreparedClone",
     "PreparedFiles",
     "PreparedMirror",
@@ -55,6 +68,7 @@ __all__ = [
     "SnapshotPass",
     "StoreLoss",
     "audit",
+    "claim",
     "clone",
     "mirror",
     "repair",

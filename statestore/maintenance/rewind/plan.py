@@ -190,7 +190,7 @@ def _rewritten_ids(gathered: RewindFacts, query_id: str | None) -> Iterator[Rewr
     if gathered.binding is None:
         path, body = names.QUERY_METADATA, logs.encode_metadata(query_id)
     else:
-        path, body = names.BINDING, binding.encode_binding(replace(gathered.binding, query_id=query_id))
+        path, body = names.BINDING, binding.encode_binding(replace(gathered.binding, query_id=query_id, claim=None))
     yield Rewrite(gathered.files[path], body, RewindReason.QUERY_ID)
 
 

@@ -1,0 +1,103 @@
+"""`statekeeper claim`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    complete_root,
+    error_object,
+    open_destination,
+    output_option,
+    root_argument,
+    stopped_option,
+    this_process,
+)
+from statestore.format import names
+from statestore.maintenance import passes
+from statestore.maintenance.passes import PreparedClaim
+
+
+@click.command(short_help="Make another query the owner of a state root.")
+@root_argument
+@click.option(
+    "--checkpoint",
+    metavar="CHECKPOINT",
+    shell_complete=complete_root,
+    help="The checkpoint of the query that becomes the owner. An empty folder gets a new checkpoint, from which the job "
+    "continues after its last batch.",
+)
+@click.option(
+    "--query-id",
+    metavar="UUID",
+    help="The id of the query that becomes the owner. Default: that of its checkpoint, or the present one.",
+)
+@click.option("--apply", is_flag=True, help="Execute the plan.")
+@stopped_option
+@output_option
+@click.pass_context
+def claim(
+    ctx: click.Context,
+    root: Opened,
+    checkpoint: str | None,
+    query_id: str | None,
+    apply: bool,
+    stopped: bool,
+    output: Output,
+) -> None:
+    """Show which query would become the owner of a state root; with --apply, make it the owner.
+
+    ROOT is the state root of a Python job. Use this verb if the checkpoint of its query is lost, or if a query with another
+    id must continue. A job that was started before the claim stops with the error foreign_root before its next batch.
+    """
+    if checkpoint is None and query_id is None:
+        raise click.UsageError("give --checkpoint or --query-id")
+    if query_id is not None and not names.is_checkpoint_id(query_id):
+        raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
+    by = this_process()
+    other = None if checkpoint is None else open_destination(ctx, checkpoint).storage
+    prepared = passes.claim.plan(root.storage, other, root.policies, by, query_id=query_id)
+    is_done = prepared.plan.is_done
+    if apply:
+        passes.claim.execute(root.storage, other, prepared, by, run=by.ids.fresh(), stopped=stopped)
+        is_done = True
+    output.show(_object(prepared, is_done=is_done), lambda console: _print(console, prepared, is_done=is_done))
+    sys.exit(0 if is_done and not prepared.refusals else FINDINGS)
+
+
+def _object(prepared: PreparedClaim, *, is_done: bool) -> dict[str, Any]:
+    planned = prepared.plan
+    return {
+        "former_query_id": planned.former,
+        "query_id": planned.query,
+        "newest_batch": planned.newest,
+        "files": [path for path, _ in planned.files],
+        "refusals": [error_object(error) for error in prepared.refusals],
+        "claimed": is_done,
+    }
+
+
+def _print(console: Console, prepared: PreparedClaim, *, is_done: bool) -> None:
+    planned = prepared.plan
+    console.print(tables.plain(f"owner: query {planned.former} -> query {planned.query}"), soft_wrap=True)
+    if planned.files:
+        written = "made" if is_done else "to make"
+        paths = ", ".join(path for path, _ in planned.files)
+        console.print(tables.plain(f"checkpoint {written} at batch {planned.newest:,}: {paths}"), soft_wrap=True)
+    for refusal in prepared.refusals:
+        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+    if is_done:
+        console.print("the query owns the state root")
+        if planned.query != planned.former:
+            console.print(f"start the job once with DeltaSink(..., continue_at_batch={planned.newest + 1})")
+    elif not prepared.refusals:
+        console.print("to execute: --apply --confirm-stopped")

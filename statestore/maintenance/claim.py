@@ -1,0 +1,220 @@
+"""Makes another query the owner of the root of a Python job, also if the checkpoint of its query is lost (FLIP-428).
+
+    gather(root, checkpoint)  ->  ClaimFacts  ->  plan(gathered, ...)  ->  ClaimPlan  ->  execute(root, checkpoint, plan)
+
+The binding of the root records the query, the time of the claim and the former query. A driver that was started before
+stops before its next batch with `ForeignRoot`. If the checkpoint of the query is empty, the claim makes it from the logs of
+the root: its metadata, the newest offsets, then the newest commit. It has the former query id, so that the sink recognizes
+the batches that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from statestore import binding, catalog
+from statestore.binding import Binding, Claim
+from statestore.errors import DestinationNotEmpty, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StatekeeperError
+from statestore.format import file_source, logs, names
+from statestore.format.logs import OffsetLog
+from statestore.storage import Storage, read_or_none
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """The checkpoint of the query that claims the root.
+
+    query_id  in its metadata; None without metadata
+    newest    its newest committed batch; None before the first
+    sources   the source offsets of that batch
+    files     the paths of its files; the first thousand
+    """
+
+    url: str
+    query_id: str | None
+    newest: int | None
+    sources: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimFacts:
+    """A root, and the checkpoint of the query that claims it.
+
+    newest      the newest batch of the root
+    offsets     the offset logs of its newest two batches, and of the batch after them if it has begun
+    checkpoint  None if the caller gives only a query id
+    """
+
+    url: str
+    binding: Binding
+    newest: int
+    offsets: dict[int, OffsetLog]
+    checkpoint: CheckpointFacts | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimPlan:
+    """The new owner, and the files that its checkpoint gets, in order.
+
+    former   the query id of the present owner
+    query    the query id of the new owner
+    newest   the newest batch of the root
+    is_done  the query already owns the root and has a checkpoint
+    """
+
+    former: str
+    query: str
+    newest: int
+    files: tuple[tuple[str, bytes], ...]
+    refusals: tuple[StatekeeperError, ...]
+    is_done: bool
+
+
+def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
+    """Gather the facts. Requests: the binding, the newest logs of both, and a listing of the checkpoint.
+
+    Raises `NotACheckpoint` for another folder than the root of a Python job; `ObjectMissing`, `CorruptFile`,
+    `StorageError`.
+    """
+    data = read_or_none(root, names.BINDING)
+    newest = catalog.newest_batch(root)
+    if data is None or newest is None:
+        raise NotACheckpoint(
+            "is not the state root of a Python job with a committed batch; only such a root has an owner",
+            path=root.url,
+            hint="to give a native query a new id, run: statekeeper clone CHECKPOINT DESTINATION --new-query",
+        )
+    batches = range(max(0, newest - 1), max(newest, catalog.newest_begun(root)) + 1)
+    return ClaimFacts(
+        url=root.url,
+        binding=binding.parse_binding(data),
+        newest=newest,
+        offsets={batch: _offsets(root, batch) for batch in batches},
+        checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+    )
+
+
+def _offsets(storage: Storage, batch: int) -> OffsetLog:
+    path = names.offsets(batch)
+    data = read_or_none(storage, path)
+    if data is None:
+        raise ObjectMissing("is missing, but the batch is committed", path=path, hint="restore the file from a backup")
+    return logs.parse_offsets(data, path)
+
+
+def _checkpoint(storage: Storage) -> CheckpointFacts:
+    metadata = read_or_none(storage, names.QUERY_METADATA)
+    newest = catalog.newest_batch(storage)
+    return CheckpointFacts(
+        url=storage.url,
+        query_id=None if metadata is None else logs.parse_metadata(metadata, names.QUERY_METADATA),
+        newest=newest,
+        sources=() if newest is None else _offsets(storage, newest).sources,
+        files=tuple(entry.path for entry in storage.list("")[:1000]),
+    )
+
+
+def plan(gathered: ClaimFacts, *, query_id: str | None = None) -> ClaimPlan:
+    """Plan a claim. `query_id`: of the new owner, unless its checkpoint has one; None for the present one. Pure."""
+    there, former = gathered.checkpoint, gathered.binding.query_id
+    query = (there and there.query_id) or query_id or former
+    refusals: list[StatekeeperError] = []
+    files: tuple[tuple[str, bytes], ...] = ()
+    if there is not None and there.newest is None:
+        files = tuple(_files(gathered, query))
+        refusals += [*_not_empty(there, {path for path, _ in files}), *_lost_sources(gathered)]
+    elif there is not None:
+        refusals += _diverged(gathered, there)
+    if query != former:
+        refusals += _begun(gathered)
+    return ClaimPlan(
+        former=former,
+        query=query,
+        newest=gathered.newest,
+        files=files,
+        refusals=tuple(refusals),
+        is_done=query == former and not files,
+    )
+
+
+def _files(gathered: ClaimFacts, query: str) -> Iterator[tuple[str, bytes]]:
+    """The checkpoint of a query without state that has committed the same batches. Spark reads its newest two offsets, and
+    runs a batch that has begun with the same input."""
+    yield names.QUERY_METADATA, logs.encode_metadata(query)
+    for batch, offsets in gathered.offsets.items():
+        # The other confs in the root's offsets describe its state. Spark 4.2 fails without the number of partitions.
+        kept = {name: value for name, value in offsets.conf.items() if name == logs.SHUFFLE_PARTITIONS}
+        yield names.offsets(batch), logs.encode_offsets(replace(offsets, conf=kept))
+    yield names.commits(gathered.newest), logs.encode_commit(logs.CommitLog(0, None))
+
+
+def _not_empty(there: CheckpointFacts, planned: set[str]) -> Iterator[StatekeeperError]:
+    other = next((path for path in there.files if path not in planned), None)
+    if other is not None:
+        yield DestinationNotEmpty(
+            f"has no committed batch, but it contains {other}; nothing was written",
+            path=there.url,
+            hint="name an empty folder, or the checkpoint of a query that has committed the batches of the root",
+        )
+
+
+def _begun(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
+    """Reject another query id if a batch has begun: the sink may hold it under the former id."""
+    begun = max(gathered.offsets)
+    if begun > gathered.newest:
+        yield RefusedAsUnsafe(
+            f"batch {begun} has begun, and the sink may hold its rows; a query with another id would write them again",
+            path=names.offsets(begun),
+            hint="start the job with its present id until the batch is committed; or remove the batch and its rows: "
+            f"statekeeper rewind {gathered.url} --to-batch {gathered.newest} --sink TABLE",
+        )
+
+
+def _lost_sources(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
+    for number, offset in enumerate(gathered.offsets[gathered.newest].sources):
+        if file_source.position(offset) is not None:
+            yield RefusedAsUnsafe(
+                f"source {number} reads files, and only the lost checkpoint had the list of the files that it has read; "
+                "with a new checkpoint, the query would read all files again",
+                path=gathered.url,
+                hint="restore the checkpoint from a backup, or start over with a new root and a new checkpoint",
+            )
+
+
+def _diverged(gathered: ClaimFacts, there: CheckpointFacts) -> Iterator[StatekeeperError]:
+    """Require that the checkpoint is at the newest batch of the root, or at the batch before it."""
+    assert there.newest is not None
+    mine = gathered.offsets.get(there.newest)
+    if mine is None:
+        behind, ahead = (there.url, gathered.url) if there.newest < gathered.newest else (gathered.url, there.url)
+        yield RefusedAsUnsafe(
+            f"the newest batch of the checkpoint is {there.newest}, but that of the root is {gathered.newest}",
+            path=behind,
+            hint=f"rewind to the same batch: statekeeper rewind {ahead} --to-batch {min(there.newest, gathered.newest)}",
+        )
+    elif mine.sources != there.sources:
+        yield RefusedAsUnsafe(
+            f"batch {there.newest} has other source offsets than in the root: the checkpoint belongs to other state",
+            path=f"{there.url}/{names.offsets(there.newest)}",
+            hint="name the checkpoint that has committed the batches of the root",
+        )
+
+
+def execute(root: Storage, checkpoint: Storage | None, planned: ClaimPlan, *, by: str, now_seconds: float) -> None:
+    """Execute the plan: the binding of the root, which stops the former driver, then the files of the checkpoint.
+
+    *Guarantee*: the commit is the last file, so that no job starts before the claim is complete. A later run completes an
+    interrupted claim. Raises `RefusedAsUnsafe` if another claim came first, `AlreadyExists`, `StorageError`.
+    """
+    held = binding.parse_binding(root.read(names.BINDING))
+    if held.query_id != planned.former:
+        raise RefusedAsUnsafe(
+            f"query {held.query_id} has claimed the root since the plan was made", path=root.url, hint="run this again"
+        )
+    claim = Claim(at_seconds=now_seconds, by=by, former=planned.former)
+    root.replace(names.BINDING, binding.encode_binding(replace(held, query_id=planned.query, claim=claim)))
+    for path, body in planned.files:
+        assert checkpoint is not None
+        checkpoint.create(path, body)

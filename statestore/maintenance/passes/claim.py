@@ -1,0 +1,59 @@
+"""Plans and executes claims of the roots of Python jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statestore import switch_journal
+from statestore.maintenance import claim, lease
+from statestore.maintenance.claim import ClaimPlan
+from statestore.maintenance.config import Policies
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.runs import recorded
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedClaim:
+    """A plan of a claim, and the reasons that block it."""
+
+    plan: ClaimPlan
+    refusals: Refusals
+
+
+def plan(
+    root: Storage, checkpoint: Storage | None, policies: Policies, by: Maintainer, *, query_id: str | None = None
+) -> PreparedClaim:
+    """Plan which query becomes the owner of a root. Reads only.
+
+    `checkpoint`: that of the owner; an empty folder gets a new checkpoint. `query_id`: the id of the owner, if it has no
+    checkpoint yet; None for the present one. Raises as `claim.gather`.
+    """
+    planned = claim.plan(claim.gather(root, checkpoint), query_id=query_id)
+    found = guards.refusals(guards.rewrites(root, policies), guards.half_switched(root), *planned.refusals)
+    return PreparedClaim(plan=planned, refusals=found)
+
+
+def execute(
+    root: Storage, checkpoint: Storage | None, prepared: PreparedClaim, by: Maintainer, *, run: str, stopped: bool
+) -> None:
+    """Execute a claim. `stopped`: a person confirms that the former query is stopped.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the former query runs; as `claim.execute`, `RootHeld`, `HalfSwitched`.
+    """
+    planned = prepared.plan
+    guards.require_none(prepared.refusals)
+    if planned.is_done:
+        return
+    require_stopped(root, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
+    with (
+        lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock),
+        recorded(root, "claim", run, [record], by.clock) as done,
+    ):
+        switch_journal.require_none(root)
+        claim.execute(root, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
+        done.append({"claimed": planned.query})
