@@ -218,6 +218,7 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
         "operators": {},
         "batch_logs": None,
         "cloned": None,
+        "owner": None,
         "mirror": None,
         "metrics": None,
     }

@@ -43,6 +43,7 @@ def test_a_rewound_job_writes_each_row_once_after_a_restore_of_its_table(job: Jo
     job.assert_right(BATCHES + 2)
 
 
+@pytest.mark.slow
 def test_a_rewound_job_continues_after_the_undo_of_both_rewinds(job: Job, session: SparkSession) -> None:
     job.feed(BATCHES).run(session)
     of_root = rewound(job.root)

@@ -64,7 +64,8 @@ def test_a_crash_at_any_request_leaves_a_checkpoint_that_loads_and_can_be_rewoun
     assert run
 
 
-@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
 def test_a_crash_at_any_request_of_the_undo_leaves_a_checkpoint_that_loads_and_another_run_completes_it(
     tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
