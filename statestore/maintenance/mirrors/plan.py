@@ -97,7 +97,7 @@ def plan(gathered: MirrorFacts, root_id: str, *, location: str | None = None) ->
         merged=gathered.lists if is_merged else (),
         lag=lag_of(facts.source, begun.batch, facts.newest),
         left=lag_of(facts.source, max(facts.batch, begun.batch), facts.newest),
-        refusals=(*_mismatches(gathered), *obstacles(facts, kept), *unwritten),
+        refusals=(*_mismatches(gathered, keeps_own=len(kept) < len(files)), *obstacles(facts, kept), *unwritten),
     )
 
 
@@ -129,7 +129,7 @@ def _version(path: str, kind: StoreFileKind) -> int | None:
 # -- reasons not to run ------------------------------------------------------------------------------------------------
 
 
-def _mismatches(gathered: MirrorFacts) -> Iterator[StatekeeperError]:
+def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[StatekeeperError]:
     """Yield the reason why the destination does not continue as a mirror of the source; the first one is enough."""
     facts, record = gathered.copy, gathered.record
     url = facts.destination_place.url
@@ -158,7 +158,7 @@ def _mismatches(gathered: MirrorFacts) -> Iterator[StatekeeperError]:
                 f"statekeeper mirror {url} DESTINATION",
             )
             return
-    problem = _divergence(gathered, record)
+    problem = _divergence(gathered, record, keeps_own=keeps_own)
     if problem is not None:
         yield MirrorDiverged(
             f"{problem}; nothing was written",
@@ -168,21 +168,20 @@ def _mismatches(gathered: MirrorFacts) -> Iterator[StatekeeperError]:
         )
 
 
-def _is_replaced(facts: CloneFacts, record: MirrorRecord) -> bool:
-    """Return whether no file of a mirrored batch can be taken for one of the source, after its retention has deleted the
-    newest mirrored batch: the names are unique, or the plan has only later versions."""
-    return facts.structure is Structure.V2 or first_loadable(facts) > record.batch
+def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool) -> str | None:
+    """The difference between the histories of the source and the mirror; None if the source continues the mirror.
 
-
-def _divergence(gathered: MirrorFacts, record: MirrorRecord) -> str | None:
-    """The difference between the histories of the source and the mirror; None if the source continues the mirror."""
+    `keeps_own`: the mirror keeps a file instead of one of the source.
+    """
     facts = gathered.copy
     if facts.query_id != record.query:
         return f"has the query id {facts.query_id}, but the mirror is of query {record.query}"
     if facts.newest < record.batch:
         return f"ends at batch {facts.newest}, but batch {record.batch} is mirrored: the source was rolled back"
     for path, (now, mirrored) in gathered.logs.items():
-        if now is None and _is_replaced(facts, record):
+        if now is None and (facts.structure is Structure.V2 or not keeps_own):
+            # The source's retention has deleted the batch. The window of the plan consists of files of the source only:
+            # their names are unique, or they have the marks with which they were copied.
             continue
         if now is None:
             return f"no longer has {path}, so that the mirrored batch cannot be compared"

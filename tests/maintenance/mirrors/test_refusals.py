@@ -211,14 +211,17 @@ def test_in_structure_v1_a_replaced_snapshot_of_a_mirrored_batch_is_not_copied(d
     assert require_right(query, destination, tmp_path / "of mirror") == 6
 
 
-def test_a_mirror_that_was_off_for_longer_than_the_retention_continues(disks: Roots, tmp_path: Path) -> None:
+@pytest.mark.parametrize("structure", Structure)
+def test_a_mirror_that_was_off_for_longer_than_the_retention_continues(
+    disks: Roots, tmp_path: Path, structure: Structure
+) -> None:
     source, destination = disks
-    query = own(source, tmp_path)
-    mirrored(source, destination, tmp_path)
+    query = made(source, tmp_path, "native", structure, in_batch_logs=False)
+    mirrored(source, destination, tmp_path, stopped=True)
     query.grow(6)
     query.snapshot()
     query.gc()
     assert source.stat(names.commits(7)) is None
-    mirrored(source, destination, tmp_path)
+    mirrored(source, destination, tmp_path, stopped=True)
     assert require_right(query, destination, tmp_path / "of mirror") == 13
     assert destination.stat(names.commits(7)) is None
