@@ -61,7 +61,10 @@ def execute(
         destination.delete([mirror_names.mirrored(number) for number in planned.merged])
     _copy_all(source, destination, planned.to_copy(*_BEFORE_LOGS), scratch, copied)
     require_all(source, destination, planned.files, planned.structure)
-    for file in sorted(planned.to_copy(Part.OFFSETS, Part.COMMITS), key=_by_batch):
+    logs = sorted(planned.to_copy(Part.OFFSETS, Part.COMMITS), key=_by_batch)
+    commits = {_by_batch(file)[0] for file in planned.files if file.part is Part.COMMITS}
+    # Offsets whose commit the source has deleted come last: Spark would start after them.
+    for file in sorted(logs, key=lambda file: _by_batch(file)[0] not in commits):
         copy_file(source, destination, file, scratch)
         copied(file)
     destination.replace(mirror_names.MIRROR, planned.record.encoded())
