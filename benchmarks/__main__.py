@@ -26,6 +26,7 @@ QUESTIONS: Mapping[str, str] = {
     "growth": "Does maintenance need more memory as a query grows?",
     "growth_of_jobs": "Does a job need more memory and requests as it grows?",
     "switchover": "How long is a switchover?",
+    "copies": "How long is a clone, and what does a mirror copy?",
     "savepoint_rows": "How long is a savepoint with rows, and does it need more memory for more rows?",
     "first_minutes": "How long until Dagster shows the first results?",
     "pandas_frames": "What do the dtypes of pandas frames cost?",

@@ -8,16 +8,16 @@ import io
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from benchmarks.measure import Spread, Table, flat, ratio
+from benchmarks.s3_process import s3_process
 from benchmarks.state_roots import Changes, changes
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import batch_log, names
@@ -26,7 +26,6 @@ from statestore.format.changelog_writer import ChangelogWriter
 from statestore.format.names import StorePath, VersionId
 from statestore.storage import BatchLogCache, RequestCounts, StorageSpec, at_once, open_storage
 from statestore.store import StateStore, StoreAddress
-from tests.support.s3_server import S3Server
 
 PARTITIONS = 200
 TAILS = (10, 50)
@@ -59,7 +58,7 @@ class _Mode:
 
 def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark."""
-    with _server() as spec, contextlib.ExitStack() as stack:
+    with s3_process(_LATENCY_SECONDS) as spec, contextlib.ExitStack() as stack:
         context = multiprocessing.get_context("spawn")
         slots = [stack.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(_SLOTS)]
         return [_table(tail, _measured(spec, tail, slots, options.rounds), options.rounds) for tail in TAILS]
@@ -174,27 +173,3 @@ def _table(tail: int, modes: Sequence[_Mode], rounds: int) -> Table:
             f"{rounds} alternating rounds, each on a new host. Without the start of the processes.",
         ],
     )
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[StorageSpec]:
-    """An S3 server in a process of its own. Yields an empty root."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there,), daemon=True)
-    process.start()
-    try:
-        options, bucket = here.recv()
-        yield StorageSpec(f"s3://{bucket}", (*options.items(), ("hedge", "false")))
-    finally:
-        here.send("stop")
-        process.join()
-
-
-def _serve(connection: Connection) -> None:
-    server = S3Server()
-    server.start()
-    connection.send((server.options, server.make_bucket()))
-    server.latency_seconds = lambda: _LATENCY_SECONDS
-    connection.recv()
-    server.stop()

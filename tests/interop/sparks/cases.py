@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ READER = "4.2"
 _NO_READER = (("3.5", "1"), ("4.0", "2"))
 """Spark 3.5 has no state reader, and the reader of 4.0 does not support structure V2."""
 
+_REWOUND_BATCHES = 3
 _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
 _PARTITIONS = 3
 
@@ -47,6 +49,8 @@ class Kind(Enum):
     SWITCH = "goes on in the other structure"
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
     REPARTITION = "goes on from our snapshots with other partitions"
+    CLONE = "goes on from a clone"
+    REWIND = "writes the same batches again after a rewind"
 
 
 @dataclass(frozen=True, order=True)
@@ -86,6 +90,8 @@ def all_cases() -> Iterator[Case]:
                     continue
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
+                yield Case(group, Kind.CLONE, minor)
+                yield Case(group, Kind.REWIND, minor)
                 if operator in _REPARTITIONED and minor >= "4.2":
                     yield Case(group, Kind.REPARTITION, minor)
                 if described.runs_on(minor, "2"):
@@ -112,6 +118,7 @@ class Origin:
 
     def run(self, case: Case) -> None:
         """Run a case. Raises `AssertionError` for a difference, `Refused` for Spark's errors, and the errors of verbs."""
+        self.query.checkpoint = self.folder / "checkpoint"
         self.query.restored("middle")
         self.query.spark = self.sparks.get(case.to, self.group.structure)
         self.query.confs = self.group.confs
@@ -121,6 +128,8 @@ class Origin:
             Kind.SWITCH: self._switch,
             Kind.REPAIR: self._repair,
             Kind.REPARTITION: self._repartition,
+            Kind.CLONE: self._clone,
+            Kind.REWIND: self._rewind,
         }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
@@ -179,6 +188,46 @@ class Origin:
         twins.take_wrong_snapshots(self.query, self.folder)
         assert oracle.state() != middle
 
+    def _clone(self, to: str) -> None:
+        """Continue from a clone in another folder; then from one that lacks a key, which the comparison must detect."""
+        for name, spoil in (("clone", None), ("wrong clone", twins.take_wrong_snapshots)):
+            self.query.checkpoint = self.folder / "checkpoint"
+            self.query.restored("middle")
+            clone = Path(tempfile.mkdtemp(dir=self.folder, prefix=name.replace(" ", "-"))) / "checkpoint"
+            twins.statekeeper("clone", self.query.root, str(clone), "--confirm-stopped", "--scratch", str(self.folder))
+            self.query.checkpoint = clone
+            if spoil is None:
+                self._is_clean()
+                self._goes_on(to)
+            else:
+                spoil(self.query, self.folder, *self._for_spark(to))
+                assert self._oracle(to).state() != self.twin.middle
+
+    def _rewind(self, to: str) -> None:
+        """Run to the end, rewind, and write the same batches again; then without a key in each store."""
+        oracle = self._oracle(to)
+        for spoil in (None, twins.take_wrong_snapshots):
+            self.query.restored("middle")
+            self.query.run(2)
+            target = max(self.twin.outputs) - _REWOUND_BATCHES
+            options = ("--to-batch", str(target), "--apply", "--confirm-stopped", "--scratch", str(self.folder))
+            twins.statekeeper("rewind", self.query.root, *options)
+            self.query.outputs = {batch: rows for batch, rows in self.query.outputs.items() if batch <= target}
+            if spoil is None:
+                self._is_clean()
+                self.query.run(0)
+                assert self.query.outputs == self.twin.outputs
+                assert oracle.state() == self.twin.end
+            else:
+                rewound = oracle.state()
+                spoil(self.query, self.folder, *self._for_spark(to))
+                assert oracle.state() != rewound
+
+    def _for_spark(self, to: str) -> list[str]:
+        """The options of a snapshot: a checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ."""
+        is_of_4_0 = (self.group.minor, self.group.structure) == ("4.0", "2")
+        return ["--for-spark", to] if is_of_4_0 else []
+
     def _goes_on(self, to: str) -> None:
         """To the end, as the twin did."""
         oracle = self._oracle(to)
@@ -205,8 +254,7 @@ class Origin:
             self.query.restored(name)
             return
         self.query.restored("middle")
-        # A checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ.
-        make(self.query, self.folder, *(["--for-spark", to] if is_v2 and self.group.minor == "4.0" else []))
+        make(self.query, self.folder, *self._for_spark(to))
         self.query.saved(name)
         self._made.add(name)
 

@@ -5,9 +5,9 @@
     {"do": "repartition", "partitions": 3, ...}  ->  {}
     {"do": "views", "batch": 2, ...}             ->  {"views": {view: [row, ...]}}
 
-Each request also has {"operator": ..., "folder": ..., "confs": {...}}, which identify the query. If Spark rejects the
-request, the answer is {"refused": why}. This module imports nothing of Statekeeper: these environments have none of its
-dependencies.
+Each request also has {"operator": ..., "folder": ..., "checkpoint": ..., "confs": {...}}, which identify the query. If
+Spark rejects the request, the answer is {"refused": why}. This module imports nothing of Statekeeper: these environments
+have none of its dependencies.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def serve(structure: str) -> None:
 
 def _answer(spark: SparkSession, asked: Mapping[str, Any]) -> dict[str, Any]:
     query = native.NativeQuery(spark, Path(asked["folder"]), native.OPERATORS[asked["operator"]], asked["confs"])
+    query.checkpoint = Path(asked["checkpoint"])
     if asked["do"] == "run":
         query.batches = asked["done"]
         query.run(asked["batches"])

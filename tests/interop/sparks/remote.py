@@ -117,7 +117,7 @@ class RemoteQuery(NativeQuery):
     @property
     def asked(self) -> dict[str, Any]:
         """Which query a request is of."""
-        return {**self._asked, "confs": self.confs}
+        return {**self._asked, "confs": self.confs, "checkpoint": str(self.checkpoint)}
 
     def repartition(self, partitions: int) -> None:
         self.spark.ask("repartition", partitions=partitions, **self.asked)

@@ -121,5 +121,5 @@ def tables(found: Sequence[Result]) -> Iterator[Table]:
 
 
 def _column(case: Case) -> str:
-    between = case.to if case.kind is Kind.RESTART else f"{case.group.minor}→{case.to}"
+    between = case.to if case.group.minor == case.to else f"{case.group.minor}→{case.to}"
     return f"V{case.group.structure} {between}"
