@@ -134,7 +134,7 @@ class _Root:
                 version = VersionId(number + 1, fresh)
                 self._lineages[partition].append(version)
                 pool.submit(self.storage.create, StorePath(0, partition).changelog(version), body).result()
-        marks = {0: tuple((str(lineage[-1].id),) for lineage in self._lineages)}
+        marks: logs.ByStore = {0: tuple((str(lineage[-1].id),) for lineage in self._lineages)}
         self.storage.create(names.commits(number), logs.encode_commit(logs.CommitLog(0, marks)))
         self._batches += 1
 
