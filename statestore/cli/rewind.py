@@ -90,6 +90,8 @@ def rewind(
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is not None:
+        if (batch, time, sink, query_id) != (None, None, None, None) or keep_query_id or apply:
+            raise click.UsageError("--undo goes only with --confirm-stopped")
         back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return
@@ -117,7 +119,7 @@ def rewind(
         )
     done: list[RewindAction] = []
     if apply:
-        way_back = f"to undo this run: statekeeper rewind ROOT --undo {run} --confirm-stopped"
+        way_back = f"to undo this run: statekeeper rewind {storage.url} --undo {run} --confirm-stopped"
         prepared = passes.rewind.execute(
             storage,
             prepared,
@@ -180,6 +182,8 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     planned = prepared.plan
     if not planned.actions:
         console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
+        for line in _sink_notes(prepared):
+            console.print(tables.plain(line), soft_wrap=True)
         return
     files, sizes = Counter[str](), Counter[str]()
     for action in planned.actions:
@@ -194,7 +198,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
         console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
     if prepared.refusals:
         return
-    for line in _notes(prepared):
+    for line in _notes(prepared, is_done=bool(done)):
         console.print(tables.plain(line), soft_wrap=True)
     if done:
         console.print(f"rewound to batch {planned.batch:,}: {len(done):,} files are in quarantine")
@@ -202,28 +206,37 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
         console.print("to execute: --apply --confirm-stopped")
 
 
-def _notes(prepared: PreparedRewind) -> list[str]:
-    planned, gathered, sink = prepared.plan, prepared.gathered, prepared.sink
+def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
+    planned, gathered = prepared.plan, prepared.gathered
     stores = sum(head != EMPTY for head in gathered.heads.heads.values())
     notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
     for need in gathered.sources:
         missing = f"; {len(need.missing):,} of them no longer exist: {need.missing[0]}, ..." if need.missing else ""
         notes.append(f"source {need.number} must still have: {need.needs}{missing}")
-    if planned.query != planned.former_query:
+    if not is_done:
+        notes.append("the query gets a new id" if planned.query != planned.former_query else "the query keeps its id")
+    elif planned.query != planned.former_query:
         notes.append(f"query id: {planned.former_query} -> {planned.query}")
     if gathered.binding is not None:
+        query_id = planned.query if is_done else "ID"
         notes.append(
             f"rewind the checkpoint of the query, too: statekeeper rewind CHECKPOINT --to-batch {planned.batch} "
-            f"--query-id {planned.query}"
+            f"--query-id {query_id} --apply --confirm-stopped" + ("" if is_done else " (--apply prints the ID)")
         )
-    if sink is not None and sink.holds is None:
-        notes.append(f"the table {sink.url} has no rows of later batches")
-    elif sink is not None:
-        notes.append(f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}")
-        notes += [f"this also reverts version {text}" for text in sink.others]
-    elif gathered.sink is not None and gathered.sink[1] >= 0:
-        table, version = gathered.sink
-        notes.append(f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}")
+    notes += _sink_notes(prepared)
     if gathered.binding is not None:
         notes.append(f"start the job once with DeltaSink(..., continue_at_batch={planned.batch + 1})")
     return notes
+
+
+def _sink_notes(prepared: PreparedRewind) -> list[str]:
+    planned, gathered, sink = prepared.plan, prepared.gathered, prepared.sink
+    if sink is not None and sink.holds is None:
+        return [f"the table {sink.url} has no rows of later batches"]
+    if sink is not None:
+        restore = f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}"
+        return [restore, *(f"this also reverts version {text}" for text in sink.others)]
+    if gathered.sink is not None and gathered.sink[1] >= 0:
+        table, version = gathered.sink
+        return [f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}"]
+    return []

@@ -32,6 +32,12 @@ def parse(path: str) -> tuple[int, int] | None:
 
 
 def is_complete(source: int, entry: int, paths: Collection[str]) -> bool:
-    """Return whether a source's log has the entry among these paths. Spark may have merged it into a later one."""
-    path = f"{names.SOURCES}/{source}/{entry}"
-    return entry < 0 or path in paths or f"{path}.compact" in paths
+    """Return whether a source's log has the entry and all earlier ones among these paths. Spark may have merged some into a
+    later one, and deleted them."""
+    for earlier in range(entry, -1, -1):
+        path = f"{names.SOURCES}/{source}/{earlier}"
+        if f"{path}.compact" in paths:
+            return True
+        if path not in paths:
+            return False
+    return True

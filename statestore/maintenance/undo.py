@@ -31,7 +31,7 @@ from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
 from statestore.storage.base import MOST_READ_BYTES
 
-_WHICH_RUN = f"use the run id that `statekeeper repair` printed: {names.QUARANTINE}/ holds one folder for each run id"
+_WHICH_RUN = f"use the run id that the command printed: {names.QUARANTINE}/ holds one folder for each run id"
 _UNDO_LATER = "a later run moved more files to quarantine: undo that run first"
 _COMMITTED_SINCE = "the query has committed since: leave the files in quarantine"
 
@@ -95,8 +95,11 @@ def gather(storage: Storage, run: str) -> UndoFacts:
     def look(entry: Entry) -> None:
         path = _original(run, entry)
         if entry.size_bytes > MOST_READ_BYTES:
-            # A changelog. A file at its path counts as another one, even if an undo has died after its copy.
-            found[path] = Kept(path, There.NOTHING if storage.stat(path) is None else There.OTHER, entry.size_bytes)
+            # A changelog. A crash between its copy and its deletion leaves both.
+            present = storage.stat(path)
+            is_same = present is not None and present.size_bytes == entry.size_bytes
+            state = There.NOTHING if present is None else There.SAME if is_same else There.OTHER
+            found[path] = Kept(path, state, entry.size_bytes)
             return
         body = storage.read(entry.path)
         there = _there(storage, path, body, rewritten.get(path))
@@ -128,7 +131,7 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     for one in gathered.kept:
         if one.there is There.OTHER:
             raise RefusedAsUnsafe(
-                "was written again after the repair; the quarantined file stays in quarantine",
+                "was written again since; the quarantined file stays in quarantine",
                 path=one.path,
                 hint="the query has run since; to restore the quarantined file anyway, delete this file and run this again",
             )

@@ -68,6 +68,7 @@ def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
         ("--to-batch", "5", "--to", "2026-11-20 03:00"),
         ("--to-batch", "5", "--query-id", "x"),
         ("--to", "yesterday"),
+        ("--undo", "0badc0de-0000-4000-8000-00000000000a", "--to-batch", "5"),
     ):
         assert statekeeper("rewind", tmp_path / "root", *options).exit_code == 2, options
     early = statekeeper("rewind", tmp_path / "root", "--to", "2020-01-01 10:00")

@@ -61,7 +61,7 @@ def plan(
             storage, gathered.heads, conf, scratch=scratch, clock=by.clock, ids=by.ids, restored=restored
         )
         found += [_unproved(store, error) for store, error in sorted(failed.items())]
-    position = None if sink is None else rewind.delta_position(sink, gathered.query_id, batch)
+    position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
     refusals = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found)
     return PreparedRewind(policies=policies, gathered=gathered, plan=planned, sink=position, refusals=refusals)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -11,14 +12,15 @@ from statestore.chain import Chain, walk
 from statestore.commit_log import batches_of
 from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe, UnknownFormatVersion, VersionNotLoadable
 from statestore.format import file_source, logs, names
+from statestore.format.logs import OffsetLog
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.maintenance.rewind import sources
 from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, at_once, list_members
+from statestore.storage import Storage, at_once, list_members, read_or_none
 
 
 def batch_at(storage: Storage, seconds: float) -> int:
@@ -47,7 +49,21 @@ def batch_at(storage: Storage, seconds: float) -> int:
             path=names.commits(first),
             hint="choose a later time, or restore the checkpoint from a backup",
         )
+    later = [batch for batch, time in known if time > seconds]
+    if later and _began_before(storage, min(later) + 1, seconds):
+        raise RefusedAsUnsafe(
+            "the file is newer than its batch, for example because a rewind was undone or the checkpoint was copied",
+            path=names.commits(min(later)),
+            hint="use --to-batch instead of --to",
+        )
     return max(older)
+
+
+def _began_before(storage: Storage, batch: int, seconds: float) -> bool:
+    """Return whether the offsets of a batch show that it began before a time; False without offsets."""
+    path = names.offsets(batch)
+    data = read_or_none(storage, path)
+    return data is not None and logs.parse_offsets(data, path).timestamp_ms <= seconds * 1000
 
 
 def gather(storage: Storage, batch: int) -> RewindFacts:
@@ -93,7 +109,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
             structures[one] = logs.parse_commit(data, path).structure
 
     at_once(read, later)
-    offsets = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch)).sources
+    offsets = _offsets(storage, batch).sources
     positions = {number: file_source.position(text) for number, text in enumerate(offsets)}
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
@@ -114,11 +130,36 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         positions={number: entry for number, entry in positions.items() if entry is not None},
         sources=sources.needs(storage, offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
+        former_ids=_former_ids(storage, entries),
         binding=bound,
         stores=stores,
         schemas={path: storage.read(path) for path in schemas},
         sink=_sink_after(storage, batch) if is_own else None,
     )
+
+
+def _offsets(storage: Storage, batch: int) -> OffsetLog:
+    path = names.offsets(batch)
+    data = read_or_none(storage, path)
+    if data is None:
+        raise RefusedAsUnsafe(
+            f"is missing; Spark cannot start after batch {batch} without it",
+            path=path,
+            hint="restore the file from a backup, or choose a later batch",
+        )
+    return logs.parse_offsets(data, path)
+
+
+def _former_ids(storage: Storage, paths: Iterable[str]) -> frozenset[str]:
+    """Return the query ids before and after the earlier rewinds whose records retention has kept."""
+    found = set()
+    for path in paths:
+        if names.parse_history(path) == ("rewind", "plan"):
+            first = (read_or_none(storage, path) or b"").partition(b"\n")[0]
+            with suppress(*BAD_VALUES):  # only shown
+                body = parsed_json(first)
+                found |= {str(body["former_query_id"]), str(body["query_id"])}
+    return frozenset(found)
 
 
 def _is_commit(path: str) -> bool:

@@ -9,6 +9,7 @@ with the same id would skip the batches that it writes again. So a rewind gives 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -18,6 +19,8 @@ from statestore.storage import Storage
 
 _LOG = "_delta_log"
 _VERSION = re.compile(rf"{_LOG}/(?P<version>[0-9]{{20}})\.json")
+_ACTION = re.compile(rb'\s*\{\s*"(?:commitInfo|txn)"')
+"""Other lines are files and statistics."""
 _OF_JOBS = "statekeeper-"
 """Before the query id, in the application id of a `pipelines.DeltaSink`."""
 
@@ -47,9 +50,10 @@ class DeltaPosition:
         return f"RESTORE TABLE delta.`{self.url}` TO VERSION AS OF {self.version}"
 
 
-def delta_position(table: Storage, query_id: str, batch: int) -> DeltaPosition:
-    """Find the version of a table that has the rows up to a batch. Requests: a listing; one for each version, from the
-    newest down to that batch.
+def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> DeltaPosition:
+    """Find the version of a table that has the rows up to a batch. `query_ids`: the id of the query, and its former ids.
+
+    Requests: a listing; one for each version, from the newest down to that batch.
 
     Raises `NotACheckpoint` if there is no Delta table; `RefusedAsUnsafe` if its log no longer has these versions;
     `CorruptFile`, `StorageError`.
@@ -58,7 +62,7 @@ def delta_position(table: Storage, query_id: str, batch: int) -> DeltaPosition:
     versions = sorted(int(match["version"]) for entry in listed if (match := _VERSION.fullmatch(entry.path)))
     if not versions:
         raise NotACheckpoint("is no Delta table: it has no log", path=table.url, hint="check the URL after --sink")
-    names = {query_id, f"{_OF_JOBS}{query_id}"}
+    names = {name for query_id in query_ids for name in (query_id, f"{_OF_JOBS}{query_id}")}
     holds: int | None = None
     others: list[str] = []
     first = versions[-1] + 1
@@ -73,8 +77,8 @@ def delta_position(table: Storage, query_id: str, batch: int) -> DeltaPosition:
     if versions[0] == 0:
         return _position(table, first, versions[-1], holds, others)
     raise RefusedAsUnsafe(
-        f"the log begins at version {versions[0]} and has no batch of query {query_id} up to {batch}; the version to "
-        "restore is unknown",
+        f"the log begins at version {versions[0]} and has no batch of query {', '.join(sorted(query_ids))} up to {batch}; "
+        "the version to restore is unknown",
         path=f"{table.url}/{_LOG}",
         hint="find it with DESCRIBE HISTORY, and run this command without --sink",
     )
@@ -104,8 +108,8 @@ def _read(table: Storage, version: int, names: set[str]) -> tuple[str, int | Non
     path = f"{_LOG}/{version:020}.json"
     try:
         for line in table.read(path).splitlines():
-            if not line.startswith((b'{"commitInfo"', b'{"txn"')):
-                continue  # files and statistics
+            if _ACTION.match(line) is None:
+                continue
             action = parsed_json(line)
             if "commitInfo" in action:
                 operation = str(action["commitInfo"].get("operation", operation))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,15 @@ def needs(storage: Storage, offsets: Sequence[str], files: Collection[str]) -> t
 def _need(storage: Storage, number: int, offset: str, files: Collection[str]) -> SourceNeed:
     entry = file_source.position(offset)
     if entry is not None:
-        read = list(_read_after(storage, number, entry, files))
-        local = [path for path in read if urlsplit(path).scheme in ("", "file")]
-        missing = tuple(path for path in local if not Path(unquote(urlsplit(path).path)).exists())
+        read = list(dict.fromkeys(_read_after(storage, number, entry, files)))
         needs = f"the {len(read):,} files that later batches have read"
-        return SourceNeed(number, needs, missing if len(local) == len(read) else None)
+        try:
+            urls = {path: urlsplit(path) for path in read}
+            are_local = all(url.scheme in ("", "file") for url in urls.values())
+            missing = tuple(path for path, url in urls.items() if not Path(unquote(url.path)).exists())
+        except (ValueError, OSError):  # invalid names
+            are_local, missing = False, ()
+        return SourceNeed(number, needs, missing if are_local else None)
     return SourceNeed(number, _described(offset), None)
 
 
@@ -58,11 +61,14 @@ def _read_after(storage: Storage, number: int, newest: int, files: Collection[st
     """Yield the URLs of the files in the later entries of a file source."""
     for path in sorted(files):
         parsed = file_source.parse(path)
-        if parsed is None or parsed[0] != number or parsed[1] <= newest or path.endswith(".compact"):
+        if parsed is None or parsed[0] != number or parsed[1] <= newest:
             continue
         data = read_or_none(storage, path)
         for line in (data or b"").decode(errors="replace").splitlines()[1:]:
             try:
-                yield str(json.loads(line)["path"])
+                body = parsed_json(line)
+                # A merged entry also has the files of earlier ones.
+                if int(body["batchId"]) > newest:
+                    yield str(body["path"])
             except BAD_VALUES:
                 continue  # Spark rejects the entry; the rewind moves it away

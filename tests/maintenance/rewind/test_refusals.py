@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import names
+from statestore.format import file_source, logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import lease, passes, rewind
 from statestore.maintenance.config import Mode, Policies
@@ -128,9 +129,16 @@ def test_another_maintainer_excludes_a_rewind(root: Storage, tmp_path: Path) -> 
     assert contents(root) == before
 
 
+def _begin_at(root: Storage, batch: int, seconds: int) -> None:
+    path = names.offsets(batch)
+    log = logs.parse_offsets(root.read(path), path)
+    root.replace(path, logs.encode_offsets(dataclasses.replace(log, timestamp_ms=seconds * 1000)))
+
+
 def test_a_time_selects_the_newest_batch_that_was_committed_before(root: Storage, tmp_path: Path) -> None:
     own(root, tmp_path)
     for batch in range(8):
+        _begin_at(root, batch, 1000 + batch)
         os.utime(tmp_path / "root" / names.commits(batch), (1000.0 + batch, 1000.0 + batch))
     assert rewind.batch_at(root, 1005.0) == 5
     assert rewind.batch_at(root, 1005.9) == 5
@@ -140,6 +148,20 @@ def test_a_time_selects_the_newest_batch_that_was_committed_before(root: Storage
     os.utime(tmp_path / "root" / names.commits(3), (5000.0, 5000.0))
     with pytest.raises(RefusedAsUnsafe, match="ascending times"):
         rewind.batch_at(root, 1005.0)
+
+
+def test_a_time_is_rejected_if_the_files_of_the_commits_are_newer_than_their_batches(
+    root: Storage, tmp_path: Path
+) -> None:
+    """As after the undo of a rewind: batches 6 and 7 were committed at 1006 and 1007, and restored much later."""
+    own(root, tmp_path)
+    for batch in range(8):
+        _begin_at(root, batch, 1000 + batch)
+        time = 1000.5 + batch if batch < 6 else 9000.0 + batch
+        os.utime(tmp_path / "root" / names.commits(batch), (time, time))
+    assert rewind.batch_at(root, 1004.9) == 4
+    with pytest.raises(RefusedAsUnsafe, match="newer than its batch"):
+        rewind.batch_at(root, 1008.0)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +190,48 @@ def test_a_folder_without_a_delta_log_and_a_log_without_the_batch_are_rejected(r
     assert found is not None
     assert (found.version, found.newest, found.holds, found.others) == (6, 8, 7, ("8 DELETE",))
     assert found.command.endswith("TO VERSION AS OF 6")
+
+
+def test_a_table_is_restored_to_before_the_batches_of_the_former_ids(root: Storage, tmp_path: Path) -> None:
+    """Batches 0 to 7 with the first id, a rewind to 5, the table restored, batches 6 and 7 with the second id."""
+    query = own(root, tmp_path)
+    table = open_storage(str(tmp_path / "table"))
+
+    def write(action: str) -> None:
+        table.create(f"_delta_log/{len(table.list('')):020}.json", f' {{ "{action}}}'.encode())
+
+    def batches(first: int, query_id: str) -> None:
+        for batch in range(first, 8):
+            write(f'txn":{{"appId":"statekeeper-{query_id}","version":{batch}}}')
+
+    batches(0, "a query")
+    second = "0badc0de-0000-4000-8000-00000000000a"
+    rewound(root, 5, tmp_path, query_id=second)
+    again = planned(root, 5, tmp_path, sink=table)
+    assert again.plan.actions == ()
+    assert again.sink is not None
+    assert (again.sink.version, again.sink.holds) == (5, 7)
+    write('commitInfo":{"operation":"RESTORE"}')
+    batches(6, second)
+    query.forget_after(5)
+    query.grow(2)
+    for target, version in ((6, 9), (5, 5), (2, 2)):
+        found = planned(root, target, tmp_path, sink=table).sink
+        assert found is not None
+        assert found.version == version, target
+
+
+@pytest.mark.parametrize(
+    ("present", "entry", "expected"),
+    [
+        (["0", "1", "2"], 2, True),
+        (["0", "2"], 2, False),
+        (["9.compact", "10", "11", "12", "19.compact"], 12, True),
+        (["9.compact", "11", "12", "19.compact"], 12, False),
+        (["19.compact"], 12, False),
+        ([], -1, True),
+    ],
+)
+def test_a_source_log_is_complete_back_to_a_merged_entry(present: list[str], entry: int, expected: bool) -> None:
+    """Spark deletes merged entries by age, so that a part of them can be left."""
+    assert file_source.is_complete(0, entry, {f"sources/0/{name}" for name in present}) is expected

@@ -144,6 +144,9 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
         root.create(
             f"{names.SOURCES}/0/{batch}", b'v1\n{"path":"%s","timestamp":1,"batchId":%d}' % (read.encode(), batch)
         )
+    root.create(
+        f"{names.SOURCES}/0/9.compact", b'v1\n{"path":"file:///gone.json","batchId":6}\n{"path":"x","batchId":5}\n{'
+    )
     prepared = planned(root, 5, tmp_path)
     files, kafka = prepared.gathered.sources
     assert files.missing == ("file:///gone.json",)
@@ -152,7 +155,9 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
     run = rewound(root, 5, tmp_path)
     assert [entry.path for entry in root.list(names.SOURCES)] == [f"{names.SOURCES}/0/{entry}" for entry in range(6)]
     undone(root, run)
-    assert len(root.list(names.SOURCES)) == 8
+    assert len(root.list(names.SOURCES)) == 9
+    root.replace(f"{names.SOURCES}/0/7", b'v1\n{"path":"s3://[x","batchId":7}\n{"path":1,"batchId":"x"}\n\xff')
+    assert planned(root, 5, tmp_path).gathered.sources[0].missing is None
 
 
 def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:
