@@ -38,7 +38,7 @@ def test_an_undo_does_not_overwrite_newer_files(checkpoint: Checkpoint) -> None:
     run = apply(storage, planned(storage))
     path = checkpoint.stores[0].changelog(checkpoint.versions[8][0])
     storage.create(path, b"of the new time line")
-    with pytest.raises(RefusedAsUnsafe, match="was written again after the repair"):
+    with pytest.raises(RefusedAsUnsafe, match="was written again since"):
         roll_back(storage, run)
     assert storage.read(path) == b"of the new time line"
     assert storage.stat(names.quarantine(run, path)) is not None
