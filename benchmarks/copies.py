@@ -200,7 +200,11 @@ def _copy_folder(spec: StorageSpec, source: str, destination: str) -> RequestCou
 def _copy_through_client(spec: StorageSpec, source: str, destination: str) -> RequestCounts:
     options: dict[str, str] = {name: str(value) for name, value in spec.options}
     fs = s3fs.S3FileSystem(
-        key=options["key"], secret=options["secret"], client_kwargs={"endpoint_url": options["endpoint_url"]}
+        key=options["key"],
+        secret=options["secret"],
+        client_kwargs={"endpoint_url": options["endpoint_url"]},
+        use_listings_cache=False,
+        skip_instance_cache=True,
     )
     prefix = f"{spec.url.removeprefix('s3://')}/{source}"
     found: dict[str, dict[str, int]] = fs.find(prefix, detail=True)

@@ -30,7 +30,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="Number of versions to retain, as for gc. Older versions cause no finding.",
+    help="Audit only the newest N versions. Use the number that you use for gc.",
 )
 @scratch_option
 @click.option("--verbose", is_flag=True, help="List the properties that this audit did not verify (not proved).")

@@ -57,7 +57,7 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
     "everything",
     is_flag=True,
     help="Also examine stores without changes since the last gc, and abort uploads to S3 that are unfinished after a day. "
-    "With --confirm-stopped, also find SST files of a native query that no snapshot references.",
+    "With --confirm-stopped, also include SST files that no snapshot references (native queries).",
 )
 @stopped_option
 @click.option(
@@ -86,10 +86,10 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the retention floor, gc
-    uses an older floor for all stores. If the audit reports errors, nothing is deleted. A newer snapshot can make
-    older files unneeded. Before gc deletes them, it reads that snapshot in full, once. If it is corrupt, nothing is
-    deleted.
+    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the oldest version to
+    retain, gc retains older versions of all stores. If the audit reports errors, nothing is deleted. A newer snapshot
+    can make older files unneeded. Before gc deletes them, it reads that snapshot in full, once. If it is corrupt,
+    nothing is deleted.
     """
     policy = root.policies.retention
     policy = replace(

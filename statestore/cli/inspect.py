@@ -36,7 +36,8 @@ from statestore.query_metrics import QueryMetrics
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
-    """Show the stores of a checkpoint: heads, bases, tails, sizes and restore time. This verb only reads."""
+    """Show each store of a checkpoint: its newest version (head), the snapshot from which a restart begins (base), the
+    changelogs after it (tail), size and restore time. This verb only reads."""
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return 0

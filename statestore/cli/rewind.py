@@ -55,12 +55,17 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="Keep the query id. A Delta sink with later batches then skips the new batches with the same numbers.",
+    help="Keep the query id. Danger: a Delta table that holds batches after --to-batch then skips the new batches with "
+    "these numbers, and their rows are lost.",
 )
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that it removes or changes is quarantined first."
 )
-@click.option("--undo", metavar="RUN", help="Put back all files that the earlier run RUN quarantined. Runs at once.")
+@click.option(
+    "--undo",
+    metavar="RUN",
+    help="Put back all files that the earlier run RUN quarantined; --apply prints RUN. Runs at once, without --apply.",
+)
 @scratch_option
 @stopped_option
 @output_option
@@ -81,11 +86,11 @@ def rewind(
 ) -> None:
     """Show how a stopped query goes back to an earlier batch; with --apply, roll it back.
 
-    The plan restores each store at that batch as a proof. It shows the data that the sources must still have. With --sink,
-    it shows the command that restores the Delta table.
+    First, it restores each store at that batch into --scratch, to prove that this is possible. The plan shows the data that
+    the sources must still have. With --sink, it shows the command that restores the Delta table.
 
-    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A query that runs a Python job
-    has two folders, its checkpoint and its state root: rewind both, with the same --query-id.
+    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A Python job with
+    pipelines.start has two folders: the checkpoint of Spark and the state root. Rewind both, with the same --query-id.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

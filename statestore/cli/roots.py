@@ -61,7 +61,7 @@ def several_roots(verb: Verb) -> Callable[..., None]:
         "--all",
         "all_roots",
         is_flag=True,
-        help="All roots in statekeeper.toml, and all checkpoints below the parent directories in it.",
+        help="All roots in statekeeper.toml. If it names a parent directory, all checkpoints below this directory.",
     )(of_all)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
     return argument(endpoint_option(of_all))

@@ -71,9 +71,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, the "
-    "stores with the longest tails also get snapshots, until the rest takes at most this long. The replay time is "
-    "predicted from the speed at which the newest snapshots were made.",
+    help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, "
+    "snapshot continues with the longest tails, also below --changelogs, until the replay of the remaining tails fits. "
+    "The prediction uses the speed at which the newest snapshots were made.",
 )
 @scratch_option
 @workers_option
@@ -96,8 +96,8 @@ def snapshot(
 ) -> None:
     """Take snapshots of the stores with long tails.
 
-    This verb only adds files, so it runs at once. The store with the longest tail comes first. If one store fails, the
-    others continue.
+    This verb only adds files, so it runs at once, without --apply. The store with the longest tail comes first. If one
+    store fails, the others continue.
     """
     policy = root.policies.snapshot
     if changelogs is not None:
