@@ -21,15 +21,15 @@ from statestore.cli.common import (
     error_object,
     open_destination,
     output_option,
-    progress_bar,
     root_argument,
     scratch_option,
     stopped_option,
     this_process,
 )
+from statestore.cli.copy_progress import copy_progress
 from statestore.format import names
 from statestore.maintenance import passes
-from statestore.maintenance.copies import ClonePlan, CopyFile, Way
+from statestore.maintenance.copies import ClonePlan, Way
 from statestore.maintenance.passes import PreparedClone
 
 
@@ -95,13 +95,7 @@ def clone(
         output.show(clone_object(prepared), lambda console: print_clone(console, prepared))
         sys.exit(FINDINGS if prepared.refusals else 0)
     before = by.clock.monotonic_seconds()
-    with progress_bar() as bar:
-        task = bar.add_task("files", total=sum(file.way is not Way.PRESENT for file in planned.files))
-
-        def copied(file: CopyFile) -> None:
-            del file
-            bar.advance(task)
-
+    with copy_progress(planned.files) as copied:
         passes.clone.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
     output.show(

@@ -31,10 +31,10 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.cli.copy_progress import copy_progress
 from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
 from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.copies import CopyFile, Way
 from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
 from statestore.maintenance.savepoints import Tables
 from statestore.maintenance.savepoints.labels import Label
@@ -230,13 +230,7 @@ def _save_files(
         sys.exit(FINDINGS if prepared.refusals else 0)
     by = this_process()
     before = by.clock.monotonic_seconds()
-    with progress_bar() as bar:
-        task = bar.add_task("files", total=sum(file.way is not Way.PRESENT for file in prepared.clone.plan.files))
-
-        def copied(file: CopyFile) -> None:
-            del file
-            bar.advance(task)
-
+    with copy_progress(prepared.clone.plan.files) as copied:
         is_listed = passes.savepoint.execute_files(source, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
 

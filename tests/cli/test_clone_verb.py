@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +76,26 @@ def test_the_destination_has_the_options_of_a_configured_source(s3_server: S3Ser
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["bytes_by_service"] > 0
     assert open_storage(other, options=s3_server.options).stat(names.commits(1)) is not None
+
+
+def test_a_terminal_shows_the_progress_of_the_copy_in_bytes(source: Checkpoint, tmp_path: Path) -> None:
+    terminal, stderr = pty.openpty()
+    size = json.loads(
+        statekeeper("clone", tmp_path / "root", tmp_path / "copy", "--dry-run", "--output", "json").output
+    )["bytes"]
+    command = [sys.executable, "-m", "statestore", "clone", str(tmp_path / "root"), str(tmp_path / "copy")]
+    with subprocess.Popen(
+        [*command, "--scratch", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env={**os.environ, "COLUMNS": "120"},
+    ) as made:
+        os.close(stderr)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is closed at the end of the process
+            while piece := os.read(terminal, 4096):
+                shown += piece
+    os.close(terminal)
+    assert made.returncode == 0
+    number = f"{size / 1000:.1f}"
+    assert f"{number}/{number} kB" in shown.decode()
