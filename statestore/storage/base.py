@@ -40,16 +40,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Location:
-    """The storage service of a root, and the root's place in it. Within one service, objects are copied by the service.
+    """The storage service of a root, and the root's place in it.
 
     service   equal for roots of one service: the device of a file system, or the endpoint and the credentials of a bucket
     place     the root in the service, such as "bucket/folder"; paths of objects follow it after "/"
     free      free bytes of a local disk; None elsewhere
+    copies    whether the service copies objects between its roots
     """
 
     service: Hashable
     place: str
     free: int | None = None
+    copies: bool = True
+
+    def can_copy_from(self, other: Location) -> bool:
+        """Return whether the service copies objects of the other root to this one."""
+        return self.service == other.service and self.copies
 
     def contains(self, other: Location) -> bool:
         """Return whether the other root is this root or inside it."""
@@ -349,10 +355,10 @@ class OpenedStore:
     @property
     def location(self) -> Location:
         """A service of its own: the backend cannot copy objects."""
-        return Location(id(self), self.url)
+        return Location(id(self), self.url, copies=False)
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
-        """Raise NotImplementedError: no other root has the service of this root."""
+        """Raise NotImplementedError: the service does not copy objects."""
         raise NotImplementedError
 
     def require_ownership(self) -> None:

@@ -25,6 +25,7 @@ from statestore.errors import StorageError
 from statestore.storage import hedging
 from statestore.storage.base import TEMP_FOLDER
 from statestore.storage.content import PIECE_BYTES
+from statestore.storage.remote_copies import ServiceCopy, copy_on_azure, copy_on_google
 
 _REQUEST_SECONDS = 60
 """The timeout of one request. Including retries it is shorter than the life of a lease."""
@@ -43,6 +44,7 @@ class Driver:
     failures    its exceptions other than Python's, as "module:class"
     parameters  returns its parameters, other than the options, from the URL
     place       returns the driver's path of the root
+    copy        copies an object inside the service; None if the service cannot
     """
 
     package: str
@@ -53,16 +55,18 @@ class Driver:
     failures: tuple[str, ...]
     parameters: Callable[[SplitResult], dict[str, Any]]
     place: Callable[[SplitResult], str]
+    copy: ServiceCopy | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Opened:
-    """An open driver: its file system, its path of the root, and the exceptions of its requests."""
+    """An open driver: its file system, its path of the root, the exceptions of its requests, and its copy."""
 
     files: Any
     place: str
     upload: Mapping[str, int]
     failures: tuple[type[Exception], ...]
+    copy: ServiceCopy | None
 
 
 _NOTHING_KEPT: Mapping[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -119,6 +123,7 @@ _AZURE = Driver(
     failures=("azure.core.exceptions:AzureError",),
     parameters=_azure,
     place=_in_container,
+    copy=copy_on_azure,
 )
 _HDFS = Driver(
     package="requests",
@@ -130,6 +135,8 @@ _HDFS = Driver(
     failures=(),
     parameters=_hdfs,
     place=_from_the_top,
+    # A namenode concatenates and truncates files, but does not copy them.
+    copy=None,
 )
 _DRIVERS = {
     "abfss": _AZURE,
@@ -144,6 +151,7 @@ _DRIVERS = {
         failures=("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
         parameters=lambda _: {**_NOTHING_KEPT, "requests_timeout": _REQUEST_SECONDS},
         place=_in_container,
+        copy=copy_on_google,
     ),
     "webhdfs": _HDFS,
     "swebhdfs": _HDFS,
@@ -184,7 +192,8 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     except failures as error:
         what = f"{driver.package} cannot be used: {str(error).partition(chr(10))[0]}"
         raise StorageError(what, path=url, hint="check the credentials and the root's storage options") from error
-    return Opened(files, driver.place(parts).rstrip("/"), driver.upload, failures)
+    place = driver.place(parts).rstrip("/")
+    return Opened(files=files, place=place, upload=driver.upload, failures=failures, copy=driver.copy)
 
 
 def _require_installed(driver: Driver, url: str) -> None:

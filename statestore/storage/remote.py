@@ -31,9 +31,11 @@ from statestore.storage.base import (
     Entries,
     Entry,
     Kind,
+    Location,
     Names,
     OpenedStore,
     another_exists,
+    changed,
     checked,
     checked_folder,
     compare_and_delete,
@@ -56,6 +58,8 @@ _UNANSWERED = ("aiohttp.", "azure.core.exceptions.ServiceRe")
 """Names of errors without a reply. `ServiceRequestError` and `ServiceResponseError` are Azure's."""
 
 _MISSING = 404
+_CHANGED = 412
+"""The source of a copy is not the listed one any more."""
 
 T = TypeVar("T")
 
@@ -73,6 +77,7 @@ class RemoteStorage(OpenedStore):
         self._bucket = opened.place.partition("/")[0]
         self._failures = opened.failures
         self._upload = opened.upload
+        self._copy = opened.copy
         self._is_seen = False
         # The driver retries transient failures itself.
         self._resending = Resending(
@@ -182,6 +187,22 @@ class RemoteStorage(OpenedStore):
 
     def delete_unchanged(self, path: str, data: bytes) -> Deletion:
         return compare_and_delete(self, path, data)
+
+    @property
+    def location(self) -> Location:
+        # Roots with the same driver have the same account and credentials.
+        return Location(("driver", id(self._files)), self._place, copies=self._copy is not None)
+
+    def copy(self, path: str, source: Location, entry: Entry) -> None:
+        if self._copy is None:
+            raise NotImplementedError
+        service_copy = partial(self._copy, self._files, f"{source.place}/{entry.path}", self._at(path), entry.etag)
+        try:
+            self._send(Kind.CREATE, path, lambda: sync(self._files.loop, service_copy))
+        except StorageError as error:
+            if _status(error.__cause__) == _CHANGED:
+                raise changed(f"{source.place}/{entry.path}") from error
+            raise
 
     def _put(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         place = self._at(path)
@@ -332,7 +353,8 @@ def _entry(path: str, about: Mapping[str, Any]) -> Entry:
         found = datetime.fromisoformat(found)
     if isinstance(found, datetime):
         found = found.timestamp()
-    etag = about.get("etag")
+    # Google replaces the ETag of an object when its metadata changes, but not its generation.
+    etag = about.get("generation") or about.get("etag")
     return Entry(path, int(about["size"]), found, None if etag is None else str(etag).strip('"'))
 
 

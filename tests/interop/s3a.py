@@ -70,6 +70,11 @@ class BucketQuery(ElsewhereQuery):
         for path in paths:
             self._client.delete_object(Bucket=self.bucket, Key=f"jobs/query/checkpoint/{path}")
 
+    def delete_bucket(self) -> None:
+        for key in self.keys:
+            self._client.delete_object(Bucket=self.bucket, Key=key)
+        self._client.delete_bucket(Bucket=self.bucket)
+
     def _keep(self, name: str) -> None:
         self._objects[name] = {
             key: self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read() for key in self.keys

@@ -11,13 +11,16 @@ from statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_cop
 from tests.support.s3_server import S3Server
 
 Roots = tuple[Storage, Storage]
+SLOW = pytest.mark.slow
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", *(pytest.param(name, marks=SLOW) for name in ("azurite", "fake_gcs"))])
 def roots(request: pytest.FixtureRequest, tmp_path: Path) -> Roots:
     if request.param == "local":
         return open_storage(str(tmp_path / "one")), open_storage(str(tmp_path / "two"))
-    server: S3Server = request.getfixturevalue("s3_server")
+    server = request.getfixturevalue("s3_server" if request.param == "s3" else request.param)
+    if not isinstance(server, S3Server):
+        return open_storage(server.new_root()), open_storage(server.new_root())
     one, two = (f"s3://{server.make_bucket()}/a root" for _ in range(2))
     return open_storage(one, options=server.options), open_storage(two, options=server.options)
 
@@ -59,6 +62,23 @@ def test_a_deleted_source_is_missing(roots: Roots) -> None:
     one.delete(["state/1.changelog"])
     with pytest.raises(ObjectMissing):
         two.copy("state/1.changelog", one.location, entry)
+
+
+def test_an_empty_object_is_copied(roots: Roots) -> None:
+    one, two = roots
+    one.create("state/0/_keys", b"")
+    two.copy("state/0/_keys", one.location, entry_of(one, "state/0/_keys"))
+    assert two.read("state/0/_keys") == b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["azurite", "fake_gcs", "hdfs"])
+def test_a_root_inside_another_is_detected_on_each_storage(kind: str, request: pytest.FixtureRequest) -> None:
+    spec: StorageSpec = request.getfixturevalue(kind).new_root()
+    outer, inner = open_storage(spec), open_storage(StorageSpec(f"{spec.url}/clone", spec.options))
+    assert outer.location.contains(inner.location)
+    assert not inner.location.contains(outer.location)
+    assert outer.location.can_copy_from(inner.location) is (kind != "hdfs")
 
 
 def test_a_file_of_others_is_not_replaced_on_a_local_disk(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def _is_read(gathered: CloneFacts, path: str) -> bool:
 
 def _copied(gathered: CloneFacts, part: Part, entry: Entry, body: bytes | None) -> CopyFile:
     is_log = part is not Part.STATE
-    is_one_service = gathered.source_place.location.service == gathered.destination_place.location.service
+    is_one_service = gathered.destination_place.location.can_copy_from(gathered.source_place.location)
     way = Way.REWRITE if body is not None else Way.STREAM if is_log or not is_one_service else Way.SERVICE
     file = CopyFile(part=part, way=way, entry=entry, body=body)
     there = gathered.existing.get(entry.path)
