@@ -83,6 +83,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
             "batch": about.mirror.batch,
             "first_batch": about.mirror.first,
         },
+        "savepoint": about.savepoint and {"label": about.savepoint.label, "note": about.savepoint.note},
         "owner": about.owner and _owner_object(about.owner),
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
@@ -194,6 +195,9 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         )
     if about.mirror is not None:
         console.print(mirror_line(about.mirror, gathered.batch), soft_wrap=True, markup=False)
+    if about.savepoint is not None:
+        note = f": {about.savepoint.note}" if about.savepoint.note else ""
+        console.print(tables.plain(f"savepoint {about.savepoint.label}{note}"), soft_wrap=True)
     if about.owner is not None:
         console.print(tables.plain(_owner_line(about.owner)), soft_wrap=True)
     if about.batch_logs is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,6 +20,8 @@ from statestore.maintenance import mirrors
 from statestore.maintenance.copies import CloneRecord
 from statestore.maintenance.copies import record as copies_record
 from statestore.maintenance.mirrors import MirrorRecord
+from statestore.maintenance.savepoints import labels
+from statestore.maintenance.savepoints.labels import Label
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics
@@ -59,7 +61,7 @@ class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
     None if there are none. `metrics`: the figures that the job recorded with the newest batch. `cloned`: where a clone
-    comes from; None for another checkpoint. `mirror`: likewise. `owner`: of the root of a Python job."""
+    comes from; None for another checkpoint. `mirror`, `savepoint`: likewise. `owner`: of the root of a Python job."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
@@ -68,12 +70,16 @@ class Description:
     metrics: QueryMetrics | None = None
     cloned: CloneRecord | None = None
     mirror: MirrorRecord | None = None
+    savepoint: Label | None = None
     owner: Owner | None = None
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
-    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for the records of a clone and
-    of a mirror, and six for the owner, the batch logs and the figures of a Statekeeper job. Raises `StorageError`."""
+    """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for each record of a clone,
+    a mirror and a savepoint, and six for the owner, the batch logs and the figures of a Statekeeper job.
+
+    Raises `StorageError`.
+    """
     if gathered.batch is None or not gathered.stores:
         return Description()
     batch = gathered.batch
@@ -91,19 +97,17 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
                 keys[fact.store] = found
 
     at_once(read, gathered.stores)
-    cloned, mirror = _without_damage(copies_record.read, storage), _without_damage(mirrors.read, storage)
-    if gathered.origin is Origin.NATIVE:
-        return Description(structure=structure, operators=operators, keys=keys, cloned=cloned, mirror=mirror)
-    return Description(
+    found = Description(
         structure=structure,
         operators=operators,
         keys=keys,
-        batch_logs=_batch_logs(storage),
-        metrics=metrics_at(storage, batch),
-        cloned=cloned,
-        mirror=mirror,
-        owner=_owner(storage),
+        cloned=_without_damage(copies_record.read, storage),
+        mirror=_without_damage(mirrors.read, storage),
+        savepoint=_without_damage(labels.read, storage),
     )
+    if gathered.origin is Origin.NATIVE:
+        return found
+    return replace(found, batch_logs=_batch_logs(storage), metrics=metrics_at(storage, batch), owner=_owner(storage))
 
 
 def _owner(storage: Storage) -> Owner | None:
@@ -130,7 +134,7 @@ def _without_damage(read: Callable[[Storage], Record | None], storage: Storage) 
     try:
         return read(storage)
     except CorruptFile:
-        # A description leaves it out. Only another run of the clone or mirror needs the record, and reports the damage.
+        # A description leaves it out. Only another run of the verb needs the record, and reports the damage.
         return None
 
 

@@ -220,6 +220,7 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
         "cloned": None,
         "owner": None,
         "mirror": None,
+        "savepoint": None,
         "metrics": None,
     }
     assert "no batch is committed yet" in run("inspect", root).output

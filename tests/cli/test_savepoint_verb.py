@@ -70,6 +70,7 @@ def test_a_labeled_savepoint_is_made_listed_and_deleted(source: Checkpoint, tmp_
     for place in (root, to):
         [found] = json.loads(statekeeper("savepoint", place, "--list", "--output", "json").output)["savepoints"]
         assert (found["label"], found["note"], found["batch"]) == ("march", "before the upgrade", 1)
+    assert "savepoint march: before the upgrade\n" in statekeeper("inspect", to).output
     line = statekeeper("savepoint", root, "--list").output
     assert "march: batch 1, version 2 as files" in line
     assert line.endswith(f"file://{to}: before the upgrade\n")
