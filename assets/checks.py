@@ -70,7 +70,7 @@ LINEAGE_IS_GAPLESS = _spec(
     "lineage_is_gapless",
     "lineage",
     "Every retained version of every store can be loaded: its changelogs and snapshots exist, are readable and form an "
-    "unbroken lineage. Red: versions are lost, or have no redundant restore path. The finding names the file and the "
+    "unbroken lineage. Red: versions are lost, or depend on a single file. The finding names the file and the "
     "newest batch that can be restored. Restore the file from a backup; until then, retention deletes nothing.",
     blocking=True,
 )

@@ -19,7 +19,7 @@ from tests.support.s3_server import S3Server
 # Many small queries run in short processes: the optimizing compiler costs more time than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-SHARE_ON_S3 = 3
+SHARE_ON_S3 = 6
 """One of this number of maintenance tests also runs on S3 in CI."""
 
 # How long an example takes says more of the machine than of the code.

@@ -39,7 +39,9 @@ from statestore.maintenance.passes import PreparedClaim
 @click.option(
     "--query-id",
     metavar="UUID",
-    help="The id of the query that becomes the owner. Default: that of its checkpoint, or the present one.",
+    help="The id of the query that becomes the owner. If --checkpoint contains a checkpoint, its query id is used. "
+    "Otherwise "
+    "the default is the id of the present owner.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan.")
 @stopped_option
@@ -56,8 +58,10 @@ def claim(
 ) -> None:
     """Show which query would become the owner of a state root; with --apply, make it the owner.
 
-    ROOT is the state root of a Python job. Use this verb if the checkpoint of its query is lost, or if a query with another
-    id must continue. A job that was started before the claim stops with the error foreign_root before its next batch.
+    ROOT is the state root of a job that uses the operator of the package pipelines. The checkpoint of any other query is
+    not a state root. Use this verb if the checkpoint of the job is lost. Also use it if a query with another id must
+    continue with this state. A job that was started before the claim stops with the error foreign_root before its next
+    batch.
     """
     if checkpoint is None and query_id is None:
         raise click.UsageError("give --checkpoint or --query-id")

@@ -40,8 +40,8 @@ from statestore.maintenance.passes import PreparedClone
 @click.option(
     "--new-query",
     is_flag=True,
-    help="Give the clone a new query id. With the old id, a sink such as Delta takes the batches of the clone for repeated "
-    "ones and skips them.",
+    help="Give the clone a new query id. With the old id, a sink such as Delta skips the batches of the clone, because "
+    "it already has batches with these numbers.",
 )
 @click.option("--query-id", metavar="UUID", help="The new query id, if it must be a certain one. Implies --new-query.")
 @click.option(
@@ -67,13 +67,14 @@ def clone(
     scratch: Path,
     output: Output,
 ) -> None:
-    """Copy a checkpoint at one batch to another location, from which Spark or a job can start.
+    """Copy a checkpoint at one batch to another location. A Spark query can start from the copy.
 
-    The source may be running, and is not changed. The clone contains the state of one batch and the end of the logs. This
-    verb only adds files to an empty destination, so it runs at once. If it is interrupted, run it again to complete it.
+    The query of the source may be running. The source is not changed. The clone contains the state of one batch, and the
+    last entries of the offset log and the commit log up to this batch. This verb only adds files to an empty destination,
+    so it runs at once. If it is interrupted, run it again to complete it.
 
-    In structure V1, the default is the batch two before the newest unless --confirm-stopped is given: a running query may
-    still replace newer changelogs.
+    In structure V1, a running query may still replace the changelogs of its two newest batches. So the default is two
+    batches behind the newest. With --confirm-stopped, the default is the newest batch.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
@@ -131,7 +132,7 @@ def print_clone(console: Console, prepared: PreparedClone) -> None:
     """Print the plan of a clone."""
     planned = prepared.plan
     table = tables.table(
-        f"{tables.when(planned.record.batch)} of {planned.newest:,}: {planned.stores:,} stores, "
+        f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.newest:,}): {planned.stores:,} stores, "
         f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
         "part",
         "copied",

@@ -86,10 +86,10 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. If a store cannot be restored at the oldest version to
-    retain, gc retains older versions of all stores. If the audit reports errors, nothing is deleted. A newer snapshot
-    can make older files unneeded. Before gc deletes them, it reads that snapshot in full, once. If it is corrupt,
-    nothing is deleted.
+    A file is deleted if both --retain and --grace permit it. All stores must be loadable at one common version. If one
+    store is not loadable at the oldest version to retain, gc retains older versions of every store. If the audit reports
+    errors, nothing is deleted. Before gc deletes files that a newer snapshot replaces, it reads that snapshot in full,
+    once. If it is corrupt, nothing is deleted.
     """
     policy = root.policies.retention
     policy = replace(

@@ -94,12 +94,13 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
 
 
 def mirror_line(record: MirrorRecord, newest: int | None) -> str:
-    """The source of a mirror, and the batch at which the sink must be after a failover."""
+    """The source of a mirror, and what to do before a failover."""
     if newest is not None and newest > record.batch:
         return f"mirror of {record.source}; newer than its last complete run, which ended at batch {record.batch:,}"
     return (
-        f"mirror of {record.source} at batch {record.batch:,}; before a query starts from here, the sink must be at batch "
-        f"{record.batch:,}"
+        f"mirror of {record.source} at batch {record.batch:,}; before you start a query from here, remove the output of "
+        "later "
+        "batches from the sink"
     )
 
 

@@ -30,10 +30,12 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, claim and savepoint --delete print a plan and change nothing without --apply. snapshot,
-    clone, savepoint and unpack only add files and run at once, as does mirror, which also deletes files that it has copied;
-    --dry-run prints their plans. repair --undo, rewind --undo, switch --abort and lease --break need no --apply. All other
-    verbs only read.
+    gc, repair, rewind, switch, claim and savepoint --delete print a plan and change nothing without --apply.
+
+    snapshot, clone, savepoint and unpack run at once and only add files. mirror also runs at once. It deletes its copies of
+    files that the source has deleted. For these five verbs, --dry-run prints the plan.
+
+    repair --undo, rewind --undo, switch --abort and lease --break also run at once. All other verbs only read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

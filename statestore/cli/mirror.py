@@ -60,9 +60,10 @@ def mirror(
 ) -> None:
     """Copy the batches that a mirror lacks, so that a query can start from the mirror if the source is lost.
 
-    The first run copies one batch into an empty destination. Each later run copies only new files. Then it deletes the
-    files that it has copied and that the source has deleted. The source may be running, and is not changed, so this verb
-    runs at once. The mirror is a checkpoint at its newest batch at all times. If a run is interrupted, run it again.
+    The first run copies the state of one batch into an empty destination. Each later run copies only new files. Then it
+    deletes old copies from the mirror: files that the source has deleted and that no batch of the mirror needs. The source
+    is not changed and its query may be running, so this verb runs at once. A query can start from the mirror at any time.
+    If a run is interrupted, run it again.
 
     Without DESTINATION, the `mirror` of the root in statekeeper.toml is used.
 
@@ -145,7 +146,8 @@ def _in_words(lag: Lag) -> str:
 def _print_plan(console: Console, prepared: PreparedMirror) -> None:
     planned = prepared.plan
     table = tables.table(
-        f"{tables.when(planned.record.batch)} of {planned.lag.newest:,}: {planned.stores:,} stores, "
+        f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.lag.newest:,}): {planned.stores:,} "
+        "stores, "
         f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
         "part",
         "copied",
@@ -194,5 +196,7 @@ def _print_done(console: Console, prepared: PreparedMirror, cleanup: CleanupPlan
     _print_cleanup(console, cleanup, "deleted")
     console.print(f"lag: {_in_words(planned.left)}")
     console.print(
-        f"before a query starts from the mirror, the sink must be at batch {planned.record.batch:,}", soft_wrap=True
+        f"before you start a query from the mirror, remove the output of the batches after {planned.record.batch:,} from "
+        "the sink",
+        soft_wrap=True,
     )

@@ -55,8 +55,9 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="Keep the query id. Danger: a Delta table that holds batches after --to-batch then skips the new batches with "
-    "these numbers, and their rows are lost.",
+    help="Keep the query id. Danger: a Delta table may already hold batches after --to-batch. Then it skips the new "
+    "batches "
+    "with the same numbers, and the rows of the new batches are lost.",
 )
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that it removes or changes is quarantined first."
@@ -89,20 +90,23 @@ def rewind(
     First, it restores each store at that batch into --scratch, to prove that this is possible. The plan shows the data that
     the sources must still have. With --sink, it shows the command that restores the Delta table.
 
-    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A Python job with
-    pipelines.start has two folders: the checkpoint of Spark and the state root. Rewind both, with the same --query-id.
+    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A job that uses the operator of
+    the package pipelines has two folders: the checkpoint of Spark and the state root. Rewind both, with the same
+    --query-id.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is not None:
         if (batch, time, sink, query_id) != (None, None, None, None) or keep_query_id or apply:
-            raise click.UsageError("--undo goes only with --confirm-stopped")
+            raise click.UsageError("--undo excludes all options except --confirm-stopped")
         back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return
     target = _target(storage, batch, time)
-    if query_id is not None and (keep_query_id or not names.is_checkpoint_id(query_id)):
-        raise click.BadParameter("expected a UUID, without --keep-query-id", param_hint="--query-id")
+    if query_id is not None and keep_query_id:
+        raise click.UsageError("--query-id and --keep-query-id exclude each other")
+    if query_id is not None and not names.is_checkpoint_id(query_id):
+        raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     table = None if sink is None else open_destination(ctx, sink).storage
     with progress_bar() as bar:
         task = bar.add_task("restored stores", total=None)

@@ -61,13 +61,13 @@ from statestore.storage import Storage
     type=click.Choice([one.value for one in Tables]),
     default=Tables.PARQUET.value,
     show_default=True,
-    help="Format of the tables, with --rows. Delta tables are Parquet files with a commit.",
+    help="Format of the tables, with --rows. Delta tables are Parquet files with a Delta transaction log.",
 )
 @click.option(
     "--location",
     metavar="URL",
-    help="The URL that Spark uses for the destination, without --rows. Required if it cannot be derived from the URLs in "
-    "the source.",
+    help="The URL that Spark uses for the destination. Only for a savepoint of files. Required if it cannot be derived "
+    "from the URLs in the source.",
 )
 @click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT.")
 @click.option(
@@ -101,18 +101,18 @@ def savepoint(
     scratch: Path,
     output: Output,
 ) -> None:
-    """Keep the state of a checkpoint at one batch in another location: as files with --label, from which Spark or a job can
-    start, or as tables with --rows.
+    """Keep the state of a checkpoint at one batch in another location: as files with --label, or as tables with --rows.
 
-    The source may be running, and its state is not changed. A savepoint is an independent copy, so garbage collection of
-    the source does not touch it. This verb only adds files to an empty destination, so it runs at once. If it is
-    interrupted, run it again to complete it.
+    A Spark query can start from the files. The query of the source may be running, and its state is not changed. A
+    savepoint is an independent copy, so garbage collection of the source does not touch it. This verb only adds files to an
+    empty destination, so it runs at once. If it is interrupted, run it again to complete it.
 
-    In structure V1, the default is the batch two before the newest unless --confirm-stopped is given: a running query may
-    still replace newer changelogs.
+    In structure V1, a running query may still replace the changelogs of its two newest batches. So the default is two
+    batches behind the newest. With --confirm-stopped, the default is the newest batch.
 
     --list shows the labeled savepoints of ROOT. In mode observe, the default for native queries, nothing is written into
-    ROOT. Then only the savepoint has the label, and --list and --delete take the savepoint as ROOT.
+    ROOT. Then the list of ROOT does not contain the savepoint. For --list and --delete, give the location of the savepoint
+    as ROOT.
     """
     policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
     _require_usable(destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, applies=applies)
@@ -236,7 +236,7 @@ def _save_files(
 
     def print_done(console: Console) -> None:
         planned = prepared.clone.plan
-        where = "" if is_listed else "; only the savepoint has the label, because the mode of the source is observe"
+        where = "" if is_listed else "; the source does not list it, because its mode is observe"
         console.print(
             tables.plain(
                 f"saved {tables.when(planned.record.batch)} as {prepared.label.label} to {other.url}: "

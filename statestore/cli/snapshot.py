@@ -72,8 +72,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "restore_target_seconds",
     type=Duration(),
     help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, "
-    "snapshot continues with the longest tails, also below --changelogs, until the replay of the remaining tails fits. "
-    "The prediction uses the speed at which the newest snapshots were made.",
+    "snapshot also takes stores whose tails are shorter than --changelogs. It starts with the longest tails, and stops "
+    "when "
+    "the predicted time is within the limit. The prediction uses the speed at which the newest snapshots were made.",
 )
 @scratch_option
 @workers_option

@@ -99,7 +99,7 @@ def _mismatch(request: LoadRequest, changelogs: Changelogs, storage: Storage, st
     cached = names.cached_changelog(VersionId(culprit.version, digest="<digest>"))
     return request.not_loadable(
         culprit,
-        "was replaced by an attempt that was not confirmed and made other changes: the update function is not "
+        "was overwritten with other changes by an attempt that was not committed, because the update function is not "
         "deterministic",
         action=f"restore the file; a host of the query may still have it in its local folder, as changelogs/{cached}. "
         "Then make the function deterministic, or use structure V2, where each attempt writes its own files",

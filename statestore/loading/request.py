@@ -31,5 +31,6 @@ class LoadRequest:
         return VersionNotLoadable(
             f"{problem}; {self.target.in_words} of {self.store} cannot be loaded{unusable}",
             path=object_of(self.store, culprit),
-            hint=f"{action or 'restore the file from a backup'}; {newest}. For all batches, run: statekeeper audit ROOT",
+            hint=f"{action or 'restore the file from a backup'}; {newest}. To see which batches can be loaded, run: "
+            "statekeeper audit ROOT",
         )

@@ -82,7 +82,8 @@ def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
     newest = catalog.newest_batch(root)
     if data is None or newest is None:
         raise NotACheckpoint(
-            "is not the state root of a Python job with a committed batch; only such a root has an owner",
+            "is not the state root of a job on `pipelines`, or has no committed batch; only such a root belongs to one "
+            "query id",
             path=root.url,
             hint="to give a native query a new id, run: statekeeper clone CHECKPOINT DESTINATION --new-query",
         )
@@ -121,6 +122,14 @@ def plan(gathered: ClaimFacts, *, query_id: str | None = None) -> ClaimPlan:
     there, former = gathered.checkpoint, gathered.binding.query_id
     query = (there and there.query_id) or query_id or former
     refusals: list[StatekeeperError] = []
+    if there is not None and query_id not in (None, query):
+        refusals.append(
+            RefusedAsUnsafe(
+                f"has the query id {query}, not {query_id}; nothing was written",
+                path=there.url,
+                hint="leave out --query-id, or name another checkpoint",
+            )
+        )
     files: tuple[tuple[str, bytes], ...] = ()
     if there is not None and there.newest is None:
         files = tuple(_files(gathered, query))
@@ -167,8 +176,10 @@ def _begun(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
         yield RefusedAsUnsafe(
             f"batch {begun} has begun, and the sink may hold its rows; a query with another id would write them again",
             path=names.offsets(begun),
-            hint="start the job with its present id until the batch is committed; or remove the batch and its rows: "
-            f"statekeeper rewind {gathered.url} --to-batch {gathered.newest} --sink TABLE",
+            hint="start the job with its present id until the batch is committed. Or remove the batch: statekeeper rewind "
+            f"{gathered.url} --to-batch {gathered.newest} --sink TABLE; its plan shows the command that removes the rows "
+            "from "
+            "the table",
         )
 
 

@@ -81,9 +81,9 @@ class HeldLease:
         """Require that the lease is current, and renew it: before each deletion. One listing. Raises `LeaseLost`."""
         if not _is_newest(self._storage, self._lease.epoch):
             raise LeaseLost(
-                "the lease is lost: another maintainer acquired it, or it was broken",
+                "this run no longer has the lease: another run acquired it, or a person released it with lease --break",
                 path=names.lease(self._lease.epoch),
-                hint="wait until the other maintainer finishes, then run this command again",
+                hint="wait until the other run finishes, then run this command again",
             )
         self.beat()
 
@@ -223,7 +223,7 @@ def _create(storage: Storage, lease: Lease) -> None:
         raise RootHeld(
             "another maintainer acquired the lease at the same time",
             path=names.lease(lease.epoch),
-            hint="wait until the other maintainer finishes, then run this command again",
+            hint="wait until the other run finishes, then run this command again",
         ) from error
 
 

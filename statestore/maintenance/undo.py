@@ -122,9 +122,10 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
         raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
     if record is None:
         raise RefusedAsUnsafe(
-            "is missing; the newest batch at the time of the repair is unknown",
+            "is missing; without it, this run cannot be undone",
             path=names.quarantine_position(gathered.run),
-            hint="if a switchover quarantined these files, run: statekeeper switch ROOT; if not, retention deletes them",
+            hint="if a switchover moved these files, switch back: statekeeper switch ROOT --to v1 (or v2). Otherwise leave "
+            "them there: gc deletes them later",
         )
     _require_position(record, gathered.position_now)
     _require_all_commits(gathered, record)
@@ -151,7 +152,7 @@ def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
     if now == record.position or (now.commit and record.rewound.get(now.batch) == now.commit):
         return
     batch, newest = record.position.batch, now.batch
-    then = f"after batch {batch}" if batch >= 0 else "before any batch"
+    then = f"at batch {batch}" if batch >= 0 else "before its first batch"
     present = f"the newest batch is {newest}" if newest >= 0 else "no batch is committed"
     verb = "rewind" if record.order else "repair"
     hint = (
@@ -159,8 +160,8 @@ def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
         f"commits/{batch + 1} and later commits to another folder, run this again, and move these commits back"
     )
     raise RefusedAsUnsafe(
-        f"the {verb} ran {then}, but now {present} or its commit was replaced; the quarantined files do not belong to the "
-        "present state",
+        f"the {verb} left the query {then}; now {present}. Batches were committed or replaced since, so the quarantined "
+        "files no longer fit",
         path=names.commits(max(batch, newest)),
         hint=hint if not record.order else _UNDO_LATER if newest < batch else _COMMITTED_SINCE,
     )

@@ -40,7 +40,10 @@ def test_a_dry_run_shows_the_files_and_runs_keep_the_mirror_up_to_date(source: C
     source.grow(2)
     assert "lag before this run: 2 batches" in statekeeper(*verb, "--dry-run").output
     again = statekeeper(*verb)
-    assert "before a query starts from the mirror, the sink must be at batch 5" in again.output
+    assert (
+        "before you start a query from the mirror, remove the output of the batches after 5 from the sink"
+        in again.output
+    )
     about = statekeeper("inspect", tmp_path / "copy").output
     assert f"mirror of file://{tmp_path}/root at batch 5; before a query starts" in about
     inspected = json.loads(statekeeper("inspect", tmp_path / "copy", "--output", "json").output)

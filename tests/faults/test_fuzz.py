@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.fuzz.controls import CONTROLS
 
-CASES = 20
+CASES = 12
 """The first of the two thousand."""
 
 

@@ -55,6 +55,7 @@ def test_a_verb_without_memory_fails_with_a_message_and_no_traceback(tmp_path: P
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.xdist_group("planted files")
 @pytest.mark.parametrize("name", CASES)
 def test_a_planted_file_causes_a_typed_error_or_a_finding_and_no_other_access(
     name: str, played: dict[str, Any]

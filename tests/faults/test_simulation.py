@@ -15,7 +15,7 @@ SEEDS = 4
 SEEDS_WITH_BATCH_LOGS = 3
 MOST_SEEDS_OF_A_CONTROL = 48
 """Not every schedule needs every protection. Tried until one does."""
-FIRST_SEEDS = {"running": 3, "lineage": 0, "common floor": 0, "second look": 3, "every member": 0}
+FIRST_SEEDS = {"running": 3, "lineage": 0, "common floor": 22, "second look": 14, "every member": 0}
 """Where the search starts: seeds that needed the protection when this was written. Others do, too."""
 
 

@@ -116,10 +116,11 @@ def _mixed() -> bytes:
     return bytes(encode_rows(pa.Table.from_pylist([MIXED_ROW], MIXED))[0].as_py())
 
 
-def test_every_flipped_bit_is_rejected_or_decoded_as_other_valid_values() -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_rejected_or_decoded_as_other_valid_values(step: int) -> None:
     row = _mixed()
     refused = 0
-    for i in range(8 * len(row)):
+    for i in range(0, 8 * len(row), step):
         spoiled = bytearray(row)
         spoiled[i // 8] ^= 1 << i % 8
         try:
@@ -129,7 +130,7 @@ def test_every_flipped_bit_is_rejected_or_decoded_as_other_valid_values() -> Non
             continue
         table.validate(full=True)
         assert decode_rows(encode_rows(table), MIXED).equals(table)
-    assert refused > len(row)
+    assert refused > len(row) // step
 
 
 def test_every_truncation_is_rejected() -> None:

@@ -23,7 +23,7 @@ CONFS = {
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
-@pytest.mark.parametrize("structure", ["1", "2"])
+@pytest.mark.parametrize("structure", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_native_checkpoint_is_clean_until_a_file_is_deleted(
     spark: SparkSession, tmp_path: Path, structure: str
 ) -> None:

@@ -14,7 +14,7 @@ from tests.support.twins import clean, statekeeper, take_wrong_snapshots
 pytestmark = pytest.mark.spark
 
 MATRIX = [(name, structure) for structure in Structure for name in HERE]
-IN_CI = [("transformWithState", Structure.V2)]
+IN_CI = [("aggregation", Structure.V2)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 

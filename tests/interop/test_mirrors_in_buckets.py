@@ -66,7 +66,7 @@ def test_spark_continues_from_the_mirror_in_another_bucket_like_its_twin(
     query.lose_bucket_in(newest + 2)
     with pytest.raises(StreamingQueryException):
         query.run(3)
-    assert "there is no checkpoint" in statekeeper(*run, exit_code=10)
+    assert "the bucket does not exist" in statekeeper(*run, exit_code=1)
     clean(open_storage(mirror), tmp_path)
     query.checkpoint = mirror
     # The sink must forget the batches that the mirror lacks.

@@ -31,7 +31,7 @@ MATRIX = [
     *((name, structure, PLAIN) for structure in Structure for name in HERE),
     *(("aggregation", structure, _NAMED_SINKS) for structure in Structure),
 ]
-IN_CI = [("transformWithState", Structure.V2, PLAIN)]
+IN_CI = [("aggregation", Structure.V2, PLAIN)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 

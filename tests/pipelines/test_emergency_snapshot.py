@@ -63,6 +63,7 @@ def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, m
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(stream, monkeypatch, caplog):
     monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create

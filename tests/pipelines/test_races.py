@@ -236,6 +236,7 @@ def test_three_attempts_with_foreign_rows_fail_the_batch_and_a_restart_runs_it(j
 # -- drivers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # The kill test in CI kills a driver there, too.
 def test_a_driver_killed_between_sink_and_commit_log_adopts_the_ids_of_the_attempt_in_the_sink(
     job: Job, session: SparkSession
 ) -> None:

@@ -23,6 +23,7 @@ def rewound(root: object, *options: str) -> dict[str, Any]:
     return dict(json.loads(shown[shown.index("{") :]))
 
 
+@pytest.mark.slow
 def test_a_rewound_job_writes_each_row_once_after_a_restore_of_its_table(job: Job, session: SparkSession) -> None:
     job.feed(BATCHES).run(session)
     table = str(job.folder / "output")

@@ -95,7 +95,11 @@ def test_a_job_or_attempt_of_the_other_structure_is_rejected(job: Job, delta_ses
         job.run(delta_session)
 
 
-@pytest.mark.parametrize("structure", Structure, ids=lambda structure: structure.value)
+@pytest.mark.parametrize(
+    "structure",
+    [Structure.V1, pytest.param(Structure.V2, marks=pytest.mark.slow)],
+    ids=lambda structure: structure.value,
+)
 def test_a_job_continues_after_its_root_was_switched_and_switched_back(
     job: Job, delta_session: SparkSession, structure: Structure
 ) -> None:

@@ -151,8 +151,9 @@ def _of_commits(one: View) -> Iterator[Finding]:
             kind=FindingKind.COMMIT_UNKNOWN_ID,
             store=one.facts.store,
             file=names.commits(number - 1),
-            problem=f"names {version.id} as version {number} of store {one.facts.store}, but no file has that id and the "
-            f"lineage of the head names {by_number[number].id}",
+            problem=f"says that version {number} of store {one.facts.store} has the id {version.id}, but no file has "
+            "this id; "
+            f"according to the lineage of the head, the id is {by_number[number].id}",
             meaning=f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
             action=RESTORE,
         )
@@ -190,7 +191,7 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 file=bad.path,
                 problem=bad.text,
                 meaning="every version loads, because this version has a snapshot",
-                action=f"{RESTORE}; until then this version has no redundant restore path",
+                action=f"{RESTORE}; until then, only the snapshot can restore this version",
             )
 
 
@@ -317,8 +318,9 @@ def _too_short_for_repair(one: View) -> str | None:
     if not gone:
         return None
     return (
-        f"later releases fail too, because their repair needs the changelogs from version {first:,} on and that of version "
-        f"{gone[-1]:,} is missing (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
+        f"later releases fail too: Spark's snapshot repair needs all changelogs from version {first:,} on, but the "
+        "changelog of "
+        f"version {gone[-1]:,} is missing (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
     )
 
 
@@ -365,7 +367,7 @@ def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
 
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     if lost[-1] != one.chain.head:
-        return f"{RESTORE}; without it, only these versions become unrecoverable"
+        return f"{RESTORE}; without a backup, only these versions are lost: later versions still load"
     if restart.batch is None:
         return RESTORE
     return f"{RESTORE}, or roll back to batch {restart.batch}"

@@ -164,7 +164,7 @@ def _conflict(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
     for named in lineage:
         known = ours.get(named.version, named)
         if known != named:
-            return f"names {named.id} as version {named.version} in its lineage, but the commit log names {known.id}"
+            return f"has {named.id} as version {named.version} in its lineage, but the commit log has {known.id}"
     return None
 
 

@@ -16,10 +16,10 @@ from statestore.maintenance.mirrors.facts import CleanupFacts
 class Reason(Enum):
     """The reason to delete or to keep a file that the source does not have."""
 
-    DELETED = "the source has deleted it, and no batch of the mirror needs it"
-    NEEDED = "a batch of the mirror needs it"
-    NOT_COPIED = "the mirror did not copy it"
-    UNKNOWN = "a listing of the source is not complete"
+    DELETED = "the source has deleted them, and no batch of the mirror needs them"
+    NEEDED = "batches of the mirror need them"
+    NOT_COPIED = "no run of the mirror copied them"
+    UNKNOWN = "the source contains links or invalid names, so its listing is not complete"
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def execute(
     begun = planned.before or replace(planned.record, batch=-1, first=0)
     if now != begun:
         raise SourceChanged(
-            "another process has continued this mirror since the plan",
+            "another process has copied files to this mirror at the same time",
             path=f"{destination.url}/{mirror_names.MIRROR}",
             hint="run the command again",
         )

@@ -152,9 +152,10 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
         batch = names.parse_batch(path.rpartition("/")[2])
         if batch is not None and batch > record.batch and mirrored != gathered.logs[path][0]:
             yield MirrorStarted(
-                f"was written by a query that was started from this mirror of batch {record.batch}; nothing was written",
+                f"was written by a query that was started from this mirror after batch {record.batch}; this run has "
+                "changed nothing",
                 path=f"{url}/{path}",
-                hint="if that query is the primary now, mirror it to an empty destination: "
+                hint="if that query replaces the query of the source, mirror it to an empty destination: "
                 f"statekeeper mirror {url} DESTINATION",
             )
             return
@@ -184,7 +185,7 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool)
             # their names are unique, or they have the marks with which they were copied.
             continue
         if now is None:
-            return f"no longer has {path}, so that the mirrored batch cannot be compared"
+            return f"no longer has {path}: it is unknown whether the source continues the mirror"
         if now != mirrored:
             return (
                 f"{path} differs from the mirror: the source was restarted from an earlier batch, or its commit was "

@@ -52,7 +52,8 @@ def batch_at(storage: Storage, seconds: float) -> int:
     later = [batch for batch, time in known if time > seconds]
     if later and _began_before(storage, min(later) + 1, seconds):
         raise RefusedAsUnsafe(
-            "the file is newer than its batch, for example because a rewind was undone or the checkpoint was copied",
+            "the time of this file is later than the commit of its batch, as after rewind --undo or a copy of the "
+            "checkpoint",
             path=names.commits(min(later)),
             hint="use --to-batch instead of --to",
         )

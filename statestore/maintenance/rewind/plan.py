@@ -19,9 +19,11 @@ from statestore.storage import Entry
 class RewindReason(Enum):
     """The reason for an action."""
 
-    ATTEMPT = "the record of an attempt at a later batch: with it, a restart would commit its output from the sink"
+    ATTEMPT = (
+        "the record of an attempt at a later batch; a restart could find its output in the sink and commit the batch"
+    )
     COMMIT = "the commit of a later batch"
-    STATE = "state of a later batch: in structure V1 a restart loads files by number"
+    STATE = "state of a later batch; in structure V1, a restart could load it in place of the new state"
     SCHEMA = "a schema that a later batch introduced"
     OFFSETS = "the offsets of a later batch"
     SOURCE = "the entry of a file source that a later batch has read"

@@ -96,7 +96,10 @@ def table_of(operator: int, operator_name: str, store: str, family: str | None, 
         if unstorable is None:
             columns = [*_columns("key", rows.key), *_columns("value", rows.value)]
         else:
-            rows, problem = None, f"Parquet has no struct without columns, as in column {unstorable}"
+            rows = None
+            problem = (
+                f"Parquet cannot store column {unstorable}, a struct without fields; the rows are written as bytes"
+            )
     return Table(
         operator=operator,
         operator_name=operator_name,

@@ -97,7 +97,9 @@ def _refusals(label: Label, destination: Storage, files: Sequence[Entry], clock:
         yield RefusedAsUnsafe(
             f"a query has continued from the savepoint and has written {newer}; nothing was deleted",
             path=destination.url,
-            hint="clone a savepoint before you start a query; if its checkpoint is not needed, delete it by hand",
+            hint="this location is now the checkpoint of that query. If you do not need it, delete the folder by hand. "
+            "Next "
+            "time, start the query from a clone of the savepoint",
         )
     held = lease.current(destination)
     if held is not None and held.is_alive(clock.now_seconds()):
