@@ -352,15 +352,6 @@ class OpenedStore:
         self.requests = Requests()
         self.omissions = Omissions()
 
-    @property
-    def location(self) -> Location:
-        """A service of its own: the backend cannot copy objects."""
-        return Location(id(self), self.url, copies=False)
-
-    def copy(self, path: str, source: Location, entry: Entry) -> None:
-        """Raise NotImplementedError: the service does not copy objects."""
-        raise NotImplementedError
-
     def require_ownership(self) -> None:
         """Do nothing: readers of an object store do not check owners."""
 

@@ -195,7 +195,7 @@ class RemoteStorage(OpenedStore):
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         if self._copy is None:
-            raise NotImplementedError
+            raise NotImplementedError("the service does not copy objects: see Location.copies")
         service_copy = partial(self._copy, self._files, f"{source.place}/{entry.path}", self._at(path), entry.etag)
         try:
             self._send(Kind.CREATE, path, lambda: sync(self._files.loop, service_copy))

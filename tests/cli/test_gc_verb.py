@@ -210,7 +210,7 @@ def test_a_held_lease_is_shown_blocks_gc_and_can_be_broken(root: Path, checkpoin
     broken = run("lease", root, "--break")
     assert "released the lease of host:1: gc" in broken.output
     assert run("gc", root, *NOW, "--apply").exit_code == 0
-    with pytest.raises(Exception, match="the lease is lost"):
+    with pytest.raises(Exception, match="no longer has the lease"):
         held.require()
 
 

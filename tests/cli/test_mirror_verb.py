@@ -45,7 +45,7 @@ def test_a_dry_run_shows_the_files_and_runs_keep_the_mirror_up_to_date(source: C
         in again.output
     )
     about = statekeeper("inspect", tmp_path / "copy").output
-    assert f"mirror of file://{tmp_path}/root at batch 5; before a query starts" in about
+    assert f"mirror of file://{tmp_path}/root at batch 5; before you start a query" in about
     inspected = json.loads(statekeeper("inspect", tmp_path / "copy", "--output", "json").output)
     assert inspected["mirror"] == {"source": f"file://{tmp_path}/root", "batch": 5, "first_batch": 0}
     twin = Checkpoint.__new__(Checkpoint)

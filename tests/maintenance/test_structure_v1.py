@@ -78,7 +78,7 @@ def test_snapshots_contain_confirmed_versions_and_loads_start_from_them(
 def test_no_snapshot_is_taken_of_a_replaced_changelog(checkpoint: Checkpoint, storage: Storage, tmp_path: Path) -> None:
     checkpoint.grow(5)
     replace_changelog(storage, 4)
-    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not confirmed.* version 5 "):
+    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not committed.* version 5 "):
         take_snapshots(storage, tmp_path)
     assert checkpoint.stores[0] not in catalog.snapshots(storage)
     held = contents.contents_at(storage)
@@ -86,7 +86,7 @@ def test_no_snapshot_is_taken_of_a_replaced_changelog(checkpoint: Checkpoint, st
     no_rows = contents.Layout({}, "none: any bytes")
     for_reading = {"scratch": tmp_path / "scratch", "clock": SystemClock(), "ids": RandomIds()}
     with (
-        pytest.raises(VersionNotLoadable, match="not confirmed"),
+        pytest.raises(VersionNotLoadable, match="not committed"),
         contents.opened(held, checkpoint.stores[0], no_rows, **for_reading),
     ):
         pass

@@ -82,7 +82,7 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_althou
     audit = audited(storage)
     finding = the_only_finding(audit)
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
-    assert "needs the changelogs from version 1 on and that of version 1 is missing" in finding.meaning
+    assert "needs all changelogs from version 1 on, but the changelog of version 1 is missing" in finding.meaning
     assert "statekeeper snapshot ROOT --at-head" in finding.action
     assert audit.restart.batch == 7
 

@@ -177,7 +177,7 @@ def test_a_repair_cannot_be_undone_after_the_query_continued(checkpoint: Checkpo
         roll_back(storage, run)
     storage.delete([names.commits(4)])
     storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))
-    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3 or its commit was replaced"):
+    with pytest.raises(RefusedAsUnsafe, match=r"the newest batch is 3. Batches were committed or replaced"):
         roll_back(storage, run)
     storage.replace(names.commits(3), commits[3])
     assert contents(storage) == before
