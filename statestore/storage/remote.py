@@ -200,7 +200,8 @@ class RemoteStorage(OpenedStore):
         try:
             self._send(Kind.CREATE, path, lambda: sync(self._files.loop, service_copy))
         except StorageError as error:
-            if _status(error.__cause__) == _CHANGED:
+            cause = error.__cause__
+            if cause is not None and _status(cause) == _CHANGED:
                 raise changed(f"{source.place}/{entry.path}") from error
             raise
 
