@@ -49,7 +49,9 @@ class Linking(LocalFileSystem):
 
 
 def on_disk(folder: Path) -> RemoteStorage:
-    opened = Opened(Linking(skip_instance_cache=True), str(folder), {}, (OSError,))
+    opened = Opened(
+        files=Linking(skip_instance_cache=True), place=str(folder), upload={}, failures=(OSError,), copy=None
+    )
     return RemoteStorage(f"linking://{folder}", opened, clock=SystemClock(), ids=RandomIds(), timeout_seconds=0.0)
 
 
