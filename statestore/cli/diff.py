@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, root_argument, say_skipped, scratch_option
+from statestore.cli.common import Opened, say_skipped, scratch_option
+from statestore.cli.roots import rows_of_several_roots
 from statestore.cli.rows import (
-    JsonLines,
-    JsonObject,
+    RowOutput,
     Sink,
     Tables,
     chosen,
@@ -32,7 +32,7 @@ _COLUMNS = ("change", "key", "before", "after")
 
 
 @click.command(short_help="Compare the state of two versions.")
-@root_argument
+@rows_of_several_roots
 @click.option(
     "--from",
     "from_version",
@@ -56,7 +56,7 @@ def diff(
     family: str | None,
     limit: int | None,
     scratch: Path,
-    form: str,
+    rows: RowOutput,
 ) -> None:
     """Show the differences of the state between two versions: added, removed and changed keys.
 
@@ -65,7 +65,7 @@ def diff(
     """
     after = contents_at(root.storage, None if to_version is None else to_version - 1)
     if after is None:
-        _sink(form, None, None).end(_summary({}))
+        _sink(rows, None, None).end(_summary({}))
         return
     if from_version is None and after.batch < 0:
         raise click.UsageError("version 0 is empty and has no version before it: use --to 1 or later")
@@ -75,9 +75,9 @@ def diff(
     layouts = chosen(before, wanted, None) if before.batch >= 0 else stores
     if layouts.keys() != stores.keys():
         raise click.UsageError("the two versions have different stores: the checkpoint was repartitioned between them")
-    if limit is None and form == "table":
+    if limit is None and rows.form == "table":
         limit = tables.ROWS
-    sink = _sink(form, before, after)
+    sink = _sink(rows, before, after)
     totals: dict[StorePath, dict[Change, int]] = {}
     shown = 0
     with restored_bar(len(stores)) as advance:
@@ -137,16 +137,13 @@ def _summary(totals: Mapping[StorePath, Mapping[Change, int]]) -> dict[str, Any]
     }
 
 
-def _sink(form: str, before: Contents | None, after: Contents | None) -> Sink:
-    if form == "jsonl":
-        return JsonLines()
-    if form == "json":
-        return JsonObject({"from": _end(before), "to": _end(after)}, "changes")
-    return Tables(
+def _sink(output: RowOutput, before: Contents | None, after: Contents | None) -> Sink:
+    as_tables = Tables(
         title=lambda row: f"{row['store']}{', ' + row['family'] if row['family'] else ''}",
         cells=lambda row: {name: "-" if row[name] is None else row[name] for name in _COLUMNS},
         last_line=lambda summary: _last_line(before, after, summary),
     )
+    return output.sink("changes", {"from": _end(before), "to": _end(after)}, as_tables)
 
 
 def _end(contents: Contents | None) -> dict[str, int] | None:

@@ -12,10 +12,10 @@ import click
 import pyarrow as pa
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, root_argument, say_skipped, scratch_option
+from statestore.cli.common import Opened, say_skipped, scratch_option
+from statestore.cli.roots import rows_of_several_roots
 from statestore.cli.rows import (
-    JsonLines,
-    JsonObject,
+    RowOutput,
     Sink,
     Tables,
     as_line,
@@ -34,7 +34,7 @@ from statestore.format.plain_values import grouped, plain_rows
 
 
 @click.command(short_help="Show the rows of the state.")
-@root_argument
+@rows_of_several_roots
 @store_option
 @family_option
 @click.option("--version", type=click.IntRange(0), help="Show the state at this version.")
@@ -63,7 +63,7 @@ def dump(
     keys: tuple[str, ...],
     limit: int | None,
     scratch: Path,
-    form: str,
+    rows: RowOutput,
 ) -> None:
     """Show the rows of the state at any retained version, decoded with the schema of the state, without Spark.
 
@@ -73,10 +73,10 @@ def dump(
     if version is not None and batch is not None:
         raise click.UsageError("--version and --batch exclude each other: give one of them")
     contents = contents_at(root.storage, version - 1 if version is not None else batch)
-    if limit is None and form == "table":
+    if limit is None and rows.form == "table":
         limit = tables.ROWS
     shown = Shown(limit, _conditions(keys))
-    sink = _sink(form, contents)
+    sink = _sink(rows, contents)
     if contents is not None:
         stores = chosen(contents, wanted, family)
         _require_columns(shown.conditions, stores)
@@ -168,17 +168,15 @@ def _has(key: Any, column: str, value: str) -> bool:
     return False
 
 
-def _sink(form: str, contents: Contents | None) -> Sink:
+def _sink(output: RowOutput, contents: Contents | None) -> Sink:
     batch = None if contents is None else contents.batch
-    if form == "jsonl":
-        return JsonLines()
-    if form == "json":
-        return JsonObject({"batch": batch, "version": None if batch is None else batch + 1}, "rows")
-    return Tables(
+    head = {"batch": batch, "version": None if batch is None else batch + 1}
+    as_tables = Tables(
         title=lambda row: f"{row['store']}{', ' + row['family'] if row['family'] else ''}",
         cells=lambda row: side_by_side([("key", row["key"]), ("value", row["value"])]),
         last_line=lambda summary: _last_line(batch, summary),
     )
+    return output.sink("rows", head, as_tables)
 
 
 def _last_line(batch: int | None, summary: Mapping[str, Any]) -> str:

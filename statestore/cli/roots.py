@@ -1,4 +1,7 @@
-"""Runs a verb that only reads for several roots, and reports all results together."""
+"""Runs a verb that only reads for several roots, and reports all results together.
+
+Most verbs return one result per root. `dump` and `diff` return any number of rows per root, so their output is a stream.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from statestore.cli.common import (
     open_root,
     say,
 )
+from statestore.cli.rows import ListOfRoots, RowOutput
 from statestore.cli.tables import as_json, plain
 from statestore.errors import StatekeeperError
 from statestore.maintenance import fleet
@@ -34,9 +38,7 @@ def several_roots(verb: Verb) -> Callable[..., None]:
     @functools.wraps(verb)
     def of_all(roots: tuple[str, ...], all_roots: bool, output: Output, **options: Any) -> None:
         ctx = click.get_current_context()
-        if all_roots == bool(roots):
-            raise click.UsageError("give one or more ROOTs, or --all")
-        if len(roots) == 1:
+        if _is_one(roots, all_roots):
             sys.exit(verb(root=open_root(ctx, roots[0]), output=output, **options))
         results: list[dict[str, Any]] = []
         codes: list[int] = []
@@ -54,17 +56,58 @@ def several_roots(verb: Verb) -> Callable[..., None]:
         if output.as_json:
             click.echo(as_json({"roots": results}))
         elif not results and not codes:
-            click.echo("no checkpoints: statekeeper.toml configures none")
+            click.echo(_NO_CHECKPOINTS)
         sys.exit(max(codes, key=_severity, default=0))
 
-    of_all = click.option(
+    return _roots_options(of_all)
+
+
+def rows_of_several_roots(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the arguments ROOT... and the option --all. The verb takes one root and writes its rows to `rows`."""
+
+    @functools.wraps(verb)
+    def of_all(roots: tuple[str, ...], all_roots: bool, form: str, **options: Any) -> None:
+        ctx = click.get_current_context()
+        if _is_one(roots, all_roots):
+            verb(root=open_root(ctx, roots[0]), rows=RowOutput(form), **options)
+            return
+        codes: list[int] = []
+        list_of_roots = ListOfRoots(form)
+        for name in _discovered(ctx, codes) if all_roots else roots:
+            rows = list_of_roots.next(name)
+            try:
+                verb(root=open_root(ctx, name), rows=rows, **options)
+                codes.append(0)
+            except StatekeeperError as error:
+                if rows.is_cut_short:
+                    raise
+                list_of_roots.failed(rows, error)
+                codes.append(error.exit_code)
+        if not list_of_roots.end() and not codes and form == "table":
+            click.echo(_NO_CHECKPOINTS)
+        sys.exit(max(codes, key=_severity, default=0))
+
+    return _roots_options(of_all)
+
+
+_NO_CHECKPOINTS = "no checkpoints: statekeeper.toml configures none"
+
+
+def _is_one(roots: tuple[str, ...], all_roots: bool) -> bool:
+    if all_roots == bool(roots):
+        raise click.UsageError("give one or more ROOTs, or --all")
+    return len(roots) == 1
+
+
+def _roots_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option(
         "--all",
         "all_roots",
         is_flag=True,
         help="All roots in statekeeper.toml. If it names a parent directory, all checkpoints below this directory.",
-    )(of_all)
+    )(command)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
-    return argument(endpoint_option(of_all))
+    return argument(endpoint_option(command))
 
 
 def _discovered(ctx: click.Context, codes: list[int]) -> Iterator[str]:

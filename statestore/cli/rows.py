@@ -13,8 +13,9 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import errors_as_json, progress_bar, result_has_begun
+from statestore.cli.common import error_object, errors_as_json, progress_bar, result_has_begun, say
 from statestore.contents import Contents, Layout, layout
+from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath
 
@@ -51,7 +52,7 @@ limit_option = click.option(
     "--limit",
     type=click.IntRange(0),
     show_default=f"{tables.ROWS} in a table, all in JSON",
-    help="Maximum number of rows.",
+    help="Maximum number of rows of each ROOT.",
 )
 
 
@@ -114,22 +115,30 @@ class Sink(Protocol):
 
 @dataclass
 class JsonLines:
-    """One JSON object per row."""
+    """One JSON object per row. `head`: fields of every row."""
+
+    head: Mapping[str, Any]
 
     def put(self, row: dict[str, Any]) -> None:
         result_has_begun()
-        _write(as_line(row) + "\n")
+        _write(as_line({**self.head, **row}) + "\n")
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Write nothing: each line is a row."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class JsonObject:
-    """One JSON object with all rows, one per line, written as a stream. If it is cut short, it is not valid JSON."""
+    """One JSON object with all rows, one per line, written as a stream. If it is cut short, it is not valid JSON.
 
-    head: Mapping[str, Any]
+    `before`: text before the object. `head`, `tail`: fields before and after the rows and their summary.
+    """
+
     name: str
+    head: Mapping[str, Any]
+    tail: Mapping[str, Any]
+    before: str
+    is_cut_short: bool = False
     _rows: int = 0
 
     def put(self, row: dict[str, Any]) -> None:
@@ -141,13 +150,17 @@ class JsonObject:
     def end(self, summary: Mapping[str, Any]) -> None:
         if not self._rows:
             self._open()
-        fields = "".join(f",\n {json.dumps(name)}: {as_line(value)}" for name, value in summary.items())
+        fields = "".join(
+            f",\n {json.dumps(name)}: {as_line(value)}" for name, value in {**summary, **self.tail}.items()
+        )
         _write(f"{']' if not self._rows else chr(10) + ' ]'}{fields}\n}}\n")
+        self.is_cut_short = False
 
     def _open(self) -> None:
         result_has_begun()
+        self.is_cut_short = True
         fields = "".join(f" {json.dumps(name)}: {as_line(value)},\n" for name, value in self.head.items())
-        _write(f"{{\n{fields} {json.dumps(self.name)}: [")
+        _write(f"{self.before}{{\n{fields} {json.dumps(self.name)}: [")
 
 
 _ROWS_IN_A_TABLE = 1000
@@ -188,6 +201,62 @@ class Tables:
             tables.add(table, *map(cell, row.values()))
         Console().print(table)
         self._rows = []
+
+
+@dataclass
+class RowOutput:
+    """The rows of one root in the chosen format. `root`: its name, if it is one of several."""
+
+    form: str
+    root: str | None = None
+    before: str = ""
+    _object: JsonObject | None = None
+
+    def sink(self, name: str, head: Mapping[str, Any], tables: Tables) -> Sink:
+        """The sink of the chosen format. `name`, `head`: the list of rows in the JSON object, and its other fields."""
+        root = {} if self.root is None else {"root": self.root}
+        if self.form == "jsonl":
+            return JsonLines(root)
+        if self.form == "json":
+            tail = {} if self.root is None else {"exit_code": 0}
+            self._object = JsonObject(name=name, head={**root, **head}, tail=tail, before=self.before)
+            return self._object
+        return tables
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether its JSON object was begun but not ended."""
+        return self._object is not None and self._object.is_cut_short
+
+
+@dataclass
+class ListOfRoots:
+    """The output of several roots: a heading per root, or one JSON object with the list of the roots' objects."""
+
+    form: str
+    _count: int = 0
+
+    def next(self, name: str) -> RowOutput:
+        """The output of the next root, which must be written, or end as `failed`."""
+        if self.form == "table":
+            click.echo(f"== {name}")
+        before = "," if self._count else '{"roots": ['
+        self._count += 1
+        return RowOutput(self.form, name, before)
+
+    def failed(self, rows: RowOutput, error: StatekeeperError) -> None:
+        """Print the error instead of the rows of a root."""
+        say(error)
+        if self.form == "json":
+            result_has_begun()
+            of_root = {"root": rows.root, "exit_code": error.exit_code, "error": error_object(error)}
+            _write(f"{rows.before}{as_line(of_root)}\n")
+
+    def end(self) -> bool:
+        """End the list. Returns whether there were any roots."""
+        if self.form == "json":
+            _write("]}\n" if self._count else '{"roots": []}\n')
+        return self._count > 0
 
 
 def side_by_side(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
