@@ -110,7 +110,7 @@ var/stores/.made: .venv/.made
 
 var/stores/hadoop-client-minicluster.jar: .venv/.made
 	@mkdir -p $(@D)
-	@$(BIN)/python -m tests.storage.hdfs 2> $@.log || { cat $@.log; exit 1; }
+	@$(BIN)/python -m tests.support.hdfs_server 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 interop-stores: env var/stores/.made var/stores/hadoop-client-minicluster.jar

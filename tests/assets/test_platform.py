@@ -20,8 +20,8 @@ from pipelines.flights.job import Places
 from resources.launcher.platform import LOGS
 from statestore.format import names
 from tests.assets.conftest import grown
-from tests.faults.final_state import examine
 from tests.support.checkpoints import Checkpoint
+from tests.support.final_files import examine
 from tests.support.flights_runs import batches_of_a_run
 from tests.support.processes import children_of
 from tests.support.running import REPOSITORY, Running, assert_gone, running, succeeded

@@ -36,10 +36,10 @@ from pipelines.flights.job import Places
 from pipelines.progress import Outcome
 from statestore.errors import SparkDied
 from tests.faults.disk_plot import draw
-from tests.faults.final_state import Findings, examine
 from tests.faults.flights_under_fire import changelogs
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
 from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
+from tests.support.final_files import Findings, examine
 from tests.support.processes import in_session, kill
 
 _RUN_SECONDS = 400.0

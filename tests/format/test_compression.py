@@ -23,8 +23,8 @@ from statestore.errors import CorruptFile, StatekeeperError
 from statestore.format.changelog import Header, read_changelog, read_header
 from statestore.format.compression import BlockWriter, blocks
 from statestore.format.unsafe_row import decode_rows
-from tests.format.sparks_changelogs import CODECS, VERSIONS, changelog_of, states
 from tests.support.damage import flips, prefixes, value_or_error
+from tests.support.sparks_changelogs import CODECS, VERSIONS, changelog_of, states
 
 Records = list[tuple[bytes, bytes | None]]
 

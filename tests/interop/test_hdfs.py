@@ -12,9 +12,9 @@ from statestore.clock import RandomIds
 from statestore.format.structure import Structure
 from statestore.storage import TEMP_FOLDER, open_storage
 from tests.interop import elsewhere
-from tests.interop.hdfs import HdfsQuery
-from tests.storage.hdfs import MiniHdfs
+from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import FORMAT, OPERATORS
+from tests.support.spark_on_hdfs import HdfsQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 

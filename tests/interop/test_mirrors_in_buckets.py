@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from statestore import catalog
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.interop.s3a import BucketQuery, connect, environment
 from tests.support.native import OPERATORS, state
 from tests.support.s3_server import S3Server
+from tests.support.spark_on_s3a import BucketQuery, connect, environment
 from tests.support.twins import clean, statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]

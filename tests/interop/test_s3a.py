@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from statestore.clock import RandomIds
 from statestore.format.structure import Structure
 from tests.interop import elsewhere
-from tests.interop.s3a import BucketQuery, connect, environment
 from tests.support.native import FORMAT, OPERATORS
 from tests.support.s3_server import S3Server
+from tests.support.spark_on_s3a import BucketQuery, connect, environment
 
 pytestmark = pytest.mark.spark
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from statestore.storage import StorageSpec
-from tests.storage.hdfs import MiniHdfs
-from tests.storage.servers import Azurite, FakeGcs
+from tests.support.hdfs_server import MiniHdfs
 from tests.support.s3_server import S3Server
+from tests.support.storage_servers import Azurite, FakeGcs
 
 SLOW = pytest.mark.slow
 

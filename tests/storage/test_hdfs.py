@@ -22,7 +22,7 @@ from statestore.cli import main
 from statestore.clock import RandomIds
 from statestore.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
 from statestore.storage import TEMP_FOLDER, Created, Storage, open_storage
-from tests.storage.hdfs import MiniHdfs, Relay, Wire
+from tests.support.hdfs_server import MiniHdfs, Relay, Wire
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
 

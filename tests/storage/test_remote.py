@@ -26,10 +26,10 @@ from statestore.storage import StorageSpec, open_storage
 from statestore.storage.drivers import Opened
 from statestore.storage.local import LocalStorage
 from statestore.storage.remote import RemoteStorage
-from tests.storage.servers import Azurite, FakeGcs, StoreServer
 from tests.support.checkpoints import Checkpoint
 from tests.support.counted_state import SCHEMA, changes, counts
 from tests.support.storage_answers import BODIES, PATHS, answer
+from tests.support.storage_servers import Azurite, FakeGcs, StoreServer
 
 
 class Linking(LocalFileSystem):

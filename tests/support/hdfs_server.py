@@ -1,5 +1,5 @@
 """HDFS in its own process (Hadoop's MiniDFSCluster, in the release of Spark's Hadoop), and a relay that loses replies.
-`python -m tests.storage.hdfs` downloads its jar."""
+`python -m tests.support.hdfs_server` downloads its jar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pyspark
 import pytest
 
-from tests.storage.servers import STORES, StoreServer
+from tests.support.storage_servers import STORES, StoreServer
 
 JARS = Path(pyspark.__file__).parent / "jars"
 MINICLUSTER = STORES / "hadoop-client-minicluster.jar"

@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 
 from statestore.clock import RandomIds
 from statestore.storage import open_storage
-from tests.interop.elsewhere import ElsewhereQuery
-from tests.storage.hdfs import MiniHdfs
+from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import Operator
+from tests.support.remote_queries import ElsewhereQuery
 
 
 class HdfsQuery(ElsewhereQuery):

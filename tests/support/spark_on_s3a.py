@@ -9,8 +9,8 @@ from typing import Any
 import boto3
 from pyspark.sql import SparkSession
 
-from tests.interop.elsewhere import ElsewhereQuery
 from tests.support.native import Operator
+from tests.support.remote_queries import ElsewhereQuery
 from tests.support.s3_server import CREDENTIALS, S3Server
 
 
