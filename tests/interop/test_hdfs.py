@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from statestore.clock import RandomIds
 from statestore.format.structure import Structure
 from statestore.storage import TEMP_FOLDER, open_storage
-from tests.interop import elsewhere
+from tests.support import remote_queries
 from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import FORMAT, OPERATORS
 from tests.support.spark_on_hdfs import HdfsQuery
@@ -36,7 +36,7 @@ def test_a_checkpoint_on_hdfs_is_audited_compacted_and_cleaned_and_spark_continu
     # Spark and Statekeeper leave such files if they die before the rename.
     open_storage(query.root).create(f"commits/.2.{RandomIds().fresh()}.tmp", b"half")
     open_storage(query.root).create(f"{TEMP_FOLDER}/{RandomIds().fresh()}", b"half")
-    elsewhere.goes_on_from_the_snapshots_alone(query, folder)
+    remote_queries.goes_on_from_the_snapshots_alone(query, folder)
     assert not [path for path in query.files() if path.startswith(TEMP_FOLDER)]
 
 
@@ -53,7 +53,7 @@ def test_spark_on_hdfs_continues_after_each_verb_like_an_unmaintained_twin(
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
     query = HdfsQuery(spark, folder / "query", OPERATORS[name], confs, server=hdfs)
-    elsewhere.goes_on_after_each_verb_as_a_twin(query, folder)
+    remote_queries.goes_on_after_each_verb_as_a_twin(query, folder)
 
 
 @pytest.mark.parametrize("structure", ["1", "2"])
@@ -62,7 +62,7 @@ def test_a_running_query_on_hdfs_is_maintained(
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
     query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, server=hdfs)
-    elsewhere.is_maintained_meanwhile(query, folder)
+    remote_queries.is_maintained_meanwhile(query, folder)
 
 
 def test_a_query_rolled_back_on_hdfs_continues_after_a_repair(
@@ -70,7 +70,7 @@ def test_a_query_rolled_back_on_hdfs_continues_after_a_repair(
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
     query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, server=hdfs)
-    elsewhere.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
+    remote_queries.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
 
 
 def test_a_query_on_hdfs_is_switched_and_switched_back(
@@ -78,4 +78,4 @@ def test_a_query_on_hdfs_is_switched_and_switched_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("hdfs")
     query = HdfsQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, server=hdfs)
-    elsewhere.is_moved_to_the_other_structure_and_back(query, folder)
+    remote_queries.is_moved_to_the_other_structure_and_back(query, folder)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from statestore.clock import RandomIds
 from statestore.format.structure import Structure
-from tests.interop import elsewhere
+from tests.support import remote_queries
 from tests.support.native import FORMAT, OPERATORS
 from tests.support.s3_server import S3Server
 from tests.support.spark_on_s3a import BucketQuery, connect, environment
@@ -44,7 +44,7 @@ def test_a_checkpoint_in_a_bucket_is_audited_compacted_and_cleaned_and_spark_con
     for unfinished in ("commits/.2.{}.tmp", "state/0/0/.3.changelog.{}.tmp"):
         # Spark leaves such a file if it dies before the rename.
         bucket.put(query.bucket, f"jobs/query/checkpoint/{unfinished.format(RandomIds().fresh())}", b"half")
-    elsewhere.goes_on_from_the_snapshots_alone(query, folder)
+    remote_queries.goes_on_from_the_snapshots_alone(query, folder)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_spark_on_s3_continues_after_each_verb_like_an_unmaintained_twin(
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
     query = BucketQuery(spark, folder / "query", OPERATORS[name], confs, server=bucket)
-    elsewhere.goes_on_after_each_verb_as_a_twin(query, folder)
+    remote_queries.goes_on_after_each_verb_as_a_twin(query, folder)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_running_query_on_s3_is_maintained(
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
     query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: structure}, server=bucket)
-    elsewhere.is_maintained_meanwhile(query, folder)
+    remote_queries.is_maintained_meanwhile(query, folder)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_a_query_rolled_back_on_s3_continues_after_a_repair(
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
     query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], {FORMAT: "1"}, server=bucket)
-    elsewhere.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
+    remote_queries.goes_on_after_a_repair_when_it_was_taken_back(query, folder)
 
 
 @pytest.mark.slow
@@ -98,4 +98,4 @@ def test_a_query_on_s3_is_switched_and_switched_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("bucket")
     query = BucketQuery(spark, folder / "query", OPERATORS["aggregation"], Structure.V1.conf, server=bucket)
-    elsewhere.is_moved_to_the_other_structure_and_back(query, folder)
+    remote_queries.is_moved_to_the_other_structure_and_back(query, folder)
