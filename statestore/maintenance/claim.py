@@ -178,8 +178,7 @@ def _begun(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
             path=names.offsets(begun),
             hint="start the job with its present id until the batch is committed. Or remove the batch: statekeeper rewind "
             f"{gathered.url} --to-batch {gathered.newest} --sink TABLE; its plan shows the command that removes the rows "
-            "from "
-            "the table",
+            "from the table",
         )
 
 

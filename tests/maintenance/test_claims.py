@@ -144,6 +144,17 @@ def test_a_second_claim_changes_nothing(query: Query, root: Storage, checkpoint:
     assert (contents(root), contents(checkpoint)) == before
 
 
+def test_a_query_id_that_contradicts_the_checkpoint_is_rejected(
+    query: Query, root: Storage, checkpoint: Storage
+) -> None:
+    del query
+    claimed(root, checkpoint)
+    before = contents(root), contents(checkpoint)
+    with pytest.raises(RefusedAsUnsafe, match=f"has the query id a query, not {NEW}; nothing was written"):
+        claimed(root, checkpoint, NEW)
+    assert (contents(root), contents(checkpoint)) == before
+
+
 def test_the_first_snapshot_after_a_clone_and_a_claim_uploads_no_existing_table(query: Query, root: Storage) -> None:
     folder = query.folder
     other = open_storage(str(folder / "clone"))
