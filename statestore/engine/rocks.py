@@ -47,7 +47,7 @@ _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
 FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 """State keys start with a little-endian length or the version byte of a row, so that none sorts after this."""
 
-_SCAN_BATCH_ROWS = 10_000
+SCAN_BATCH_ROWS = 10_000
 _SCAN_BATCH_BYTES = 32 * 1024 * 1024
 """A batch of a scan ends at the first of both, so that large values do not fill the memory."""
 _BLOOM_BITS_PER_KEY = 10
@@ -187,7 +187,7 @@ class Database:
             value = entries.value()
             values.append(value)
             value_bytes += len(value)
-            if len(keys) == _SCAN_BATCH_ROWS or value_bytes >= _SCAN_BATCH_BYTES:
+            if len(keys) == SCAN_BATCH_ROWS or value_bytes >= _SCAN_BATCH_BYTES:
                 yield keys, values
                 keys, values, value_bytes = [], [], 0
             entries.next()

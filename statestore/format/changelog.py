@@ -55,7 +55,7 @@ MOST_RECORD_BYTES = 64 * 1024 * 1024
 """Maximum size of a record without a larger memory setting. Reading a record takes about four times its size."""
 
 _COLUMNS = ("key_start", "key_length", "value_start", "value_length")
-_PAIRS_AT_ONCE = 10_000
+PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
 
 
@@ -108,7 +108,7 @@ class Changes:
 
     def pairs(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Iterate over all records as (key, value or None for a delete), in order. Only a few are in memory."""
-        parts = (self.take(slice(first, first + _PAIRS_AT_ONCE)) for first in range(0, len(self), _PAIRS_AT_ONCE))
+        parts = (self.take(slice(first, first + PAIRS_AT_ONCE)) for first in range(0, len(self), PAIRS_AT_ONCE))
         return itertools.chain.from_iterable(map(_pairs, parts))
 
 

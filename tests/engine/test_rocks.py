@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
+from statestore.engine.rocks import FIRST_RESERVED_KEY, SCAN_BATCH_ROWS, Database, EngineLimits, translated
 from statestore.errors import (
     CorruptFile,
     LocalDiskFull,
@@ -130,12 +130,12 @@ def test_a_scan_gives_the_keys_of_a_prefix_in_order(
     assert found == sorted(key for key in keys if key.startswith(prefix))
 
 
-def test_a_scan_in_batches_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statestore.engine.rocks._SCAN_BATCH_ROWS", 4)
-    for size in (0, 3, 4, 5, 8):
-        path = made(tmp_path / f"db{size}", {b"%d" % number: b"v" for number in range(size)})
-        with Database.open_read_only(path, LIMITS) as database:
-            assert [len(keys) for keys, _ in database.scan()] == [4] * (size // 4) + ([size % 4] if size % 4 else [])
+@pytest.mark.parametrize("size", [0, SCAN_BATCH_ROWS - 1, SCAN_BATCH_ROWS, SCAN_BATCH_ROWS + 1, 2 * SCAN_BATCH_ROWS])
+def test_a_scan_in_batches_is_complete(tmp_path: Path, size: int) -> None:
+    full, rest = divmod(size, SCAN_BATCH_ROWS)
+    path = made(tmp_path / "db", {b"%d" % number: b"v" for number in range(size)})
+    with Database.open_read_only(path, LIMITS) as database:
+        assert [len(keys) for keys, _ in database.scan()] == [SCAN_BATCH_ROWS] * full + [rest] * (rest > 0)
 
 
 def test_get_many_returns_values_in_order_and_none(tmp_path: Path) -> None:

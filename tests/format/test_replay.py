@@ -85,11 +85,12 @@ def test_a_window_is_full_at_its_limit_and_empty_after_its_survivors_are_taken()
     assert not window.is_full
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4, 100])
-def test_pairs_in_parts_are_complete(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(changelog, "_PAIRS_AT_ONCE", at_once)
-    records: Records = [(b"%02d" % number, None if number % 5 == 4 else b"v%d" % number) for number in range(20)]
-    assert left_of([records[10:], records[:10]]) == [records]
+@pytest.mark.parametrize(
+    "count", [changelog.PAIRS_AT_ONCE, changelog.PAIRS_AT_ONCE + 1, 2 * changelog.PAIRS_AT_ONCE + 5]
+)
+def test_pairs_in_parts_are_complete(count: int) -> None:
+    records: Records = [(b"%05d" % number, None if number % 5 == 4 else b"v%d" % number) for number in range(count)]
+    assert left_of([records[count // 2 :], records[: count // 2]]) == [records]
 
 
 def test_pairs_of_large_records_are_not_all_copied_at_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
 from statestore.storage import Created, RequestCounts, Storage, open_storage
+from statestore.storage.base import MOST_READ_BYTES
 from statestore.storage.s3 import S3Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire
@@ -320,12 +321,9 @@ def test_keys_that_are_not_valid_paths_are_not_listed(storage: Storage, s3_serve
     ]
 
 
-def test_an_object_above_the_read_limit_is_not_downloaded(
-    storage: Storage, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3_server.put(bucket, "root/commits/0", b"0123456789")
-    monkeypatch.setattr("statestore.storage.s3.MOST_READ_BYTES", 9)
-    with pytest.raises(CorruptFile, match="has 10 bytes"):
+def test_an_object_above_the_read_limit_is_not_downloaded(storage: Storage, s3_server: S3Server, bucket: str) -> None:
+    s3_server.put(bucket, "root/commits/0", bytes(MOST_READ_BYTES + 1))
+    with pytest.raises(CorruptFile, match="has 67,108,865 bytes"):
         storage.read("commits/0")
     assert storage.requests.snapshot().bytes_read == 0
-    assert storage.read_range("commits/0", 0, 20) == b"0123456789"
+    assert storage.read_range("commits/0", 0, 20) == bytes(20)

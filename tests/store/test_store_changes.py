@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from statestore.engine.pending_changes import SPILL_KEYS
 from statestore.errors import UnsupportedType
 from statestore.format.names import EMPTY
 from statestore.storage import Storage
@@ -157,15 +158,16 @@ def test_two_alternating_hosts_equal_a_dict(
             assert host.read(version) == state
 
 
-def test_changes_larger_than_memory_are_visible_and_committed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statestore.engine.pending_changes.SPILL_KEYS", 10)
-    base: State = {b"%04d" % n: b"old" for n in range(100)}
+def test_changes_larger_than_memory_are_visible_and_committed(host: Host) -> None:
+    base: State = {b"%06d" % n: b"old" for n in range(100)}
     version = host.commit(EMPTY, base)
-    changes: dict[bytes, bytes | None] = {b"%04d" % n: None if n % 3 else b"new" for n in range(50, 150)}
+    numbers = range(50, SPILL_KEYS + 150)
+    changes: dict[bytes, bytes | None] = {b"%06d" % n: None if n % 3 else b"new" for n in numbers}
     with host.load(version) as store:
-        store._pending._spill_keys = 10
-        for key, value in changes.items():
-            store.put(column([key]), column([value]))
+        pairs = list(changes.items())
+        for first in range(0, len(pairs), 30_000):
+            keys, values = zip(*pairs[first : first + 30_000], strict=True)
+            store.put(column(list(keys)), column(list(values)))
         after = changed(base, changes)
         assert store._pending._spilled is not None
         assert dict(store.scan()) == after
