@@ -31,7 +31,7 @@ from tests.support.native import (
 pytestmark = pytest.mark.spark
 
 MATRIX = [(name, structure) for structure in ("1", "2") for name in HERE]
-IN_CI = [("aggregation", "1"), ("two operators", "2")]
+IN_CI = [("two operators", "2")]
 
 
 def _slow(*case: str) -> ParameterSet:

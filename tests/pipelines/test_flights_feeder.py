@@ -104,6 +104,7 @@ def go(*feeders):
         feeding.stdin.flush()
 
 
+@pytest.mark.slow
 def test_a_feeder_killed_at_any_point_appends_each_day_once(tmp_path, arrivals):
     path, days, chance = tmp_path / "departures", source.days(arrivals), random.Random(7)
     reached = []

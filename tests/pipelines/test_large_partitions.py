@@ -108,8 +108,8 @@ def test_a_partition_of_millions_of_rows_and_keys_is_processed_in_bounded_memory
     assert state_of(stream).equals(expected(tables))
 
 
-def test_a_key_with_a_million_rows_is_rejected_or_split_if_configured(fresh_workers, tmp_path):
-    count = 1_000_000
+def test_a_key_with_more_rows_than_the_limit_is_rejected_or_split_if_configured(fresh_workers, tmp_path):
+    count = 600_000
     stream = Stream(fresh_workers, tmp_path, ROWS)
     chance = np.random.default_rng(7)
     rows = pa.table(

@@ -17,7 +17,9 @@ from tests.support.streams import Seen, Stream
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=LogLayout, ids=lambda log: log.value)
+@pytest.fixture(
+    params=[pytest.param(LogLayout.STORES, marks=pytest.mark.slow), LogLayout.BATCH], ids=lambda log: log.value
+)
 def stream(delta_session, tmp_path, request):
     stream = Stream(delta_session, tmp_path, ROWS)
     stream.log, stream.writer = request.param, Writer.TASKS

@@ -130,7 +130,7 @@ def test_a_call_gets_the_rows_of_up_to_sixteen_partitions(tmp_path: Path, partit
     ]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     partitions=st.integers(1, GROUPS),
     rows_per_call=st.sampled_from([1, 3, 10, 65_536]),

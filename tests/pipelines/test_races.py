@@ -133,6 +133,7 @@ def test_a_zombie_that_commits_after_its_successor_is_ignored(job: Job, session:
     job.assert_right(5, session)
 
 
+@pytest.mark.slow
 def test_a_zombie_on_a_workers_own_host_is_ignored_too(job: Job, session: SparkSession) -> None:
     job.feed(2).run(session)
     (of_root,) = (path for path in user_folder(job.folder / "local").iterdir() if path.is_dir())

@@ -61,6 +61,7 @@ def test_a_v1_job_survives_repeated_attempts_and_driver_failures_and_spark_reads
     job.assert_right(4, delta_session)
 
 
+@pytest.mark.slow
 def test_a_new_host_rejects_the_changelog_of_a_nondeterministic_zombie(job: Job, delta_session: SparkSession) -> None:
     job.feed(2).run(delta_session)
     zombie = job.store(1, 0, job.folder / "local-of-a-zombie")
