@@ -33,15 +33,14 @@ from statestore.maintenance.passes import PreparedClaim
     "--checkpoint",
     metavar="CHECKPOINT",
     shell_complete=complete_root,
-    help="The checkpoint of the query that becomes the owner. An empty folder gets a new checkpoint, from which the job "
-    "continues after its last batch.",
+    help="The checkpoint of the query that becomes the owner. If the folder is empty, claim writes a new checkpoint there. "
+    "The job then continues with the batch after its last committed batch.",
 )
 @click.option(
     "--query-id",
     metavar="UUID",
     help="The id of the query that becomes the owner. If --checkpoint contains a checkpoint, its query id is used. "
-    "Otherwise "
-    "the default is the id of the present owner.",
+    "Otherwise the default is the id of the present owner.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan.")
 @stopped_option
@@ -58,10 +57,10 @@ def claim(
 ) -> None:
     """Show which query would become the owner of a state root; with --apply, make it the owner.
 
-    ROOT is the state root of a job that uses the operator of the package pipelines. The checkpoint of any other query is
-    not a state root. Use this verb if the checkpoint of the job is lost. Also use it if a query with another id must
-    continue with this state. A job that was started before the claim stops with the error foreign_root before its next
-    batch.
+    ROOT is the state root of a job that uses Statekeeper's operator (Python package `pipelines`). The checkpoint of a Spark
+    query without this operator has no owner. Use this verb if the checkpoint of the job is lost. Also use it if a query
+    with another id must continue with this state. If a job is running at the time of the claim, it stops before its next
+    batch with the error foreign_root.
     """
     if checkpoint is None and query_id is None:
         raise click.UsageError("give --checkpoint or --query-id")

@@ -36,7 +36,7 @@ from statestore.maintenance.passes import PreparedClone
 @click.command(short_help="Copy a checkpoint at one batch to another location.")
 @root_argument
 @click.argument("destination", shell_complete=complete_root)
-@click.option("--batch", type=click.IntRange(0), help="The batch to clone. Default: the newest.")
+@click.option("--batch", type=click.IntRange(0), help="The batch to clone. Default: the newest that is safe to copy.")
 @click.option(
     "--new-query",
     is_flag=True,
@@ -73,8 +73,9 @@ def clone(
     last entries of the offset log and the commit log up to this batch. This verb only adds files to an empty destination,
     so it runs at once. If it is interrupted, run it again to complete it.
 
-    In structure V1, a running query may still replace the changelogs of its two newest batches. So the default is two
-    batches behind the newest. With --confirm-stopped, the default is the newest batch.
+    In structure V1 (state store checkpoint format version 1), a running query may still replace the changelogs of its two
+    newest batches. So the default is two batches behind the newest. With --confirm-stopped, the default is the newest
+    batch.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")

@@ -57,7 +57,8 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
     "everything",
     is_flag=True,
     help="Also examine stores without changes since the last gc, and abort uploads to S3 that are unfinished after a day. "
-    "With --confirm-stopped, also include SST files that no snapshot references (native queries).",
+    "With --confirm-stopped, also include SST files that no snapshot references. This applies to "
+    "native queries: stateful Spark queries without Statekeeper's operator.",
 )
 @stopped_option
 @click.option(
@@ -86,10 +87,10 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. All stores must be loadable at one common version. If one
-    store is not loadable at the oldest version to retain, gc retains older versions of every store. If the audit reports
-    errors, nothing is deleted. Before gc deletes files that a newer snapshot replaces, it reads that snapshot in full,
-    once. If it is corrupt, nothing is deleted.
+    A file is deleted if both --retain and --grace permit it. gc always keeps one version at which all stores can be loaded.
+    If one store is not loadable at the oldest version to retain, gc retains older versions of every store. If the audit
+    reports errors, nothing is deleted. Before gc deletes files that a newer snapshot replaces, it reads that snapshot in
+    full, once. If it is corrupt, nothing is deleted.
     """
     policy = root.policies.retention
     policy = replace(

@@ -32,8 +32,8 @@ def main(config: Path | None) -> None:
 
     gc, repair, rewind, switch, claim and savepoint --delete print a plan and change nothing without --apply.
 
-    snapshot, clone, savepoint and unpack run at once and only add files. mirror also runs at once. It deletes its copies of
-    files that the source has deleted. For these five verbs, --dry-run prints the plan.
+    snapshot, clone, savepoint and unpack run at once and only add files. mirror also runs at once: it adds files, and
+    deletes copies that neither the source has nor the mirror needs. With --dry-run, these five verbs print their plan.
 
     repair --undo, rewind --undo, switch --abort and lease --break also run at once. All other verbs only read.
 

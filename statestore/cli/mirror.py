@@ -36,7 +36,9 @@ from statestore.maintenance.passes import PreparedMirror
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
 @root_argument
 @click.argument("destination", required=False, shell_complete=complete_root)
-@click.option("--batch", type=click.IntRange(0), help="The newest batch to mirror. Default: the newest of the source.")
+@click.option(
+    "--batch", type=click.IntRange(0), help="The newest batch to mirror. Default: the newest that is safe to copy."
+)
 @click.option(
     "--location",
     metavar="URL",
@@ -67,8 +69,8 @@ def mirror(
 
     Without DESTINATION, the `mirror` of the root in statekeeper.toml is used.
 
-    In structure V1, the mirror stays two batches behind the source unless --confirm-stopped is given: a running query may
-    still replace newer changelogs.
+    In structure V1 (state store checkpoint format version 1), the mirror stays two batches behind the source unless
+    --confirm-stopped is given: a running query may still replace newer changelogs.
     """
     by = this_process()
     if destination is None and root.mirror is None:

@@ -67,10 +67,11 @@ def repair(
     """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
     Repair rewrites the headers of snapshots that Spark 4.0 wrote in structure V2, so that later releases read them. It
-    quarantines files of rolled-back batches, checksum files (.crc) without the file that they belong to, and corrupt
-    snapshots that the head does not need (found by gc or --deep). After a move or copy, it corrects the schema locations in
-    the metadata of operators with column families. If a query failed at the lineage ceiling or lost a snapshot, run
-    instead: statekeeper snapshot ROOT --at-head.
+    quarantines files of rolled-back batches, and checksum files (.crc) without the file that they belong to. It also
+    quarantines corrupt snapshots that the newest version does not need; only gc --apply and --deep find them. After a move
+    or copy, it corrects the schema locations in the metadata of operators with column families.
+
+    If Spark rejects a lineage as too long, or if a snapshot is lost, run instead: statekeeper snapshot ROOT --at-head.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

@@ -54,7 +54,9 @@ from statestore.storage import Storage
 )
 @click.option("--label", metavar="LABEL", help="The name of the savepoint in the list. Required without --rows.")
 @click.option("--note", metavar="TEXT", default="", help="A note for the list. Requires --label.")
-@click.option("--batch", type=click.IntRange(0), help="The batch whose state to keep. Default: the newest.")
+@click.option(
+    "--batch", type=click.IntRange(0), help="The batch whose state to keep. Default: the newest that is safe to copy."
+)
 @click.option(
     "--format",
     "form",
@@ -107,12 +109,13 @@ def savepoint(
     savepoint is an independent copy, so garbage collection of the source does not touch it. This verb only adds files to an
     empty destination, so it runs at once. If it is interrupted, run it again to complete it.
 
-    In structure V1, a running query may still replace the changelogs of its two newest batches. So the default is two
-    batches behind the newest. With --confirm-stopped, the default is the newest batch.
+    In structure V1 (state store checkpoint format version 1), a running query may still replace the changelogs of its two
+    newest batches. So the default is two batches behind the newest. With --confirm-stopped, the default is the newest
+    batch.
 
-    --list shows the labeled savepoints of ROOT. In mode observe, the default for native queries, nothing is written into
-    ROOT. Then the list of ROOT does not contain the savepoint. For --list and --delete, give the location of the savepoint
-    as ROOT.
+    --list shows the labeled savepoints of ROOT. The default mode of a query without Statekeeper's operator is observe. In
+    this mode, nothing is written into ROOT, so the list of ROOT does not contain the savepoint. In that case, give the
+    location of the savepoint as ROOT to --list and --delete.
     """
     policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
     _require_usable(destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, applies=applies)

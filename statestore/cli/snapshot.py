@@ -55,8 +55,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Take a snapshot of every store at its head, so that a restart replays no changelogs. A native query in "
-    "structure V1 must be stopped.",
+    help="Take a snapshot of every store at its head, so that a restart replays no changelogs. Stop the query "
+    "first if it has structure V1 and does not use Statekeeper's operator.",
 )
 @stopped_option
 @for_spark_option
@@ -72,9 +72,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "restore_target_seconds",
     type=Duration(),
     help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, "
-    "snapshot also takes stores whose tails are shorter than --changelogs. It starts with the longest tails, and stops "
-    "when "
-    "the predicted time is within the limit. The prediction uses the speed at which the newest snapshots were made.",
+    "snapshot also takes snapshots of stores whose tails are shorter than --changelogs. It starts with the longest tails. "
+    "It stops when the predicted time is within the limit. The prediction uses the speed at which the newest snapshots "
+    "were made.",
 )
 @scratch_option
 @workers_option

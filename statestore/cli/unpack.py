@@ -24,11 +24,11 @@ from statestore.origin import origin_of
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @output_option
 def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, output: Output) -> None:
-    """Write changelogs of batch logs as separate files, so that Spark's statestore source can read a batch.
+    """Write changelogs as separate files, so that Spark's statestore source can read a batch.
 
-    A job with log="batch" writes the changelogs of a batch as one object, which Spark cannot read. This verb only adds
-    files, so it runs at once. Retention deletes the new files like other changelogs. To make only the newest batch
-    readable, you can instead run: statekeeper snapshot ROOT --at-head.
+    A job with log="batch" writes all changelogs of a batch as one object, a batch log, which Spark cannot read. This verb
+    only adds files, so it runs at once. Retention deletes the new files like other changelogs. If you need only the newest
+    batch, statekeeper snapshot ROOT --at-head also makes it readable.
     """
     planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
     done: list[Unpack] = []

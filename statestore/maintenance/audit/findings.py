@@ -62,7 +62,7 @@ class FindingKind(Enum):
     SIDECAR_AT_ODDS = "a checksum file (.crc) does not match its file"
     SIDECAR_STRAY = "a checksum file (.crc) has no snapshot"
     HIDDEN_CHECKSUM_AT_ODDS = "a hidden Hadoop checksum does not match its file"
-    ROLLED_BACK_FILES = "files of rolled-back versions remain"
+    ROLLED_BACK_FILES = "files of rolled-back batches remain"
     SNAPSHOT_OF_SPARK_4_0 = "a snapshot that only Spark 4.0 can read"
     NEAR_CEILING = "the lineage is close to its size limit"
     NAME_STOPS_LOADS = "a file name prevents Spark from loading a store"
