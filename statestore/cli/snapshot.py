@@ -119,7 +119,8 @@ def snapshot(
     )
     plan = prepared.plan
     if dry_run:
-        output.show(records.of_snapshot_plan(plan), lambda console: _print_plan(console, plan))
+        shown = {**records.of_snapshot_plan(plan), "next_step": _FIND_THE_FIX if _findings(plan) else None}
+        output.show(shown, lambda console: _print_plan(console, plan))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
@@ -175,12 +176,39 @@ def _show(
 def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
     if failed:
         return PARTLY_DONE if taken else FAILED
-    return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
+    return FINDINGS if _findings(plan) else 0
+
+
+def _findings(plan: SnapshotPlan) -> list[LeaveAlone]:
+    """The stores that are skipped because of a problem."""
+    return [action for action in plan.leave if action.reason.is_finding]
+
+
+def _next_step(
+    plan: SnapshotPlan, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
+) -> str | None:
+    """Return the command to run next and its purpose; None if there is nothing to do."""
+    if plan.batch is None:
+        return (
+            "no batch is committed yet; if the query has committed batches, run statekeeper audit to find the "
+            "missing files"
+        )
+    if plan.stateless is not None:
+        return plan.stateless.value
+    if any(isinstance(error, DAMAGES) for _, error in failed):
+        return "statekeeper audit --deep lists the corrupt files and the next step; then run this again"
+    if failed:
+        return "run it again: finished snapshots are not taken twice"
+    if _findings(plan):
+        return _FIND_THE_FIX
+    if not taken:
+        return "no store needs a snapshot: --dry-run shows the reasons; to include stores with short tails, add --all"
+    return None
 
 
 def _print_plan(console: Console, plan: SnapshotPlan) -> None:
     tables.show(console, _plan_table(plan))
-    if any(action.reason.is_finding for action in plan.leave):
+    if _findings(plan):
         console.print(_FIND_THE_FIX)
 
 
@@ -210,6 +238,7 @@ def _taken_object(
         **records.of_snapshot_plan(plan),
         "taken": [records.of_taken(one) for one in taken],
         "failed": [records.of_failed(action, error) for action, error in failed],
+        "next_step": _next_step(plan, taken, failed),
     }
 
 
@@ -243,24 +272,9 @@ def _print_taken(
                 f"{one.seconds:.2f}",
             )
         tables.show(console, table)
-    findings = [action for action in plan.leave if action.reason.is_finding]
-    for action in findings[: tables.ROWS]:
+    for action in _findings(plan)[: tables.ROWS]:
         console.print(tables.plain(f"{action.store}: {action.explained}"), soft_wrap=True)
     console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} skipped")
-    if plan.batch is None:
-        console.print(
-            "no batch is committed yet; if the query has committed batches, run statekeeper audit to find the missing files"
-        )
-    elif plan.stateless is not None:
-        console.print(tables.plain(plan.stateless.value), soft_wrap=True)
-    elif any(isinstance(error, DAMAGES) for _, error in failed):
-        console.print("statekeeper audit --deep lists the corrupt files and the next step; then run this again")
-    elif failed:
-        console.print("run it again: finished snapshots are not taken twice")
-    elif findings:
-        console.print(_FIND_THE_FIX)
-    elif not taken:
-        console.print(
-            "no store needs a snapshot: --dry-run shows the reasons; to include stores with short tails, add --all",
-            soft_wrap=True,
-        )
+    step = _next_step(plan, taken, failed)
+    if step is not None:
+        console.print(tables.plain(step), soft_wrap=True)

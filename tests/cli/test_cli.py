@@ -72,7 +72,11 @@ def test_a_store_that_cannot_be_loaded_is_a_finding(root: Path, checkpoint: Chec
     assert gone in json.loads(result.stdout)["stores"][0]["problem"]
     result = run("snapshot", root, "--all", "--output", "json")
     assert result.exit_code == 3
-    assert [one["store"] for one in json.loads(result.stdout)["taken"]] == ["state/0/1"]
+    body = json.loads(result.stdout)
+    assert [one["store"] for one in body["taken"]] == ["state/0/1"]
+    assert body["next_step"].endswith("run: statekeeper audit ROOT")
+    planned = run("snapshot", root, "--all", "--dry-run", "--output", "json")
+    assert (planned.exit_code, json.loads(planned.stdout)["next_step"]) == (3, body["next_step"])
 
 
 def test_errors_are_a_line_on_stderr_with_their_exit_code(root: Path) -> None:
@@ -138,6 +142,7 @@ def test_a_failed_snapshot_does_not_stop_the_others_and_sets_the_exit_code(root:
     body = json.loads(result.stdout)
     assert [one["store"] for one in body["taken"]] == ["state/0/0"]
     assert [(one["store"], one["code"]) for one in body["failed"]] == [("state/0/1", "version_not_loadable")]
+    assert body["next_step"].startswith("statekeeper audit --deep lists the corrupt files")
     again = run("snapshot", root, "--all")
     assert again.exit_code == 1, "nothing was done"
     assert "audit --deep lists the corrupt files" in again.output
@@ -209,7 +214,9 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
     Checkpoint(open_storage(str(root)), tmp_path)
     seconds = {"restore_seconds_before": 0, "restore_seconds_after": 0}
     expected = {"batch": None, "take": [], "leave": [], "taken": [], "failed": [], **seconds}
-    assert json_output("snapshot", root, "--all") == expected
+    shown = json_output("snapshot", root, "--all")
+    assert shown.pop("next_step").startswith("no batch is committed yet")
+    assert shown == expected
     nothing = {"batch": None, "version": None, "written_by": [], "restore_seconds": 0, "stores": [], "advice": []}
     assert json_output("inspect", root) == {
         **nothing,

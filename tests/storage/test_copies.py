@@ -45,7 +45,9 @@ def test_an_object_is_copied_to_another_root_without_its_bytes(roots: Roots) -> 
     assert two.read("state/a ü.sst") == b"x" * 100_000
 
 
-def test_a_replaced_source_is_not_copied(roots: Roots) -> None:
+def test_a_replaced_source_is_not_copied(roots: Roots, request: pytest.FixtureRequest) -> None:
+    if "fake_gcs" in request.node.callspec.id:
+        pytest.skip("fake-gcs-server ignores ifSourceGenerationMatch, which Google Cloud Storage documents")
     one, two = roots
     one.create("state/1.changelog", b"before")
     entry = entry_of(one, "state/1.changelog")
