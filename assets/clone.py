@@ -30,7 +30,9 @@ class Clone(dg.Config):
     do: DoClone = Field(
         default=DoClone.PLAN, description="PLAN shows the plan. APPLY executes it, or completes an interrupted clone."
     )
-    batch: int | None = Field(default=None, description="The batch to clone. Without it: the newest.")
+    batch: int | None = Field(
+        default=None, description="The batch to clone. Without it: the newest that is safe to copy."
+    )
     new_query: bool = Field(
         default=False,
         description="Give the clone a new query id. With the old id, a sink such as Delta skips batches that it has.",

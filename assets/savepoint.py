@@ -51,7 +51,9 @@ class Savepoint(dg.Config):
         default=DoSavepoint.PLAN,
         description="PLAN shows the plan. APPLY executes it, or completes an interrupted savepoint.",
     )
-    batch: int | None = Field(default=None, description="The batch whose state to keep. Without it: the newest.")
+    batch: int | None = Field(
+        default=None, description="The batch whose state to keep. Without it: the newest that is safe to copy."
+    )
     confirm_stopped: bool = Field(
         default=False, description="The query is stopped. Needed for the newest two batches of a query in structure V1."
     )

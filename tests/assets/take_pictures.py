@@ -12,7 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.support.running import REPOSITORY, Running, running
 
@@ -31,7 +33,21 @@ def pages(platform: Running) -> dict[str, str]:
         "lineage": "assets/lineage?view=events",
         "retention": "assets/retention?view=events",
         "automation": "automation",
+        "clone": "assets/clone?view=events",
+        "savepoint": "assets/savepoint?view=events",
     }
+
+
+def keep_copies(platform: Running, folder: Path) -> None:
+    """Launch a clone, and a savepoint with rows, and wait for both."""
+    copies: dict[str, dict[str, Any]] = {
+        "clone": {"new_query": True},
+        "savepoint": {"keep": "DELTA"},
+    }
+    for asset, config in copies.items():
+        destination = str(folder / asset)
+        platform.launch("flights", f"{asset}_checkpoint", {"destination": destination, "do": "APPLY", **config})
+        platform.wait_for(f"the {asset}", partial(platform.materializations, asset), 120)
 
 
 def take(chromium: str, url: str, target: Path) -> None:
@@ -65,6 +81,7 @@ def main() -> int:
                 return deleted > 0 and len(platform.materializations("fleet_health")) >= enough
 
             platform.wait_for("deletions, and points of a plot", is_something_to_see, chosen.minutes * 60 + 240)
+            keep_copies(platform, folder)
             for picture, page in pages(platform).items():
                 target = PICTURES / f"ui-{picture}.png"
                 take(chromium, f"http://127.0.0.1:{platform.port}/{page}", target)

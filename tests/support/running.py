@@ -109,17 +109,21 @@ class Running:
         found: list[dict[str, Any]] = self.ask(query, s=selector)["sensorOrError"]["sensorState"]["ticks"]
         return found
 
-    def launch(self, query: str) -> None:
-        """Launch a run of `maintain_query` by hand, as a user does after a repair."""
+    def launch(self, query: str, job: str = "maintain_query", config: dict[str, Any] | None = None) -> None:
+        """Launch a run of a job by hand, as a user does after a repair. `config`: of the op with the name of the asset."""
         mutation = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
             ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
         selector = {
             "repositoryName": "__repository__",
             "repositoryLocationName": "statekeeper",
-            "jobName": "maintain_query",
+            "jobName": job,
         }
         tags = [{"key": "dagster/partition", "value": query}]
-        told = self.ask(mutation, p={"selector": selector, "mode": "default", "executionMetadata": {"tags": tags}})
+        params = {"selector": selector, "mode": "default", "executionMetadata": {"tags": tags}}
+        if config is not None:
+            [asset, _] = job.split("_")
+            params["runConfigData"] = {"ops": {asset: {"config": config}}}
+        told = self.ask(mutation, p=params)
         assert told["launchRun"]["__typename"] == "LaunchRunSuccess", told
 
 
