@@ -41,9 +41,13 @@ def execute(
 
     *Guarantee*: the mirror stays a checkpoint at its newest commit after each request. Files of state come first; then the
     offsets and the commit of one batch after the other, as Spark writes them. With all offsets before the commits, Spark
-    would start at the newest offsets and lack the commits before them. A run after a crash completes the mirror. Nothing
-    in the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
+    would start at the newest offsets and lack the commits before them. A run after a crash completes the mirror. Nothing in
+    the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
     `SourceChanged` if another process has continued the mirror since the plan.
+
+    *Exception*: the source has deleted the batch that follows the newest one of the mirror. After a crash between the logs
+    of the next batch that it has, Spark fails at the start, because it requires the offsets before the newest ones. A clone
+    of the mirror has only committed batches, so Spark can start from it.
     """
     now = records.read(destination)
     begun = planned.before or replace(planned.record, batch=-1, first=0)
