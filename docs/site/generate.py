@@ -47,8 +47,8 @@ _ROOT_KEYS = {
     ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
-        '`"full"` for an own root, `"observe"` for a native checkpoint',
-        "allowed actions: read only, add snapshots, or also delete",
+        '`"full"` for a state root, `"observe"` for a native checkpoint',
+        "allowed changes: none, add snapshots, or also delete files",
     ),
 }
 _MEANINGS = {
@@ -58,7 +58,7 @@ _MEANINGS = {
     "retention.versions": "number of versions to retain",
     "retention.grace": "minimum age of a file before it is deleted; `versions` must also permit the deletion",
     "retention.history": "retention time of maintenance records",
-    "retention.quarantine": "retention time of files that a repair or a switchover has quarantined",
+    "retention.quarantine": "retention time of files that a repair, a rewind or a switchover has quarantined",
     "retention.most_files": "maximum number of files that a run deletes; the next runs delete the rest",
 }
 _DAY_SECONDS = 86_400.0
