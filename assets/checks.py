@@ -138,9 +138,9 @@ def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) 
     if journal is not None:
         begun, made, stores = journal.begun, len(journal.made), len(journal.begun.stores)
         description = with_next(
-            f"The switchover to {begun.to.value} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
+            f"The {begun.described} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
             "their snapshots. Do not start the query.",
-            query.command("switch", "--to", begun.to.value.lower(), "--apply", "--confirm-stopped"),
+            query.command(begun.rewrite.value, *begun.goal, "--apply", "--confirm-stopped"),
         )
     return dg.AssetCheckResult(
         check_name=NOTHING_LEFT_HALF_SWITCHED.name,

@@ -1,11 +1,13 @@
-"""The journal of a switchover. After a crash, the next run reads it to finish or to reverse the switchover.
+"""The journal of a rewrite: a switchover, a rescale or a conversion. After a crash, the next run reads it to finish or to
+reverse the rewrite.
 
     _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
-                                     cleared.json                conflicting files are quarantined
+                                     cleared.json                a switchover: conflicting files are quarantined
                                      made-0-3-default.json       the snapshot of a store exists and is verified
-                                     ended.json                  switched or aborted
+                                     ended.json                  completed or aborted
 
-A journal with `begun.json` and without `ended.json` is open. At most one is open, because each number is created once.
+The folder was named when the switchover was the only rewrite. A journal with `begun.json` and without `ended.json` is open.
+At most one is open, because each number is created once.
 """
 
 from __future__ import annotations
@@ -24,10 +26,22 @@ from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number,
 from statestore.storage import Storage
 
 _FORMAT = 1
+"""The format of a switchover's journal."""
+
+_FORMAT_OF_OTHERS = 2
+"""The format of the other rewrites. Releases that know only switchovers reject it."""
+
+
+class RewriteKind(Enum):
+    """The kinds of rewrites. The value is the command."""
+
+    SWITCH = "switch"
+    RESCALE = "rescale"
+    CONVERT = "convert"
 
 
 class Ending(Enum):
-    """The result of a switchover."""
+    """The result of a rewrite."""
 
     SWITCHED = "switched"
     ABORTED = "aborted"
@@ -35,14 +49,15 @@ class Ending(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """The start of a switchover.
+    """The start of a rewrite.
 
-    run      the name of its quarantine folder
-    batch    the newest committed batch
-    header   the header of the snapshots
-    commit   the content of the newest commit before the switchover
-    stores   the new version of each store, in the order of the commit log
-    reused   stores whose snapshot at the head is reused
+    run         the name of its quarantine folder
+    batch       the newest committed batch
+    header      the header of the snapshots
+    commit      the content of the newest commit before the rewrite
+    stores      the new version of each store, in the order of the commit log
+    reused      stores whose snapshot at the head is reused
+    partitions  the number of partitions after a rescale or a conversion; None for a switchover
     """
 
     number: int
@@ -52,7 +67,41 @@ class Begun:
     header: str
     commit: str
     stores: Mapping[StorePath, VersionId]
-    reused: frozenset[StorePath]
+    reused: frozenset[StorePath] = frozenset()
+    rewrite: RewriteKind = RewriteKind.SWITCH
+    partitions: int | None = None
+
+    @property
+    def described(self) -> str:
+        """The rewrite in words."""
+        match self.rewrite:
+            case RewriteKind.SWITCH:
+                return f"switchover to structure {self.to.value}"
+            case RewriteKind.RESCALE:
+                return f"rescale to {self.partitions} partitions"
+            case RewriteKind.CONVERT:
+                return f"conversion to RocksDB in structure {self.to.value}"
+
+    @property
+    def goal(self) -> tuple[str, ...]:
+        """The options of the command that name the goal."""
+        match self.rewrite:
+            case RewriteKind.SWITCH:
+                return "--to", self.to.value
+            case RewriteKind.RESCALE:
+                return "--partitions", str(self.partitions)
+            case RewriteKind.CONVERT:
+                return "--to", "rocksdb", "--structure", self.to.value
+
+    @property
+    def finishing(self) -> str:
+        """The command that finishes the rewrite."""
+        return f"statekeeper {self.rewrite.value} ROOT {' '.join(self.goal)} --apply --confirm-stopped"
+
+    @property
+    def reversing(self) -> str:
+        """The command that reverses the rewrite."""
+        return f"statekeeper {self.rewrite.value} ROOT --abort --confirm-stopped"
 
 
 @dataclass(frozen=True)
@@ -84,7 +133,7 @@ def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> OpenJo
     if "begun" not in parts:
         path = names.switchover(number, "begun")
         raise CorruptFile(
-            "is missing, but other files of the journal exist; the switchover cannot be finished or reversed",
+            "is missing, but other files of the journal exist; the rewrite cannot be finished or reversed",
             path=path,
             hint="restore the file from a backup",
         )
@@ -103,10 +152,9 @@ def require_none(storage: Storage) -> None:
     if found is not None:
         begun = found.begun
         raise HalfSwitched(
-            f"a switchover to structure {begun.to.value} is half done; no other change is possible before it ends",
+            f"a {begun.described} is half done; no other change is possible before it ends",
             path=names.switchover(begun.number, "begun"),
-            hint=f"to finish it, run: statekeeper switch ROOT --to {begun.to.value} --apply --confirm-stopped; "
-            f"to reverse it, run: statekeeper switch ROOT --abort --confirm-stopped",
+            hint=f"to finish it, run: {begun.finishing}; to reverse it, run: {begun.reversing}",
         )
 
 
@@ -120,20 +168,25 @@ def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
         ended = parts.get((number, "ended"))
         is_aborted = ended and json_object(storage.read(ended), ended).get("how") == Ending.ABORTED.value
         if (path := parts.get((number, "begun"))) and not is_aborted:
-            return _parse_begun(storage.read(path), number, path).batch + 1
+            begun = _parse_begun(storage.read(path), number, path)
+            if begun.rewrite is RewriteKind.SWITCH:
+                return begun.batch + 1
     return None
 
 
 def next_number(storage: Storage) -> int:
-    """The number of the next switchover."""
+    """The number of the next rewrite."""
     number, _ = _newest(_listed(storage))
     return 1 if number is None else number + 1
 
 
 def begin(storage: Storage, begun: Begun) -> None:
     """Open the journal. Raises `RootHeld` if another process opens one at the same time."""
+    is_switch = begun.rewrite is RewriteKind.SWITCH
+    of_others = {} if is_switch else {"rewrite": begun.rewrite.value, "partitions": begun.partitions}
     body = {
-        "format": _FORMAT,
+        "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
+        **of_others,
         "run": begun.run,
         "to": begun.to.value,
         "batch": begun.batch,
@@ -156,14 +209,14 @@ def begin(storage: Storage, begun: Begun) -> None:
         storage.create(path, json.dumps(body, indent=1).encode())
     except AlreadyExists as error:
         raise RootHeld(
-            "another process has just started a switchover; this one was not started",
+            f"another process has just started a rewrite; this {begun.rewrite.value} was not started",
             path=path,
-            hint="to see the other switchover, run the same command again",
+            hint="to see the other rewrite, run the same command again",
         ) from error
 
 
 def note_cleared(storage: Storage, begun: Begun) -> None:
-    """Record that conflicting files are quarantined. Later files with names in the journal are of this switchover."""
+    """Record that conflicting files are quarantined. Later files with names in the journal are of this rewrite."""
     storage.create(names.switchover(begun.number, "cleared"), b"{}")
 
 
@@ -180,7 +233,7 @@ def end(storage: Storage, begun: Begun, ending: Ending) -> None:
 
 
 def ending(storage: Storage, begun: Begun) -> Ending | None:
-    """Read the result of a switchover; None while its journal is open. One request, two if it has ended."""
+    """Read the result of a rewrite; None while its journal is open. One request, two if it has ended."""
     path = names.switchover(begun.number, "ended")
     if storage.stat(path) is None:
         return None
@@ -215,9 +268,10 @@ def _parse_made(data: bytes, path: str) -> Made:
 
 def _parse_begun(data: bytes, number: int, path: str) -> Begun:
     body = json_object(data, path)
-    if body.get("format") != _FORMAT:
+    if body.get("format") not in (_FORMAT, _FORMAT_OF_OTHERS):
         raise UnknownFormatVersion(
-            f"has journal format {body.get('format')!r}, but this release only knows {_FORMAT}; nothing was changed",
+            f"has journal format {body.get('format')!r}, but this release only knows {_FORMAT} and {_FORMAT_OF_OTHERS}; "
+            f"nothing was changed",
             path=path,
             hint="upgrade Statekeeper",
         )
@@ -231,7 +285,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             file = parse_store_file(str(one["snapshot"]))
             if file is None:
                 raise CorruptFile(
-                    f"names {one['snapshot']!r}, which is no snapshot; the switchover cannot be finished or reversed",
+                    f"names {one['snapshot']!r}, which is no snapshot; the rewrite cannot be finished or reversed",
                     path=path,
                     hint="restore the file from a backup",
                 )
@@ -248,6 +302,8 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             commit=str(body["commit"]),
             stores=stores,
             reused=frozenset(reused),
+            rewrite=RewriteKind.SWITCH if body["format"] == _FORMAT else RewriteKind(body["rewrite"]),
+            partitions=None if body["format"] == _FORMAT else plain_number(str(body["partitions"])),
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error
@@ -255,7 +311,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
 
 def _invalid(path: str) -> CorruptFile:
     return CorruptFile(
-        "has missing or invalid fields; the switchover cannot be finished or reversed",
+        "has missing or invalid fields; the rewrite cannot be finished or reversed",
         path=path,
         hint="restore the file from a backup",
     )

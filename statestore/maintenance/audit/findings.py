@@ -30,7 +30,7 @@ class FindingKind(Enum):
     COMMIT_UNKNOWN_ID = "a commit names a checkpoint id without a file"
     COMMIT_AT_ODDS = "a commit contradicts the operator metadata"
     COMMITS_MIXED = "the commit log mixes structures V1 and V2 without a switchover"
-    HALF_SWITCHED = "a switchover is incomplete"
+    HALF_SWITCHED = "a switchover or another rewrite is incomplete"
     FORMAT_FLIPPED = "the query was started with the wrong checkpoint structure"
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "an offset log entry cannot be read"

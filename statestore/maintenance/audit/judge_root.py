@@ -174,10 +174,9 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
     yield root_finding(
         FindingKind.HALF_SWITCHED,
         names.switchover(begun.number, "begun"),
-        f"is the journal of an incomplete switchover to {begun.to.value} at batch {begun.batch}",
+        f"is the journal of an incomplete {begun.described} at batch {begun.batch}",
         "if the query starts now, it fails or reads state of the wrong structure",
-        f"before you start the query, run: statekeeper switch ROOT --to {begun.to.value} --apply --confirm-stopped; "
-        f"to reverse the switchover, run: statekeeper switch ROOT --abort --confirm-stopped",
+        f"before you start the query, run: {begun.finishing}; to reverse the {begun.rewrite.value}, run: {begun.reversing}",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from statestore import switch_journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
@@ -20,6 +21,7 @@ from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Begun, Machine, ProgressCallback, SwitchPlan
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
+from statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def abort(
         raise RefusedAsUnsafe(
             "no switchover is interrupted", path=storage.url, hint="to reverse a completed switch, use --to"
         )
+    if journal.begun.rewrite is not RewriteKind.SWITCH:
+        switch_journal.require_none(storage)
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     origin = origin_of(storage)
     require_stopped(storage, confirmed=stopped or origin is Origin.OWN, clock=by.clock, seconds=by.quiet_seconds)

@@ -10,7 +10,7 @@ Then the newest commit is rewritten. Sources: SPARK-43421 (V1), SPARK-49374 (V2)
 from statestore.maintenance.switchover.execute import execute
 from statestore.maintenance.switchover.gather import gather
 from statestore.maintenance.switchover.plan import plan
-from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchoverFacts, SwitchPlan
+from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
 from statestore.maintenance.switchover.roll_back import roll_back
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.switch_journal import Begun, Ending, OpenJournal, open_journal
@@ -24,6 +24,7 @@ __all__ = [
     "ProgressCallback",
     "Source",
     "StoreStep",
+    "StoreSwitchFacts",
     "SwitchPhase",
     "SwitchPlan",
     "SwitchoverFacts",

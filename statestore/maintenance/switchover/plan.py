@@ -13,6 +13,7 @@ from statestore.maintenance.audit import FindingKind
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
 from statestore.origin import Origin
+from statestore.switch_journal import RewriteKind
 
 _TABLES_PER_BASE = 2
 """The fetched tables, and at most the same size again if they must be merged."""
@@ -83,6 +84,10 @@ def _refusals(
         yield "the checkpoint has no state: no switch is needed; start the query with checkpointFormatVersion 1 or 2"
         return
     half_done = gathered.half_done
+    if half_done is not None and half_done.begun.rewrite is not RewriteKind.SWITCH:
+        begun = half_done.begun
+        yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
+        return
     if half_done is not None and half_done.begun.to is not to:
         yield (
             f"a switchover to {half_done.begun.to.value} is half done: complete it with --to {half_done.begun.to.value} "
