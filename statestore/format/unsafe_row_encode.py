@@ -155,13 +155,18 @@ def list_parts(array: pa.Array) -> tuple[Counts, list[pa.Array]]:
     return lengths, [column.take(taken) for column in values]
 
 
+def decimal_words(array: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Return the words (low, high) of the unscaled values of decimals; nulls have arbitrary values."""
+    words = as_numpy(array.buffers()[1], np.dtype(np.uint64))[2 * array.offset : 2 * (array.offset + len(array))]
+    return words[::2], words[1::2]
+
+
 def _zeroed(values: npt.NDArray[Any], valid: Mask | None) -> npt.NDArray[Any]:
     return values if valid is None else np.where(valid, values, np.zeros(1, values.dtype))
 
 
 def _decimals(array: pa.Array, valid: Mask | None, path: str, in_row: bool) -> _Slots | _Bodies:
-    words = as_numpy(array.buffers()[1], np.dtype(np.uint64))[2 * array.offset : 2 * (array.offset + len(array))]
-    low, high = _zeroed(words[::2], valid), _zeroed(words[1::2], valid)
+    low, high = (_zeroed(words, valid) for words in decimal_words(array))
     wide = decimals.too_wide(low, high, array.type.precision)
     if wide.any():
         raise SchemaMismatch(
