@@ -26,7 +26,8 @@
     │   ├── DestinationNotEmpty           13  destination_not_empty   choose an empty destination
     │   ├── MirrorStarted                 13  mirror_started          mirror to an empty destination
     │   ├── MirrorDiverged                13  mirror_diverged         mirror to an empty destination
-    │   └── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
+    │   ├── ForeignOwner                  13  foreign_owner           run it as the owner of the checkpoint, or as root
+    │   └── UnknownPartitioning           13  unknown_partitioning    keep the number of partitions, or start a new query
     ├── HalfSwitched                      13  half_switched           finish or reverse the switchover
     ├── RefusedBatch                      13  refused_batch           restore the matching state, or use a new root
     │   ├── ForeignRoot                   13  foreign_root
@@ -237,6 +238,12 @@ class ForeignOwner(RefusedAsUnsafe):
     """This process cannot give new files the owner and group of the checkpoint. Nothing was written."""
 
     code = "foreign_owner"
+
+
+class UnknownPartitioning(RefusedAsUnsafe):
+    """The partition in which Spark looks for the rows of a store cannot be computed. Nothing was written."""
+
+    code = "unknown_partitioning"
 
 
 class DestinationNotEmpty(RefusedAsUnsafe):

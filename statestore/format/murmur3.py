@@ -20,7 +20,7 @@ Numpy computes a whole batch of rows at once. The loops below count positions in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,7 @@ _UNIT = "us"
 
 def row_hashes(columns: pa.Table) -> Hashes:
     """Return Spark's `hash(...)` of the columns for each row. Raises `UnsupportedType` for a type without a hash."""
-    for field in columns.schema:
-        _require_hash(field.type, field.name)
+    require_hashes(columns.schema)
     found = [_batch_hashes(batch) for batch in columns.to_batches(max_chunksize=_BLOCK_ROWS)]
     hashes = np.concatenate(found) if found else np.full(columns.num_rows, SEED, np.uint32)
     return hashes.view(np.int32)
@@ -60,6 +59,12 @@ def partitions_of(hashes: Hashes, partitions: int) -> Hashes:
     if partitions < 1:
         raise ValueError(f"{partitions} partitions")
     return hashes % np.int32(partitions)
+
+
+def require_hashes(columns: Iterable[pa.Field]) -> None:
+    """Raise `UnsupportedType` for the first column, at any depth, that Spark does not hash."""
+    for field in columns:
+        _require_hash(field.type, field.name)
 
 
 def _batch_hashes(batch: pa.RecordBatch) -> _Words:

@@ -21,7 +21,7 @@ from statestore.format.names import MOST_PARTITIONS, is_store_name
 from statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number
 
 AGGREGATION = "stateStoreSave"
-_LIMIT = "globalLimit"
+LIMIT = "globalLimit"
 _VERSION = re.compile(r"v[0-9]+")
 _KNOW_IT = "nothing was written; upgrade Statekeeper"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
@@ -117,7 +117,12 @@ def has_one_partition(name: str, key_json: str | None) -> bool:
     This applies to a limit, and to an aggregation over all rows, whose key has no columns. `key_json`: the schema of
     its keys, None if it cannot be read.
     """
-    return name == _LIMIT or (name == AGGREGATION and key_json is not None and _has_no_columns(key_json))
+    return takes_all_rows(name, has_key_columns=key_json is None or not _has_no_columns(key_json))
+
+
+def takes_all_rows(name: str, *, has_key_columns: bool) -> bool:
+    """Return whether an operator of this name needs all rows in one partition: a limit, an aggregation over all rows."""
+    return name == LIMIT or (name == AGGREGATION and not has_key_columns)
 
 
 def _has_no_columns(schema_json: str) -> bool:

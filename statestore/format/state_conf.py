@@ -14,24 +14,28 @@ from statestore.format.names import MOST_PARTITIONS
 from statestore.format.sparks import MERGES, Spark, writers
 
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+_STRICT_DISTRIBUTION = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _DELIMITERS = {"1": b",", "2": b""}
 
 UNSAFE_ROW = "unsaferow"
 """Rows as `unsafe_row` decodes them; the default of queries that name no encoding."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StateConf:
     """The confs of the state.
 
     `merge_delimiter` separates merged values; `row_checksums`: whether every record has a checksum; `encoding`: how
-    rows are encoded, by Spark's name; `written_by`: the releases that may have written the state.
+    rows are encoded, by Spark's name; `written_by`: the releases that may have written the state;
+    `is_strictly_distributed`: whether each operator partitions its rows by all columns of its key (SPARK-38204). If not,
+    Spark may have partitioned them by some of the columns.
     """
 
     merge_delimiter: bytes = b""
     row_checksums: bool = False
     encoding: str = UNSAFE_ROW
     written_by: tuple[Spark, ...] = ()
+    is_strictly_distributed: bool = True
 
 
 def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
@@ -77,4 +81,11 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
         )
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
     encoding = log.conf.get(ENCODING, UNSAFE_ROW)
-    return StateConf(_DELIMITERS[version], row_checksums, encoding, writers(log.conf))
+    return StateConf(
+        merge_delimiter=_DELIMITERS[version],
+        row_checksums=row_checksums,
+        encoding=encoding,
+        written_by=writers(log.conf),
+        # Queries that were first started before Spark 3.3 lack it.
+        is_strictly_distributed=log.conf.get(_STRICT_DISTRIBUTION, "false") == "true",
+    )

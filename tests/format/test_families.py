@@ -28,7 +28,7 @@ from tests.support.damage import flips, prefixes, value_or_error
 from tests.support.dumped import expected, shown
 
 WRITTEN = sorted((Path(__file__).parents[1] / "fixtures" / "families").glob("spark-*.json"))
-LIKE_SPARK = StateConf(b",", row_checksums=True)
+LIKE_SPARK = StateConf(merge_delimiter=b",", row_checksums=True)
 
 
 def fixture(path: Path) -> tuple[dict[str, Family], dict[int, str], list[tuple[bytes, bytes]], dict[str, list[str]]]:
@@ -264,13 +264,13 @@ def test_lists_are_distinguished_from_values_and_split(
     if checksums:
         made = [[proved(key, one) for one in of_key] for key, of_key in zip(keys, made, strict=True)]
     values = [delimiter.join(of_key) for of_key in made]
-    found = decode_rows_of(keys, values, FAMILY, StateConf(delimiter, checksums))
+    found = decode_rows_of(keys, values, FAMILY, StateConf(merge_delimiter=delimiter, row_checksums=checksums))
     assert found.are_lists
     assert [[one["v"] for one in of_key] for of_key in grouped(plain_rows(found.values), found.counts)] == lists
     other = b"" if delimiter else b","
     if any(len(of_key) > 1 for of_key in lists):
         with pytest.raises(CorruptFile):
-            decode_rows_of(keys, values, FAMILY, StateConf(other, checksums))
+            decode_rows_of(keys, values, FAMILY, StateConf(merge_delimiter=other, row_checksums=checksums))
 
 
 @pytest.mark.parametrize("checksums", [False, True])
@@ -279,7 +279,7 @@ def test_single_values_are_not_lists(checksums: bool) -> None:
     values = [row({"v": number}, VALUE) for number in range(3)]
     if checksums:
         values = [proved(key, value) for key, value in zip(keys, values, strict=True)]
-    found = decode_rows_of(keys, values, FAMILY, StateConf(b"", checksums))
+    found = decode_rows_of(keys, values, FAMILY, StateConf(row_checksums=checksums))
     assert not found.are_lists
     assert found.values.to_pylist() == [{"v": 0}, {"v": 1}, {"v": 2}]
 
@@ -297,7 +297,7 @@ def test_single_values_are_not_lists(checksums: bool) -> None:
 )
 def test_invalid_values_are_rejected(value: bytes, what: str) -> None:
     with pytest.raises(CorruptFile, match=what):
-        decode_rows_of([row({"k": 1}, ONE_KEY)], [value], FAMILY, StateConf(b","))
+        decode_rows_of([row({"k": 1}, ONE_KEY)], [value], FAMILY, StateConf(merge_delimiter=b","))
 
 
 def test_lists_mixed_with_values_and_two_values_of_a_key_are_rejected() -> None:
@@ -306,7 +306,7 @@ def test_lists_mixed_with_values_and_two_values_of_a_key_are_rejected() -> None:
         decode_rows_of(keys, [element(1), row({"v": 1}, VALUE)], FAMILY, StateConf())
     twice = proved(keys[0], row({"v": 1}, VALUE)) * 2
     with pytest.raises(CorruptFile, match="a key has several values"):
-        decode_rows_of(keys[:1], [twice], FAMILY, StateConf(b"", row_checksums=True))
+        decode_rows_of(keys[:1], [twice], FAMILY, StateConf(row_checksums=True))
 
 
 def test_void_columns_are_null_and_other_values_in_them_are_rejected() -> None:

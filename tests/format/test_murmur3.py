@@ -1,4 +1,4 @@
-"""Hashes and partitions, against numbers of Spark 4.2.0. `tests/interop/test_murmur3_against_spark.py` asks Spark itself."""
+"""Hashes and partitions, against numbers of Spark 4.2.0. `tests/interop/test_murmur3_against_spark.py` runs Spark."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from statestore.errors import UnsupportedType
 from statestore.format.murmur3 import partitions_of, row_hashes
+from tests.support.typed_tables import floats_of_bits
 
 STRUCT = pa.struct([("a", pa.string()), ("b", pa.int64())])
 BY_SPARK: list[tuple[pa.DataType, Any, int]] = [
@@ -30,7 +31,7 @@ BY_SPARK: list[tuple[pa.DataType, Any, int]] = [
     (pa.decimal128(4, 2), Decimal("12.34"), -1028144669),
     (pa.decimal128(22, 2), Decimal("12345678901234567890.12"), -2030013727),
     (pa.date32(), dt.date(2026, 3, 1), 358330129),
-    (pa.timestamp("us"), dt.datetime(2026, 3, 1), -54984767),
+    (pa.timestamp("us"), 1_772_323_200_000_000, -54984767),
     (pa.list_(pa.int32()), [1, None, 3], 1066699649),
     (STRUCT, {"a": "x", "b": 2}, 309380670),
     (pa.null(), None, 42),
@@ -43,6 +44,18 @@ def test_each_type_has_sparks_hash_and_a_null_leaves_the_seed(kind: pa.DataType,
     assert row_hashes(pa.table({"x": values})).tolist() == [42, expected, 42, expected]
     assert row_hashes(pa.table({"x": values[1:3]})).tolist() == [expected, 42]
     assert row_hashes(pa.table({"x": values[:0]})).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "expected"),
+    [
+        (pa.float32(), [0x7F800001, 0xFFC12345, 0x7FC00000], -349261430),
+        (pa.float64(), [2**64 - 1, 0x7FF << 52 | 1], -1281358385),
+    ],
+    ids=["float", "double"],
+)
+def test_every_nan_has_one_hash(kind: pa.DataType, bits: list[int | None], expected: int) -> None:
+    assert set(row_hashes(pa.table({"x": floats_of_bits(kind, bits)})).tolist()) == {expected}
 
 
 def test_columns_are_hashed_in_order() -> None:
@@ -64,5 +77,5 @@ def test_a_partition_is_never_negative() -> None:
 )
 def test_a_type_without_a_hash_is_rejected_at_any_depth(kind: pa.DataType) -> None:
     for nested in (kind, pa.list_(kind), pa.struct([("a", pa.list_(kind))])):
-        with pytest.raises(UnsupportedType, match="column x.* which Spark does not hash"):
+        with pytest.raises(UnsupportedType, match=r"column x.* which Spark does not hash"):
             row_hashes(pa.table({"x": pa.nulls(1, nested)}))
