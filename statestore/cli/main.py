@@ -17,6 +17,7 @@ from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
 from statestore.cli.mirror import mirror
 from statestore.cli.repair import repair
+from statestore.cli.rescale import rescale
 from statestore.cli.rewind import rewind
 from statestore.cli.savepoint import savepoint
 from statestore.cli.snapshot import snapshot
@@ -30,12 +31,13 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, claim and savepoint --delete print a plan and change nothing without --apply.
+    gc, repair, rewind, switch, rescale, claim and savepoint --delete print a plan and change nothing without --apply.
 
     snapshot, clone, savepoint and unpack run at once and only add files. mirror also runs at once: it adds files, and
     deletes copies that neither the source has nor the mirror needs. With --dry-run, these five verbs print their plan.
 
-    repair --undo, rewind --undo, switch --abort and lease --break also run at once. All other verbs only read.
+    repair --undo, rewind --undo, switch --abort, rescale --abort and lease --break also run at once. All other verbs only
+    read.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
@@ -53,6 +55,7 @@ for verb in (
     repair,
     rewind,
     switch,
+    rescale,
     clone,
     mirror,
     savepoint,

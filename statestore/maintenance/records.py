@@ -22,6 +22,7 @@ from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
+from statestore.maintenance.rewrites import RewritePlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
@@ -151,8 +152,36 @@ def of_switch_plan(plan: SwitchPlan) -> Record:
     }
 
 
+def of_rewrite_plan(plan: RewritePlan) -> Record:
+    """Encode a plan of a rewrite: the stores before and after, and the refusals."""
+    return {
+        "rewrite": plan.rewrite.value,
+        "batch": plan.batch,
+        "partitions": plan.partitions,
+        "structure": plan.structure.value,
+        "is_there": plan.is_there,
+        "half_done": plan.half_done.begun.number if plan.half_done else None,
+        "refusals": list(plan.refusals),
+        "groups": [
+            {
+                "operator": group.operator,
+                "store": group.name,
+                "partitions_before": len(group.sources),
+                "partitions_after": len(group.targets),
+                "moves_rows": group.rules is not None,
+                "read_bytes": group.read_bytes,
+            }
+            for group in plan.groups
+        ],
+        "read_bytes": plan.read_bytes,
+        "local_bytes": plan.local_bytes,
+        "seconds": round(plan.seconds, 1),
+        "header": plan.header,
+    }
+
+
 def of_progress(progress: Progress) -> Record:
-    """Encode the progress of a switchover."""
+    """Encode the progress of a switchover or another rewrite."""
     store = None if progress.store is None else str(progress.store)
     record: Record = {"phase": code(progress.phase), "done": progress.done, "of": progress.of, "store": store}
     return {**record, "skipped_snapshots": list(progress.skipped_snapshots)} if progress.skipped_snapshots else record

@@ -11,7 +11,7 @@ from statestore.clock import Clock, Ids
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance import lease, records, retention, snapshot, switchover, undo
+from statestore.maintenance import lease, records, retention, rewrites, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance import rewind as rewinds
 from statestore.maintenance.audit import AuditPolicy
@@ -23,6 +23,7 @@ from statestore.maintenance.records import Record
 from statestore.maintenance.repair import RepairAction, RepairPlan
 from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
+from statestore.maintenance.rewrites import RewritePlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
 from statestore.redaction import redacted
@@ -215,24 +216,70 @@ def switch(
         )
 
 
+def rewrite(
+    storage: Storage,
+    planned: RewritePlan,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    holder: str,
+    machine: Machine,
+    policy: AuditPolicy | None = None,
+) -> Begun:
+    """Execute a rewrite of native state. Raises as `rewrites.execute`, and `RootHeld`."""
+    verb = planned.rewrite.value
+    with (
+        lease.held(storage, verb, run=run, holder=holder, clock=machine.clock) as held,
+        recorded(storage, verb, run, [records.of_rewrite_plan(planned)], machine.clock) as done,
+    ):
+
+        def record(step: Progress) -> None:
+            done.append(records.of_progress(step))
+            held.beat()
+            progress(step)
+
+        return rewrites.execute(
+            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
+        )
+
+
 def abort_switch(
     storage: Storage, journal: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
 ) -> None:
     """Roll back a half-done switchover. Raises as `switchover.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
-    with (
-        lease.held(storage, "switch", run=run, holder=holder, clock=clock) as held,
-        recorded(storage, "switch", run, [{"abort": journal.begun.number}], clock) as done,
-    ):
-        # Race: another maintainer completes the switchover while this run waits for quiet; the journal read before is old.
-        now = switch_journal.open_journal(storage)
-        if now is None or now.begun.number != journal.begun.number:
-            raise RefusedAsUnsafe(
-                "the switchover has ended in the meantime",
-                path=names.switchover(journal.begun.number, "ended"),
-                hint="to reverse a completed switch, use --to",
-            )
+    with _reversed(storage, journal, run, holder, clock) as (now, held):
         switchover.roll_back(storage, now, progress, still_held=held.require)
-        done.append({"aborted": journal.begun.number})
+
+
+def abort_rewrite(
+    storage: Storage, journal: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
+) -> None:
+    """Reverse a half-done rewrite. Raises as `rewrites.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
+    with _reversed(storage, journal, run, holder, clock) as (now, held):
+        rewrites.roll_back(storage, now, progress, still_held=held.require)
+
+
+@contextmanager
+def _reversed(
+    storage: Storage, journal: OpenJournal, run: str, holder: str, clock: Clock
+) -> Iterator[tuple[OpenJournal, HeldLease]]:
+    """Hold the lease and record the reversal of a half-done switchover or rewrite, whose journal is read again."""
+    begun = journal.begun
+    verb = begun.rewrite.value
+    with (
+        lease.held(storage, verb, run=run, holder=holder, clock=clock) as held,
+        recorded(storage, verb, run, [{"abort": begun.number}], clock) as done,
+    ):
+        # Race: another maintainer completes it while this run waits for quiet; the journal read before is old.
+        now = switch_journal.open_journal(storage)
+        if now is None or now.begun.number != begun.number:
+            raise RefusedAsUnsafe(
+                f"the {begun.described} has ended in the meantime",
+                path=names.switchover(begun.number, "ended"),
+                hint="to reverse a completed switch, use --to; to reverse another rewrite, use statekeeper rewind",
+            )
+        yield now, held
+        done.append({"aborted": begun.number})
 
 
 def delete(

@@ -21,6 +21,8 @@ mode does not allow the plan, it only plans.
 `rewind` and its undo have the guards of `repair`. A rewind also restores each store at its target, and needs one structure
 from there on. `claim` has the guards of `repair`, too.
 
+`rewrite` serves `rescale`, with the guards of `switch`.
+
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
 and without another maintainer, and a destination that is empty or contains the same clone. `mirror` does this repeatedly
 into one destination, and deletes there only files that it has copied and that the source has deleted. A `savepoint` with
@@ -35,6 +37,7 @@ from statestore.maintenance.passes import (
     repair,
     retention,
     rewind,
+    rewrite,
     savepoint,
     snapshot,
     switch,
@@ -47,6 +50,7 @@ from statestore.maintenance.passes.mirror import PreparedMirror
 from statestore.maintenance.passes.repair import PreparedRepair
 from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
 from statestore.maintenance.passes.rewind import PreparedRewind
+from statestore.maintenance.passes.rewrite import PreparedRewrite
 from statestore.maintenance.passes.savepoint import PreparedFiles, PreparedRows
 from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
 from statestore.maintenance.passes.switch import PreparedSwitch
@@ -61,6 +65,7 @@ __all__ = [
     "PreparedRepair",
     "PreparedRetention",
     "PreparedRewind",
+    "PreparedRewrite",
     "PreparedRows",
     "PreparedSnapshots",
     "PreparedSwitch",
@@ -74,6 +79,7 @@ __all__ = [
     "repair",
     "retention",
     "rewind",
+    "rewrite",
     "savepoint",
     "snapshot",
     "switch",

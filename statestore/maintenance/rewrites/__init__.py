@@ -1,0 +1,34 @@
+"""Rewrites of native state: new snapshots of every store, made from the rows of all, and one batch that names them.
+
+    gather(storage)  ->  RewriteFacts  ->  plan(facts, partitions)  ->  RewritePlan  ->  execute(storage, plan)
+    open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
+
+A rescale moves each row to the partition of its key. Source: SPARK-54346, which repartitions with Spark's own reader and
+writer; FLIP-428.
+"""
+
+from statestore.maintenance.rewrites.execute import execute
+from statestore.maintenance.rewrites.gather import gather
+from statestore.maintenance.rewrites.plan import plan
+from statestore.maintenance.rewrites.plans import (
+    Goal,
+    OperatorFacts,
+    Rescale,
+    RewriteFacts,
+    RewritePlan,
+    StoreGroup,
+)
+from statestore.maintenance.rewrites.roll_back import roll_back
+
+__all__ = [
+    "Goal",
+    "OperatorFacts",
+    "Rescale",
+    "RewriteFacts",
+    "RewritePlan",
+    "StoreGroup",
+    "execute",
+    "gather",
+    "plan",
+    "roll_back",
+]

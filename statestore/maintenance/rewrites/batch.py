@@ -1,0 +1,107 @@
+"""The batch that a rewrite appends to the logs of a native query: it has no rows, and its versions are the new ones.
+
+    commits/N+1     the point of no return
+    offsets/N+1     the offsets of batch N, with the confs after the rewrite
+
+The commit is written first. Between the two requests, Spark runs batch N again, from the old state, and then stops with
+CONCURRENT_STREAM_LOG_UPDATE or CANNOT_LOAD_STATE_STORE. In the other order, Spark 3.5 to 4.1 would start batch N+1 with the
+new number of partitions from the old state. Spark's own offline repartition appends such a batch, too (SPARK-54346).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from statestore import catalog
+from statestore.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
+from statestore.format import logs, names
+from statestore.format.json_object import json_object
+from statestore.format.logs import SHUFFLE_PARTITIONS
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.rewrites.plans import RewritePlan
+from statestore.storage import Storage, read_or_none
+from statestore.switch_journal import Begun
+
+
+def append(storage: Storage, begun: Begun, planned: RewritePlan) -> None:
+    """Write both logs, or those that an interrupted run did not write.
+
+    Raises `RefusedAsUnsafe` if the query ran after the plan, `ObjectMissing` if a snapshot of the rewrite is missing,
+    `StorageError`.
+    """
+    batch = begun.batch + 1
+    commit, offsets = _commit(begun), _offsets(planned, begun)
+    if not is_appended(storage, begun):
+        _require_unchanged(storage, begun)
+        _require_snapshots(storage, begun)
+        _create(storage, names.commits(batch), commit)
+    _create(storage, names.offsets(batch), offsets)
+
+
+def is_appended(storage: Storage, begun: Begun) -> bool:
+    """Return whether the commit of the rewrite exists. One request."""
+    return read_or_none(storage, names.commits(begun.batch + 1)) == _commit(begun)
+
+
+def _create(storage: Storage, path: str, body: bytes) -> None:
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        if read_or_none(storage, path) != body:
+            raise RefusedAsUnsafe(
+                "was written by the query after the rewrite started",
+                path=path,
+                hint="stop the query, reverse the rewrite with --abort, then run this command again",
+            ) from error
+
+
+def _require_unchanged(storage: Storage, begun: Begun) -> None:
+    newest, started = catalog.newest_batch(storage), catalog.newest_begun(storage)
+    if newest != begun.batch or started != begun.batch:
+        path = names.offsets(started) if started > begun.batch else names.commits(newest or 0)
+        raise RefusedAsUnsafe(
+            f"exists, but the rewrite was planned after batch {begun.batch}: the query is running",
+            path=path,
+            hint="stop the query, reverse the rewrite with --abort, then run this command again",
+        )
+
+
+def _require_snapshots(storage: Storage, begun: Begun) -> None:
+    files = catalog.files(storage)
+    for store, version in begun.stores.items():
+        if version not in files.of(store).snapshots:
+            raise ObjectMissing(
+                "was made for this rewrite and is missing",
+                path=store.snapshot(version),
+                hint="reverse the rewrite with --abort, then run this command again",
+            )
+
+
+def _commit(begun: Begun) -> bytes:
+    old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
+    ids = by_operator(begun.stores) if any(version.id is not None for version in begun.stores.values()) else None
+    return logs.encode_commit(replace(old, ids=ids, digests=None))
+
+
+def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
+    """Return the ids in the layout of a commit. `stores` are in the order of the commit log within a partition."""
+    found: dict[int, dict[int, list[str]]] = {}
+    for store, version in stores.items():
+        assert version.id is not None
+        found.setdefault(store.operator, {}).setdefault(store.partition, []).append(version.id)
+    return {
+        operator: tuple(tuple(partitions[number]) for number in sorted(partitions))
+        for operator, partitions in found.items()
+    }
+
+
+def _offsets(planned: RewritePlan, begun: Begun) -> bytes:
+    """Return the offsets of the newest batch with the new number of partitions. Unknown fields are kept."""
+    header, head, *sources = planned.offsets.split("\n")
+    body = json_object(head.encode(), names.offsets(begun.batch))
+    watermark = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
+    body["batchWatermarkMs"] = max(int(body["batchWatermarkMs"]), watermark)
+    body["conf"] = {**body["conf"], SHUFFLE_PARTITIONS: str(planned.partitions)}
+    return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()

@@ -1,0 +1,157 @@
+"""Executes a rewrite of native state from its current step. Each step is idempotent, and a crash may follow any step.
+
+No file of the query is changed. The newest commit decides: the old state until the rewrite appends its commit, the new one
+afterwards. In structure V1, Spark would load the new snapshots by their number if a query started too early. So guards make
+Spark refuse to start until the rewrite has ended: a file with the name of a structure V2 snapshot in each store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from statestore import switch_journal as journal
+from statestore.errors import AlreadyExists, RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.structure import Structure
+from statestore.maintenance import audit
+from statestore.maintenance.audit import AuditPolicy, FindingKind
+from statestore.maintenance.rewrites.batch import append, is_appended
+from statestore.maintenance.rewrites.build import rebuild
+from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
+from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
+from statestore.storage import Storage, at_once, read_or_none
+from statestore.switch_journal import Begun, Ending, Made
+
+_GUARD = b"Statekeeper rewrites this store. Spark must not start before the rewrite has ended: statekeeper audit ROOT"
+
+
+def execute(
+    storage: Storage,
+    planned: RewritePlan,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    machine: Machine,
+    still_held: Callable[[], None],
+    policy: AuditPolicy | None = None,
+) -> Begun:
+    """Execute a rewrite, or complete an interrupted one. The caller has verified that the query is stopped.
+
+    `progress` is called after each step, also from other threads, one at a time; `still_held` raises an error if the lease
+    is lost.
+
+    *Guarantee*: deletes and overwrites no file of the query. A crash at any request leaves the old state, the new state, or
+    a checkpoint on which no query starts. A new plan and its execution complete the rewrite; `roll_back` reverses it.
+
+    Raises `RefusedAsUnsafe` for a plan with refusals, if the query continued, and if the audit afterwards is not clean; the
+    errors of `rebuild`: then nothing is committed, and the next run keeps the snapshots that were made.
+    """
+    if planned.refusals:
+        raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
+    _require_as_planned(storage, planned)
+    begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
+    progress(Progress(phase=SwitchPhase.BEGUN))
+    guarded = guards(begun, planned)
+    at_once(lambda path: _guard(storage, path), guarded)
+    if not is_appended(storage, begun):
+        _make_snapshots(storage, begun, planned, progress, machine, still_held)
+        still_held()
+    append(storage, begun, planned)
+    progress(Progress(phase=SwitchPhase.COMMIT))
+    still_held()
+    storage.delete(guarded)
+    found = audit.judge(audit.gather(storage), policy)
+    breaks = [finding for finding in found.breaks if finding.kind is not FindingKind.HALF_SWITCHED]
+    if breaks:
+        raise RefusedAsUnsafe(
+            f"the state is rewritten, but the audit reports: {breaks[0].file} {breaks[0].problem}",
+            path=storage.url,
+            hint="do not start the query; reverse the rewrite with --abort",
+        )
+    still_held()
+    # The record of the last retention pass names the old partitions.
+    storage.delete([names.RETAINED])
+    journal.end(storage, begun, Ending.SWITCHED)
+    progress(Progress(phase=SwitchPhase.ENDED))
+    return begun
+
+
+def guards(begun: Begun, planned: RewritePlan) -> list[str]:
+    """Return the paths of the guards of a rewrite; none in structure V2, where a new snapshot has a new name."""
+    if begun.to is Structure.V2:
+        return []
+    stores = {source.store for group in planned.groups for source in group.sources}
+    return guards_of(begun, stores | begun.stores.keys())
+
+
+def guards_of(begun: Begun, stores: set[StorePath]) -> list[str]:
+    """Return the path of the guard in each of these stores."""
+    version = VersionId(begun.batch + 2, begun.run)
+    return [store.snapshot(version) for store in sorted(stores)]
+
+
+def _guard(storage: Storage, path: str) -> None:
+    # An interrupted run may have created it.
+    with suppress(AlreadyExists):
+        storage.create(path, _GUARD)
+
+
+def _require_as_planned(storage: Storage, planned: RewritePlan) -> None:
+    """Require that the checkpoint did not change since the plan was made, which was before the lease was acquired."""
+    assert planned.batch is not None
+    now, then = journal.open_journal(storage), planned.half_done
+    is_same = (now and now.begun.number) == (then and then.begun.number)
+    if is_same and then is None:
+        is_same = read_or_none(storage, names.commits(planned.batch)) == planned.commit.encode()
+    if not is_same:
+        raise RefusedAsUnsafe(
+            "the checkpoint changed after the plan was made: another maintainer rewrote it, or the query is running",
+            path=storage.url,
+            hint="run this command again; it shows the current state",
+        )
+
+
+def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -> Begun:
+    assert planned.batch is not None
+    begun = Begun(
+        number=journal.next_number(storage),
+        run=run,
+        to=planned.structure,
+        batch=planned.batch,
+        header=planned.header,
+        commit=planned.commit,
+        stores=new_versions(planned, machine.ids.fresh),
+        rewrite=planned.rewrite,
+        partitions=planned.partitions,
+    )
+    journal.begin(storage, begun)
+    return begun
+
+
+def _make_snapshots(
+    storage: Storage,
+    begun: Begun,
+    planned: RewritePlan,
+    progress: ProgressCallback,
+    machine: Machine,
+    still_held: Callable[[], None],
+) -> None:
+    """Make the snapshots of each group that is not complete."""
+    made = set(planned.half_done.made) if planned.half_done else set()
+
+    def ended(store: StorePath, one: Made) -> None:
+        if store in made:
+            return
+        journal.note_made(storage, begun, store, one)
+        made.add(store)
+        still_held()
+        progress(Progress(phase=SwitchPhase.SNAPSHOTS, done=len(made), of=len(begun.stores), store=store))
+
+    def is_missing(group: StoreGroup) -> bool:
+        return not made.issuperset(group.targets)
+
+    for group in filter(is_missing, planned.groups):
+        still_held()
+        rebuild(storage, begun, planned, group, machine, ended)

@@ -1,0 +1,63 @@
+"""Gathers the facts for a rewrite of native state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore import catalog
+from statestore.contents import Contents, layout
+from statestore.errors import StatekeeperError
+from statestore.format import names
+from statestore.format.names import StorePath
+from statestore.format.partition_keys import partition_rules
+from statestore.maintenance import switchover
+from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, Rules
+from statestore.maintenance.switchover import SwitchoverFacts
+from statestore.origin import Origin
+from statestore.storage import Storage, read_or_none
+
+
+def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> RewriteFacts:
+    """Gather the facts, with an audit unless a rewrite is half done. `scratch`: the folder for local work.
+
+    Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
+    """
+    stopped = switchover.gather(storage, scratch=scratch, policy=policy)
+    if stopped.batch is None or stopped.origin is not Origin.NATIVE:
+        return RewriteFacts(stopped=stopped)
+    offsets = read_or_none(storage, names.offsets(stopped.batch))
+    return RewriteFacts(
+        stopped=stopped,
+        operators=tuple(_operators(storage, stopped, stopped.batch)),
+        offsets="" if offsets is None else offsets.decode("utf-8", "replace"),
+    )
+
+
+def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int) -> list[OperatorFacts]:
+    stores = {one.store: one.head for one in stopped.stores}
+    contents = Contents(storage=storage, batch=batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
+    found = []
+    for number in sorted({store.operator for store in stores}):
+        of_operator = [store for store in stores if store.operator == number]
+        metadata = catalog.operator_at(storage, number, batch)
+        name = metadata.name if metadata else ""
+        stores_of = tuple(dict.fromkeys(store.store for store in of_operator))
+        found.append(
+            OperatorFacts(
+                operator=number,
+                name=name,
+                stores=stores_of,
+                partitions=len({store.partition for store in of_operator}),
+                rules={one: _rules(contents, StorePath(number, 0, one), name) for one in stores_of},
+            )
+        )
+    return found
+
+
+def _rules(contents: Contents, store: StorePath, operator: str) -> Rules | StatekeeperError:
+    """Return how the rows of a store are partitioned, or why that is unknown."""
+    try:
+        return partition_rules(operator, store, layout(contents, store).families, contents.conf)
+    except StatekeeperError as error:
+        return error

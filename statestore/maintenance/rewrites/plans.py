@@ -1,0 +1,144 @@
+"""The types of a rewrite of native state: facts, groups of stores, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from statestore.errors import StatekeeperError
+from statestore.format.names import StorePath, VersionId
+from statestore.format.partition_keys import PartitionColumns, PartitionRule
+from statestore.format.state_conf import OURS, StateConf
+from statestore.format.structure import Structure
+from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
+from statestore.switch_journal import OpenJournal, RewriteKind
+
+Partitions = npt.NDArray[np.int32]
+"""The partition of each row."""
+
+Rules = Mapping[str | None, PartitionRule]
+"""How the rows of a store are partitioned, by the name of their column family; None without families."""
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """The goal of another number of partitions."""
+
+    partitions: int
+
+
+Goal = Rescale
+"""The goal of a rewrite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorFacts:
+    """One operator: the names of its stores, and its number of partitions.
+
+    rules  by store, how its rows are partitioned, or why that is unknown
+    """
+
+    operator: int
+    name: str
+    stores: tuple[str, ...]
+    partitions: int
+    rules: Mapping[str, Rules | StatekeeperError]
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether it has one partition whatever the number of the query: a limit, or an aggregation over all rows."""
+        rules = [
+            rule for of_store in self.rules.values() if isinstance(of_store, Mapping) for rule in of_store.values()
+        ]
+        return bool(rules) and all(rule.columns is PartitionColumns.NONE for rule in rules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteFacts:
+    """The facts about a checkpoint whose state is to be rewritten.
+
+    stopped    the facts that every rewrite of a stopped query needs
+    offsets    the newest offset log, as text
+    """
+
+    stopped: SwitchoverFacts
+    operators: tuple[OperatorFacts, ...] = ()
+    offsets: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreGroup:
+    """The stores of one name of one operator, whose rows are distributed anew.
+
+    sources   the present partitions
+    targets   the partitions afterwards
+    rules     how rows are partitioned; None if each source becomes the target with its number
+    """
+
+    operator: int
+    name: str
+    sources: tuple[StoreSwitchFacts, ...]
+    targets: tuple[StorePath, ...]
+    rules: Rules | None
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes to download."""
+        return sum(one.base_bytes + one.tail_bytes for one in self.sources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewritePlan:
+    """The steps of a rewrite, in order: make the snapshots of all groups at the version after the head, then append one
+    batch without rows to the logs. If there are `refusals`, no step is executed.
+
+    batch        the newest committed batch; the rewrite appends batch + 1
+    partitions   the number of partitions afterwards
+    structure    the structure of the new versions
+    header       header of the snapshots' metadata
+    commit, offsets   the newest logs, as text; the execution is refused if they have changed
+    is_there     the checkpoint has this number of partitions already
+    half_done    the journal of an interrupted run, which this plan completes
+    local_bytes  upper bound of the local disk
+    seconds      estimated duration
+    """
+
+    rewrite: RewriteKind
+    batch: int | None
+    partitions: int
+    structure: Structure
+    header: str = "v1"
+    groups: tuple[StoreGroup, ...] = ()
+    refusals: tuple[str, ...] = ()
+    commit: str = ""
+    offsets: str = ""
+    is_there: bool = False
+    half_done: OpenJournal | None = None
+    conf: StateConf = OURS
+    local_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def version(self) -> int:
+        """The number of the new version of every store."""
+        assert self.batch is not None
+        return self.batch + 2
+
+    @property
+    def targets(self) -> tuple[StorePath, ...]:
+        """The stores of the new version."""
+        return tuple(target for group in self.groups for target in group.targets)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes to download for all groups."""
+        return sum(group.read_bytes for group in self.groups)
+
+
+def new_versions(planned: RewritePlan, fresh: Callable[[], str]) -> Mapping[StorePath, VersionId]:
+    """Name the new version of each store. `fresh` gives a checkpoint id."""
+    is_v2 = planned.structure is Structure.V2
+    return {target: VersionId(planned.version, fresh() if is_v2 else None) for target in planned.targets}

@@ -1,0 +1,51 @@
+"""Reverses a half-done rewrite of native state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from statestore import catalog
+from statestore import switch_journal as journal
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
+from statestore.format.structure import Structure
+from statestore.maintenance.rewrites.batch import is_appended
+from statestore.maintenance.rewrites.execute import guards_of
+from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
+from statestore.storage import Storage
+from statestore.switch_journal import Ending, OpenJournal
+
+
+def roll_back(
+    storage: Storage, opened: OpenJournal, progress: ProgressCallback, *, still_held: Callable[[], None]
+) -> None:
+    """Delete what a half-done rewrite has written. The query is stopped; for `progress` and `still_held`, see `execute`.
+
+    Uploaded tables that are not in the journal remain as orphans for garbage collection. Raises `RefusedAsUnsafe` if the
+    query committed a batch after the rewrite; `StorageError`.
+    """
+    begun = opened.begun
+    batch = begun.batch + 1
+    newest = catalog.newest_batch(storage)
+    is_committed = is_appended(storage, begun)
+    if is_committed and newest is not None and newest > batch:
+        raise RefusedAsUnsafe(
+            f"the query continued with the rewritten state to batch {newest}",
+            path=names.commits(newest),
+            hint=f"to finish the {begun.rewrite.value}, run: {begun.finishing}",
+        )
+    still_held()
+    if is_committed:
+        # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
+        storage.delete([names.offsets(batch)])
+        storage.delete([names.commits(batch)])
+    still_held()
+    # Delete zips before tables, so that no zip names a missing table.
+    storage.delete(sorted(store.snapshot(version) for store, version in begun.stores.items()))
+    still_held()
+    storage.delete(store.table_file(table) for store, made in opened.made.items() for table in made.tables)
+    if begun.to is Structure.V1:
+        # The guards last: until then, no query loads a part of the new snapshots.
+        storage.delete(guards_of(begun, {*catalog.files(storage), *begun.stores}))
+    journal.end(storage, begun, Ending.ABORTED)
+    progress(Progress(phase=SwitchPhase.TAKEN_BACK))
