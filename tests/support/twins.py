@@ -125,14 +125,14 @@ def savepoint_is_what_spark_shows(query: NativeQuery, oracle: Oracle, folder: Pa
 def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     """Take snapshots that lack a key in each store. A comparison must detect them."""
     root = query.root
-    with _forgetful():
+    with forgetful():
         statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
     storage = open_storage(root)
     storage.delete(changelogs(storage))
 
 
 @contextmanager
-def _forgetful() -> Iterator[None]:
+def forgetful() -> Iterator[None]:
     """Snapshots made inside this block lack the first key of their store."""
     capture = Database.capture
 
