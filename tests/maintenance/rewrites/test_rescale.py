@@ -1,0 +1,225 @@
+"""Rescales of the checkpoints that Spark wrote: the same rows, each in the partition of its key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog, switch_journal
+from statestore.errors import HalfSwitched, RefusedAsUnsafe
+from statestore.format import logs, names
+from statestore.format.state_conf import shuffle_partitions
+from statestore.maintenance import audit, rewrites
+from statestore.maintenance.rewrites import Rescale
+from statestore.storage import Storage, open_storage
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.placed_rows import placed_rows
+from tests.support.rescales import FOR_SPARK, abort, all_rows, planned, rescale
+from tests.support.switching import WRITES
+from tests.support.twins import clean, statekeeper
+from tests.support.unpacked import unpacked
+
+CHECKPOINTS = sorted((Path(__file__).parents[2] / "fixtures" / "checkpoints").glob("spark-*.zip"))
+V1, V2 = (next(one for one in CHECKPOINTS if one.stem.endswith(f"{v}-aggregation")) for v in ("v1", "v2"))
+ONE_OF = 4
+"""CI rescales one of this number of checkpoints to each number of partitions; the slow tests rescale all."""
+
+
+def _cases() -> list[object]:
+    cases = [(path, partitions) for path in CHECKPOINTS for partitions in (1, 3, 7)]
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*case, id=f"{case[0].stem}-{case[1]}", marks=() if number % ONE_OF == 0 else slow)
+        for number, case in enumerate(cases)
+    ]
+
+
+def opened(archive: Path, folder: Path) -> Storage:
+    return open_storage(str(unpacked(archive, folder)))
+
+
+@pytest.mark.parametrize(("archive", "partitions"), _cases())
+def test_a_rescaled_checkpoint_has_the_same_rows_each_in_the_partition_of_its_key(
+    archive: Path, partitions: int, tmp_path: Path
+) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    before, batch = all_rows(checkpoint), catalog.newest_batch(storage)
+    assert batch is not None
+    already = planned(storage, partitions, tmp_path).is_there
+    if already:
+        partitions += 1
+    rescale(storage, partitions, tmp_path)
+    assert all_rows(checkpoint) == before
+    placed = placed_rows(checkpoint, tmp_path / "placed")
+    assert +placed.elsewhere == {}
+    assert len(placed.rows) >= 1
+    path = names.offsets(batch + 1)
+    assert shuffle_partitions(logs.parse_offsets(storage.read(path), path), path) == partitions
+    clean(storage, tmp_path)
+
+
+def test_each_operator_has_the_new_number_of_partitions_except_those_over_all_rows(tmp_path: Path) -> None:
+    counts = {}
+    for archive in CHECKPOINTS[:2]:
+        storage = opened(archive, tmp_path / archive.stem)
+        rescale(storage, 5, tmp_path)
+        heads = catalog.heads(storage)
+        assert heads is not None
+        counts[archive.stem.rpartition("v1-")[2]] = len(heads.heads)
+    assert counts["aggregation-of-all-rows"] == 1
+    assert counts["a-zip-for-each-version"] == 5
+
+
+@pytest.mark.parametrize("archive", [V1, V2], ids=["V1", "V2"])
+def test_rescales_can_be_repeated_up_and_down(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+    for partitions in (8, 20, 3, 2):
+        rescale(storage, partitions, tmp_path)
+        assert all_rows(checkpoint) == before
+        clean(storage, tmp_path)
+
+
+@pytest.mark.parametrize("archive", [V1, V2], ids=["V1", "V2"])
+def test_no_file_of_the_query_is_changed(archive: Path, tmp_path: Path) -> None:
+    storage = opened(archive, tmp_path)
+    before = {entry.path: storage.read(entry.path) for entry in storage.list("")}
+    rescale(storage, 5, tmp_path)
+    assert {path: storage.read(path) for path in before} == before
+    assert (_with_ids(storage) == set()) is (archive is V1)
+
+
+def test_maintenance_and_a_switch_follow_a_rescale_and_its_rewind(tmp_path: Path) -> None:
+    checkpoint = unpacked(V1, tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+    batch = catalog.newest_batch(storage)
+    root, scratch = str(checkpoint), ("--scratch", str(tmp_path / "scratch"))
+    apply = ("--apply", "--confirm-stopped", *scratch)
+    statekeeper("rescale", root, "--partitions", "4", *apply)
+    statekeeper("snapshot", root, "--at-head", "--confirm-stopped", "--mode", "snapshots", *scratch)
+    statekeeper("gc", root, "--mode", "full", "--apply", "--grace", "0s")
+    clean(storage, tmp_path)
+    statekeeper("switch", root, "--to", "v2", "--for-spark", "4.2", *apply)
+    statekeeper("rescale", root, "--partitions", "2", "--for-spark", "4.2", *apply)
+    assert all_rows(checkpoint) == before
+    statekeeper("rewind", root, "--to-batch", str((batch or 0) + 1), "--keep-query-id", *apply)
+    assert all_rows(checkpoint) == before
+    statekeeper("audit", root, "--deep")
+
+
+@pytest.mark.parametrize("archive", [V1, V2], ids=["V1", "V2"])
+def test_a_rewind_to_the_batch_before_returns_to_the_old_partitions(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    rescale(storage, 1, tmp_path)
+    options = ("--apply", "--confirm-stopped", "--scratch", str(tmp_path))
+    statekeeper("rewind", str(checkpoint), "--to-batch", str(heads.batch), "--keep-query-id", *options)
+    assert catalog.heads(storage) == heads
+    assert all_rows(checkpoint) == before
+    clean(storage, tmp_path)
+    rescale(storage, 3, tmp_path)
+    assert all_rows(checkpoint) == before
+
+
+def test_the_plan_of_the_present_number_has_nothing_to_do(tmp_path: Path) -> None:
+    plan = planned(opened(V2, tmp_path), 2, tmp_path)
+    assert plan.is_there
+    assert plan.refusals == ()
+    assert plan.groups == ()
+
+
+def test_a_started_batch_blocks_the_rescale(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    batch = catalog.newest_batch(storage) or 0
+    storage.create(names.offsets(batch + 1), storage.read(names.offsets(batch)))
+    with pytest.raises(RefusedAsUnsafe, match=rf"batch {batch + 1} is started but not committed"):
+        rescale(storage, 5, tmp_path)
+
+
+def test_a_damaged_store_blocks_the_rescale(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    store, head = next(iter(heads.heads.items()))
+    storage.replace(store.changelog(head), b"damaged")
+    with pytest.raises(RefusedAsUnsafe, match="the audit reports"):
+        rescale(storage, 5, tmp_path)
+    assert switch_journal.open_journal(storage) is None
+
+
+def test_too_little_local_disk_blocks_the_rescale(tmp_path: Path) -> None:
+    facts = rewrites.gather(opened(V2, tmp_path), scratch=tmp_path)
+    full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
+    [refusal] = rewrites.plan(full, Rescale(5), FOR_SPARK).refusals
+    assert "10 are free" in refusal
+
+
+def test_the_release_must_be_given_if_the_checkpoint_does_not_show_it(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    storage.delete([entry.path for entry in storage.list(names.STATE) if entry.path.endswith(names.SIDECAR)])
+    refusals = planned(storage, 5, tmp_path, spark=None).refusals
+    assert all("--for-spark" in refusal for refusal in refusals)
+
+
+def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(tmp_path: Path) -> None:
+    """Such rows have a query that partitions by something that its state does not show."""
+    checkpoint = unpacked(V1, tmp_path)
+    zero, one = checkpoint / "state/0/0", checkpoint / "state/0/1"
+    for path in [path for path in zero.iterdir() if path.suffix in (".changelog", ".zip")]:
+        other = one / path.name
+        body = path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(body)
+        for hidden in (zero / f".{path.name}.crc", one / f".{path.name}.crc"):
+            hidden.unlink(missing_ok=True)
+    storage = open_storage(str(checkpoint))
+    with pytest.raises(Exception, match="cannot be moved to other partitions") as raised:
+        rescale(storage, 5, tmp_path)
+    assert getattr(raised.value, "code", None) == "unknown_partitioning"
+    abort(storage)
+    assert switch_journal.open_journal(storage) is None
+
+
+def test_a_half_done_rescale_blocks_other_verbs_and_other_goals(tmp_path: Path) -> None:
+    storage = opened(V1, tmp_path)
+    _die_before(storage, "made-", tmp_path)
+    found = audit.judge(audit.gather(storage))
+    assert audit.FindingKind.HALF_SWITCHED in {finding.kind for finding in found.findings}
+    root = str(storage.url.removeprefix("file://"))
+    refused = statekeeper("snapshot", root, "--all", "--mode", "snapshots", exit_code=13)
+    assert "statekeeper rescale ROOT --partitions 5 --apply --confirm-stopped" in " ".join(refused.split())
+    assert "is half done" in planned(storage, 6, tmp_path).refusals[0]
+    assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
+    statekeeper("switch", root, "--abort", "--confirm-stopped", exit_code=13)
+    with pytest.raises(HalfSwitched):
+        switch_journal.require_none(storage)
+
+
+def test_in_structure_v1_no_query_can_start_before_the_rescale_ends(tmp_path: Path) -> None:
+    """Spark parses the name of each zip in a store, and fails at a name with an id in structure V1."""
+    storage = opened(V1, tmp_path)
+    _die_before(storage, "ended", tmp_path)
+    assert _with_ids(storage) == set()  # the audit was clean: the guards are gone
+    other = opened(V1, tmp_path / "other")
+    _die_before(other, "commits/", tmp_path)
+    assert _with_ids(other) == {f"state/0/{number}" for number in range(5)}
+
+
+def _with_ids(storage: Storage) -> set[str]:
+    """Return the stores that have a zip with an id in its name."""
+    found = catalog.files(storage)
+    return {store.folder for store, of_store in found.items() if any(one.id for one in of_store.snapshots)}
+
+
+def _die_before(storage: Storage, part: str, scratch: Path) -> None:
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.BEFORE if request.kind in WRITES and part in request.path else None
+
+    with pytest.raises(SimulatedCrash):
+        rescale(Dying(storage), 5, scratch)

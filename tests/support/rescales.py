@@ -1,0 +1,52 @@
+"""Rescales checkpoints like `statekeeper rescale`, and compares their rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from statestore import switch_journal
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.sparks import Spark
+from statestore.maintenance import rewrites, runs
+from statestore.maintenance.rewrites import Rescale, RewritePlan
+from statestore.maintenance.switchover import Machine, Progress
+from statestore.storage import Storage
+from tests.support.dumped import dumped
+
+FOR_SPARK = Spark.V4_2
+
+
+def planned(storage: Storage, partitions: int, scratch: Path, spark: Spark | None = FOR_SPARK) -> RewritePlan:
+    return rewrites.plan(rewrites.gather(storage, scratch=scratch), Rescale(partitions), spark)
+
+
+def rescale(
+    storage: Storage, partitions: int, scratch: Path, *, clock: Clock | None = None, spark: Spark | None = FOR_SPARK
+) -> list[Progress]:
+    """Plan and execute, without the wait for a quiet checkpoint."""
+    told: list[Progress] = []
+    plan = planned(storage, partitions, scratch, spark)
+    if plan.refusals:
+        raise RefusedAsUnsafe("; ".join(plan.refusals))
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    runs.rewrite(storage, plan, told.append, run=RandomIds().fresh(), holder="a test", machine=machine)
+    return told
+
+
+def abort(storage: Storage, *, clock: Clock | None = None) -> None:
+    journal = switch_journal.open_journal(storage)
+    if journal is not None:
+        run = RandomIds().fresh()
+        runs.abort_rewrite(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
+
+
+def all_rows(root: object) -> Counter[str]:
+    """Every row at the newest batch as text, with operator, store and family, whatever its partition."""
+    found: Counter[str] = Counter()
+    for row in dumped(root):
+        _, operator, _, *name = row["store"].split("/")
+        found[json.dumps([operator, name, row["family"], row["key"], row["value"]], sort_keys=True)] += 1
+    return found
