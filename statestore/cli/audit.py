@@ -26,20 +26,32 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 @click.command(short_help="Verify the integrity of a checkpoint.")
 @several_roots
-@click.option("--deep", is_flag=True, help="Also read and decode every byte of every store.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Also read and decode every byte of every store. Without it, the audit does not read the contents of changelogs "
+    "and SST files.",
+)
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="Audit only the newest N versions. Use the number that you use for gc.",
+    help="Number of versions that gc retains. If an older version cannot be restored, this is no finding. Use the same "
+    "number for gc. Default: the number in statekeeper.toml, otherwise 100.",
 )
 @scratch_option
-@click.option("--verbose", is_flag=True, help="List the properties that this audit did not verify (not proved).")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="Also list the properties that this audit did not verify. Each of these lines begins with `not proved`.",
+)
 @output_option
 def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: bool, output: Output) -> int:
-    """Verify the integrity of a checkpoint: the state files against the commit log. It writes nothing below ROOT.
+    """Verify the integrity of a checkpoint: compare the state files with the commit log.
 
-    Exit code 3: there are findings that need an action. The summary counts the files that the next gc deletes. They are not
-    findings.
+    The audit writes nothing below ROOT.
+
+    Exit code 3: the audit has findings that need an action. Files that the next gc deletes are not findings: the summary
+    only counts them.
     """
     policy = root.policies.retention
     with progress_bar() as progress:

@@ -34,16 +34,17 @@ from statestore.maintenance.passes import PreparedClaim
     metavar="CHECKPOINT",
     shell_complete=complete_root,
     help="The checkpoint of the query that becomes the owner. If the folder is empty, claim writes a new checkpoint there. "
-    "The job then continues with the batch after its last committed batch.",
+    "The job then continues with the batch after the newest committed batch of ROOT.",
 )
 @click.option(
     "--query-id",
     metavar="UUID",
-    help="The id of the query that becomes the owner. If --checkpoint contains a checkpoint, its query id is used. "
-    "Otherwise the default is the id of the present owner.",
+    help="The id of the query that becomes the owner. If the folder of --checkpoint contains a checkpoint, omit this "
+    "option: claim uses the id of that checkpoint and rejects any other id. If that folder is empty, the default is the "
+    "id of the present owner.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan.")
-@stopped_option
+@stopped_option("Required for --apply.")
 @output_option
 @click.pass_context
 def claim(
@@ -58,9 +59,11 @@ def claim(
     """Show which query would become the owner of a state root; with --apply, make it the owner.
 
     ROOT is the state root of a job that uses Statekeeper's operator (Python package `pipelines`). The checkpoint of a Spark
-    query without this operator has no owner. Use this verb if the checkpoint of the job is lost. Also use it if a query
-    with another id must continue with this state. If a job is running at the time of the claim, it stops before its next
-    batch with the error foreign_root.
+    query without this operator has no owner.
+
+    Use this verb if the checkpoint of the job is lost, or if a query with another id must continue with this state. Give
+    --checkpoint or --query-id. Stop the job first. If it still runs on ROOT at the time of the claim, the job stops before
+    its next batch with the error foreign_root.
     """
     if checkpoint is None and query_id is None:
         raise click.UsageError("give --checkpoint or --query-id")

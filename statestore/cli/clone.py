@@ -14,16 +14,18 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import (
+    BATCH_DEFAULT,
     FINDINGS,
     Opened,
     Output,
     complete_root,
+    copy_location_option,
     error_object,
     open_destination,
     output_option,
     root_argument,
     scratch_option,
-    stopped_option,
+    stopped_for_copy_option,
     this_process,
 )
 from statestore.cli.copy_progress import copy_progress
@@ -36,20 +38,17 @@ from statestore.maintenance.passes import PreparedClone
 @click.command(short_help="Copy a checkpoint at one batch to another location.")
 @root_argument
 @click.argument("destination", shell_complete=complete_root)
-@click.option("--batch", type=click.IntRange(0), help="The batch to clone. Default: the newest that is safe to copy.")
+@click.option("--batch", type=click.IntRange(0), help=f"The batch to clone. {BATCH_DEFAULT}")
 @click.option(
     "--new-query",
     is_flag=True,
-    help="Give the clone a new query id. With the old id, a sink such as Delta skips the batches of the clone, because "
-    "it already has batches with these numbers.",
+    help="Give the clone a new query id. Use it if the clone writes to the sink of the source: with the old id, a sink "
+    "such as Delta skips the batches of the clone, because it already has batches with these numbers. Default: the clone "
+    "keeps the query id of the source.",
 )
-@click.option("--query-id", metavar="UUID", help="The new query id, if it must be a certain one. Implies --new-query.")
-@click.option(
-    "--location",
-    metavar="URL",
-    help="The URL that Spark uses for the destination. Required if it cannot be derived from the URLs in the source.",
-)
-@stopped_option
+@click.option("--query-id", metavar="UUID", help="The new query id. Implies --new-query. Default: a random id.")
+@copy_location_option
+@stopped_for_copy_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @scratch_option
 @output_option
@@ -69,13 +68,16 @@ def clone(
 ) -> None:
     """Copy a checkpoint at one batch to another location. A Spark query can start from the copy.
 
-    The query of the source may be running. The source is not changed. The clone contains the state of one batch, and the
-    last entries of the offset log and the commit log up to this batch. This verb only adds files to an empty destination,
-    so it runs at once. If it is interrupted, run it again to complete it.
+    The query of the source may be running. This verb does not change its files. The clone contains the state of one batch.
+    It also contains the entries of the offset log and the commit log that Spark needs to start after this batch: at least
+    the last two of each.
 
-    In structure V1 (state store checkpoint format version 1), a running query may still replace the changelogs of its two
-    newest batches. So the default is two batches behind the newest. With --confirm-stopped, the default is the newest
-    batch.
+    DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
+    the same command with the same --batch to complete the clone.
+
+    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
+    two newest batches. To copy them, stop the query and add --confirm-stopped. This does not apply to a job with
+    Statekeeper's operator.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")

@@ -284,11 +284,17 @@ output_option = click.option(
     callback=_output,
     help="Output format: tables, or one JSON object on stdout.",
 )
-mode_option = click.option(
-    "--mode",
-    type=click.Choice([mode.value for mode in Mode]),
-    help="Allowed changes: none (observe), new snapshots only (snapshots), or all (full).",
-)
+
+
+def mode_option(required: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --mode. `required`: what the verb requires."""
+    return click.option(
+        "--mode",
+        type=click.Choice([mode.value for mode in Mode]),
+        help="Allowed changes: none (observe), new files only (snapshots), or new files and deletions (full). "
+        f"{required} Default: the mode of ROOT in statekeeper.toml. Without such a mode, the default is full for a job "
+        "with Statekeeper's operator and observe for any other Spark query.",
+    )
 
 
 class RenamedOption(click.Option):
@@ -299,22 +305,53 @@ class RenamedOption(click.Option):
         return record and (self.opts[0], record[1])
 
 
-stopped_option = click.option(
-    "--confirm-stopped",
-    "--i-stopped-it",
-    "stopped",
-    cls=RenamedOption,
-    is_flag=True,
-    help="Confirm that the query is stopped: its application has ended and nothing will restart it.",
+def stopped_option(required: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --confirm-stopped. `required`: when the verb requires it."""
+    return click.option(
+        "--confirm-stopped",
+        "--i-stopped-it",
+        "stopped",
+        cls=RenamedOption,
+        is_flag=True,
+        help=f"Confirm that the query is stopped: its application has ended and nothing will restart it. {required}",
+    )
+
+
+stopped_for_copy_option = stopped_option(
+    "Required only to copy one of the two newest batches of a Spark query in structure V1."
 )
-for_spark_option = click.option(
-    "--for-spark",
-    "spark",
-    type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
-    callback=lambda _, __, value: None if value is None else Spark(value),
-    help="Spark release that will run the query. In structure V2, Spark 4.0 cannot read the snapshots of later "
-    "releases, and later releases cannot read those of Spark 4.0.",
+
+
+def for_spark_option(effect: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --for-spark. `effect`: what the verb does with it, its default, and when the verb requires it."""
+    return click.option(
+        "--for-spark",
+        "spark",
+        type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
+        callback=lambda _, __, value: None if value is None else Spark(value),
+        help=f"Spark release that will run the query. {effect}",
+    )
+
+
+for_spark_of_checkpoint_option = for_spark_option(
+    "In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark "
+    "4.0. Default: derived from the checkpoint. Required if the checkpoint does not show the release: the verb then asks "
+    "for it."
 )
+copy_location_option = click.option(
+    "--location",
+    metavar="URL",
+    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only operators with column "
+    "families need it, such as transformWithState: their metadata contains the URL of the checkpoint. Default: derived "
+    "from DESTINATION and from the URL in this metadata. Required if DESTINATION is webhdfs:// and the query does not use "
+    "HDFS.",
+)
+BATCH_DEFAULT = (
+    "Default: the newest batch. Exception: in structure V1 without --confirm-stopped, the default is the newest batch "
+    "minus 2."
+)
+"""The default of --batch of the verbs that copy. It does not apply to a job with Statekeeper's operator in structure V1."""
+
 scratch_option = click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),

@@ -38,10 +38,10 @@ _COLUMNS = ("change", "key", "before", "after")
     "from_version",
     type=click.IntRange(0),
     metavar="VERSION",
-    help="Older version. Default: the version before --to.",
+    help="Older version. Default: the version directly before --to.",
 )
 @click.option(
-    "--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Newer version. Default: the newest."
+    "--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Newer version. Default: the newest version."
 )
 @store_option
 @family_option
@@ -60,8 +60,10 @@ def diff(
 ) -> None:
     """Show the differences of the state between two versions: added, removed and changed keys.
 
-    This verb only reads. It restores both versions of each store below --scratch and compares all keys. A list counts as
-    one value.
+    This verb only reads. It restores one store after another below --scratch, in both versions, and compares all keys.
+
+    A list in the state of transformWithState is compared as a whole. If one element differs, diff shows the key as changed,
+    with both lists.
     """
     after = contents_at(root.storage, None if to_version is None else to_version - 1)
     if after is None:

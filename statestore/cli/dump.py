@@ -37,19 +37,19 @@ from statestore.format.plain_values import grouped, plain_rows
 @rows_of_several_roots
 @store_option
 @family_option
-@click.option("--version", type=click.IntRange(0), help="Show the state at this version.")
+@click.option("--version", type=click.IntRange(0), help="Show the state at this version. Give --version or --batch.")
 @click.option(
     "--batch",
     type=click.IntRange(0),
-    help="Show the state after this batch (version BATCH + 1). Default: the newest batch.",
+    help="Show the state after this batch: version BATCH + 1. Default: the newest batch.",
 )
 @click.option(
     "--key",
     "keys",
     metavar="COLUMN=VALUE",
     multiple=True,
-    help="Show only rows whose key has this value in this column (as JSON prints it, without quotes). Repeatable; a row "
-    "must match all.",
+    help="Show only rows whose key column has this value, for example user=ann or id=42. Write the value as --output json "
+    "prints it. Omit the quotes of a string. Repeatable: a row must match all conditions.",
 )
 @limit_option
 @scratch_option

@@ -44,28 +44,32 @@ from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatch
 @root_argument
 @click.option("--apply", is_flag=True, help="Delete the files of the plan.")
 @click.option(
-    "--retain", type=click.IntRange(1), help="Number of versions to retain. Default: 100, or the configured number."
+    "--retain",
+    type=click.IntRange(1),
+    help="Number of versions to retain. Default: the number in statekeeper.toml, otherwise 100.",
 )
 @click.option(
     "--grace",
     type=Duration(),
-    help="Minimum age of a file before it is deleted: 90s, 10m, 1h, 7d. Default: 1h, or the configured age.",
+    help="Minimum age of a file before gc deletes it, for example 90s, 10m, 1h or 7d. Default: the age in "
+    "statekeeper.toml, otherwise 1h.",
 )
-@mode_option
+@mode_option("--apply requires full.")
 @click.option(
     "--orphans",
     "everything",
     is_flag=True,
-    help="Also examine stores without changes since the last gc, and abort uploads to S3 that are unfinished after a day. "
-    "With --confirm-stopped, also include SST files that no snapshot references. This applies to "
-    "native queries: stateful Spark queries without Statekeeper's operator.",
+    help="Find more orphans: files that no committed version can reach. For a job with Statekeeper's operator: also "
+    "examine the stores without changes since the last gc, and abort S3 uploads that are unfinished after one day. For "
+    "any other Spark query: also delete SST files that no snapshot references; this also requires --confirm-stopped.",
 )
-@stopped_option
+@stopped_option("Used only with --orphans, for a query without Statekeeper's operator.")
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Delete although the audit reports errors. gc first lists the versions that already cannot be loaded, "
-    "and the versions that the deletion makes impossible to load.",
+    help="Allow --apply although the audit reports errors. Before the deletion, gc lists the versions that already cannot "
+    "be loaded. It also lists the versions that cannot be loaded after the deletion. To see both lists without a deletion, "
+    "add --output json and omit --apply.",
 )
 @scratch_option
 @workers_option
@@ -87,10 +91,16 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    A file is deleted if both --retain and --grace permit it. gc always keeps one version at which all stores can be loaded.
-    If one store is not loadable at the oldest version to retain, gc retains older versions of every store. If the audit
-    reports errors, nothing is deleted. Before gc deletes files that a newer snapshot replaces, it reads that snapshot in
-    full, once. If it is corrupt, nothing is deleted.
+    gc deletes a file only if the file is older than --grace and no version within --retain needs it. gc always keeps a
+    version at which all stores can be loaded. If one store cannot be loaded at the oldest version to retain, gc also keeps
+    older versions: for every store, back to a version at which all stores can be loaded.
+
+    gc first audits the checkpoint, like the verb audit. If the audit finds lost or wrong state (an error), gc deletes
+    nothing unless you add --accept-loss. A warning does not stop gc.
+
+    Some files are no longer needed because a newer snapshot replaces them. Before gc --apply deletes such files, it reads
+    this snapshot in full. If the snapshot is corrupt, gc deletes nothing. It reads each snapshot only once: later runs use
+    the recorded result.
     """
     policy = root.policies.retention
     policy = replace(

@@ -31,13 +31,16 @@ from statestore.query_metrics import QueryMetrics
 @click.option(
     "--lineage",
     metavar="STORE",
-    help="Show the lineage of one store, for example 0/3 or state/0/3: versions, snapshots and dead branches (files of "
-    "failed attempts).",
+    help="Show the lineage of one store, for example 0/3 (operator 0, partition 3): its versions, its snapshots and its "
+    "dead branches. A dead branch is a file of a failed attempt.",
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
-    """Show each store of a checkpoint: its newest version (head), the snapshot from which a restart begins (base), the
-    changelogs after it (tail), size and restore time. This verb only reads."""
+    """Show each store of a checkpoint. This verb only reads.
+
+    For each store, it shows the snapshot from which a restart begins (base), the changelogs that a restart replays after it
+    (tail), the predicted restore time, and the number and size of the files.
+    """
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return 0

@@ -21,15 +21,18 @@ from statestore.maintenance import lease as leases
     "--break",
     "break_it",
     is_flag=True,
-    help="Release the lease of one ROOT whose holder is dead. If the holder is alive, it stops at its next step. Runs at "
-    "once.",
+    help="Release the lease of one ROOT. Use it if the holder is dead. Statekeeper does not check this. If the holder is "
+    "alive, gc, repair, rewind, switch and mirror stop before their next change of a file; a verb that only adds files "
+    "continues. Runs immediately.",
 )
 @output_option
 def lease(root: Opened, break_it: bool, output: Output) -> int:
     """Show which process maintains a checkpoint, and since when.
 
-    A lease is advisory: it avoids duplicate work. The safety of a checkpoint does not depend on it. Without --break this
-    verb only reads.
+    A lease prevents two processes from doing the same work at the same time. It is not a lock: even if two processes work
+    at the same time, the checkpoint is safe. If the holder does not renew its lease for 10 minutes, the lease expires.
+
+    Without --break, this verb only reads.
     """
     if break_it and len(click.get_current_context().params["roots"]) != 1:
         raise click.UsageError("--break releases the lease of one ROOT: name it")

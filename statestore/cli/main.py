@@ -31,13 +31,18 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, claim and savepoint --delete print a plan and change nothing without --apply.
+    gc, repair, rewind, switch, rescale, claim and savepoint --delete show a plan. They change nothing unless you add
+    --apply.
 
-    snapshot, clone, savepoint and unpack run at once and only add files. mirror also runs at once: it adds files, and
-    deletes copies that neither the source has nor the mirror needs. With --dry-run, these five verbs print their plan.
+    snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see the plan of one of these
+    five verbs and change nothing, add --dry-run. They add files. Only mirror also deletes files: old copies in the mirror
+    that the source no longer has and that the mirror does not need.
 
-    repair --undo, rewind --undo, switch --abort, rescale --abort and lease --break also run at once. All other verbs only
-    read.
+    repair --undo, rewind --undo, switch --abort, rescale --abort and lease --break also run immediately. All other verbs
+    only read.
+
+    The mode of ROOT also limits the changes. For a Spark query without Statekeeper's operator, the default mode is observe:
+    snapshot and gc --apply are rejected unless you add --mode.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

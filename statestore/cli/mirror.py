@@ -14,16 +14,18 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import (
+    BATCH_DEFAULT,
     FINDINGS,
     Opened,
     Output,
     complete_root,
+    copy_location_option,
     error_object,
     open_destination,
     output_option,
     root_argument,
     scratch_option,
-    stopped_option,
+    stopped_for_copy_option,
     this_process,
 )
 from statestore.cli.copy_progress import copy_progress
@@ -36,15 +38,9 @@ from statestore.maintenance.passes import PreparedMirror
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
 @root_argument
 @click.argument("destination", required=False, shell_complete=complete_root)
-@click.option(
-    "--batch", type=click.IntRange(0), help="The newest batch to mirror. Default: the newest that is safe to copy."
-)
-@click.option(
-    "--location",
-    metavar="URL",
-    help="The URL that Spark uses for the destination. Required if it cannot be derived from the URLs in the source.",
-)
-@stopped_option
+@click.option("--batch", type=click.IntRange(0), help=f"The newest batch to mirror. {BATCH_DEFAULT}")
+@copy_location_option
+@stopped_for_copy_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @scratch_option
 @output_option
@@ -60,17 +56,20 @@ def mirror(
     scratch: Path,
     output: Output,
 ) -> None:
-    """Copy the batches that a mirror lacks, so that a query can start from the mirror if the source is lost.
+    """Copy the new batches of a checkpoint to its mirror. If the source is lost, a query can start from the mirror.
 
-    The first run copies the state of one batch into an empty destination. Each later run copies only new files. Then it
-    deletes old copies from the mirror: files that the source has deleted and that no batch of the mirror needs. The source
-    is not changed and its query may be running, so this verb runs at once. A query can start from the mirror at any time.
-    If a run is interrupted, run it again.
+    The first run copies the state of one batch into an empty DESTINATION. Each later run copies only new files. Then it
+    deletes old copies from the mirror: files that the source has deleted and that no batch of the mirror needs.
 
-    Without DESTINATION, the `mirror` of the root in statekeeper.toml is used.
+    This verb runs immediately, without --apply. The query of the source may be running. This verb does not change its
+    files. In the mirror, it deletes only files that it has copied before. If a run is interrupted, run the same command
+    again. After each complete run, a query can start from the mirror.
 
-    In structure V1 (state store checkpoint format version 1), the mirror stays two batches behind the source unless
-    --confirm-stopped is given: a running query may still replace newer changelogs.
+    Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
+
+    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
+    two newest batches. So the mirror stays two batches behind the source. To copy them, stop the query and add
+    --confirm-stopped. This does not apply to a job with Statekeeper's operator.
     """
     by = this_process()
     if destination is None and root.mirror is None:

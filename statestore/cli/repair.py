@@ -32,26 +32,32 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.command(short_help="Repair files that prevent Spark from starting.")
 @root_argument
 @click.option(
-    "--apply", is_flag=True, help="Execute the plan. Each file that it changes or removes is quarantined first."
+    "--apply",
+    is_flag=True,
+    help="Execute the plan. First, each file that repair changes or removes is copied to quarantine.",
 )
 @click.option(
     "--undo",
     metavar="RUN",
-    help="Put back all files that the earlier run RUN quarantined. If one cannot be put back, put back none. Runs at once, "
-    "without --apply.",
+    help="Undo an earlier repair: put back all files that it quarantined, or none if one of them cannot be put back. RUN "
+    "is the id that repair --apply printed. Rejected if the query has committed a batch since. Runs immediately, without "
+    "--apply.",
 )
 @click.option(
-    "--deep", is_flag=True, help="Read every snapshot in full, as audit --deep does, to find corrupt snapshots."
+    "--deep", is_flag=True, help="Also read every snapshot in full. This finds SST files whose contents are corrupt."
 )
 @click.option(
     "--location",
     metavar="URL",
-    help="URL that Spark uses for a moved checkpoint, for example s3a://bucket/folder. Needed only if repair cannot "
-    "detect it.",
+    help="URL that Spark uses for the checkpoint after a move or copy, for example s3a://bucket/folder. Default: derived "
+    "from ROOT. If the checkpoint moved to another kind of storage, repair asks for this option.",
 )
-@for_spark_option
+@for_spark_option(
+    "Repair then also rewrites the headers of all V2 snapshots that this release cannot read. Default: no header is "
+    "rewritten. If there are snapshots of Spark 4.0, repair asks for this option."
+)
 @scratch_option
-@stopped_option
+@stopped_option("Required for --apply and --undo.")
 @output_option
 def repair(
     root: Opened,
@@ -66,12 +72,24 @@ def repair(
 ) -> None:
     """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
-    Repair rewrites the headers of snapshots that Spark 4.0 wrote in structure V2, so that later releases read them. It
-    quarantines files of rolled-back batches, and checksum files (.crc) without the file that they belong to. It also
-    quarantines corrupt snapshots that the newest version does not need; only gc --apply and --deep find them. After a move
-    or copy, it corrects the schema locations in the metadata of operators with column families.
+    Repair moves these files to quarantine:
 
-    If Spark rejects a lineage as too long, or if a snapshot is lost, run instead: statekeeper snapshot ROOT --at-head.
+    \b
+      - files of rolled-back batches: the logs no longer contain these batches
+      - checksum files (.crc) without their file, or with the checksum of another file
+      - corrupt snapshots that the newest version does not need
+      - other files that Spark reads as a snapshot or a log by mistake
+
+    If the contents of an SST file are corrupt, repair finds the snapshot only with --deep, or after gc --apply has read it.
+
+    After a move or copy of the checkpoint, repair corrects the URLs of the state schemas in the metadata of operators with
+    column families. With --for-spark, it also rewrites the headers of snapshots: in structure V2, Spark 4.0 and later
+    releases cannot read each other's snapshots.
+
+    If Spark rejects a lineage as too long, or if a snapshot is lost, run another command instead:
+
+    \b
+        statekeeper snapshot ROOT --at-head
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

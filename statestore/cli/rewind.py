@@ -40,35 +40,40 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
 
 @click.command(short_help="Roll a stopped query back to an earlier batch.")
 @root_argument
-@click.option("--to-batch", "batch", type=click.IntRange(0), help="The newest batch after the rewind.")
+@click.option("--to-batch", "batch", type=click.IntRange(0), help="Go back to this batch. Later batches are removed.")
 @click.option(
     "--to",
     "time",
     type=click.DateTime(_FORMS),
     metavar="TIME",
-    help='Rewind to the newest batch that was committed at this time or before: in UTC, such as "2026-11-20 03:00".',
+    help='Go back to the newest batch that was committed at this time (UTC) or before, for example "2026-11-20 03:00". '
+    "Give "
+    "either --to-batch or --to.",
 )
-@click.option("--sink", metavar="URL", help="A Delta table that the query writes: show the version to restore.")
 @click.option(
-    "--query-id", metavar="UUID", help="The new query id, if it must be a certain one. Default: a random one."
+    "--sink",
+    metavar="URL",
+    help="The Delta table that the query writes. The plan then shows the SQL command that restores the table to the same "
+    "batch. Rewind does not change the table.",
 )
+@click.option("--query-id", metavar="UUID", help="The new query id. Default: a random id.")
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="Keep the query id. Danger: a Delta table may already hold batches after --to-batch. Then it skips the new "
-    "batches "
-    "with the same numbers, and the rows of the new batches are lost.",
+    help="Keep the query id. Danger: if a Delta table already has later batches of this query, it skips the new batches "
+    "with the same numbers. The rows of these new batches are lost.",
 )
 @click.option(
-    "--apply", is_flag=True, help="Execute the plan. Each file that it removes or changes is quarantined first."
+    "--apply", is_flag=True, help="Execute the plan. Each file that rewind removes or changes is kept in quarantine."
 )
 @click.option(
     "--undo",
     metavar="RUN",
-    help="Put back all files that the earlier run RUN quarantined; --apply prints RUN. Runs at once, without --apply.",
+    help="Undo an earlier rewind: put back all files that it quarantined. RUN is the id that rewind --apply printed. "
+    "Rejected if the query has committed a batch since. Runs immediately, without --apply.",
 )
 @scratch_option
-@stopped_option
+@stopped_option("Required for --apply and --undo.")
 @output_option
 @click.pass_context
 def rewind(
@@ -85,14 +90,17 @@ def rewind(
     stopped: bool,
     output: Output,
 ) -> None:
-    """Show how a stopped query goes back to an earlier batch; with --apply, roll it back.
+    """Show the plan to roll a stopped query back to an earlier batch; with --apply, roll it back.
 
-    First, it restores each store at that batch into --scratch, to prove that this is possible. The plan shows the data that
-    the sources must still have. With --sink, it shows the command that restores the Delta table.
+    First, rewind restores each store at that batch below --scratch. This proves that the state can be loaded. The query
+    will read the input of the later batches again, so the plan lists the data that its sources must still have, for example
+    offsets of Kafka topics.
 
-    A rewind moves later state, offsets and commits to quarantine. The query gets a new id. A job that uses the operator of
-    the package pipelines has two folders: the checkpoint of Spark and the state root. Rewind both, with the same
-    --query-id.
+    With --apply, rewind moves the state, offsets and commits of later batches to quarantine. The query gets a new id unless
+    you add --keep-query-id.
+
+    A job with Statekeeper's operator (Python package `pipelines`) has two folders: the checkpoint of Spark and the state
+    root. Rewind both folders, with the same --to-batch and the same --query-id.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

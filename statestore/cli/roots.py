@@ -104,7 +104,8 @@ def _roots_options(command: Callable[..., None]) -> Callable[..., None]:
         "--all",
         "all_roots",
         is_flag=True,
-        help="All roots in statekeeper.toml. If it names a parent directory, all checkpoints below this directory.",
+        help="Use all checkpoints that statekeeper.toml configures: all roots, and all checkpoints in the parent folders. "
+        "Give either ROOT or --all.",
     )(command)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
     return argument(endpoint_option(command))

@@ -24,13 +24,14 @@ store_option = click.option(
     "wanted",
     metavar="STORE",
     multiple=True,
-    help="Show only this store: OPERATOR/PARTITION, for example 0/3 or 0/3/left-keyToNumValues; or 0 for all stores of "
-    "operator 0. Repeatable.",
+    help="Show only this store. Default: all stores. Repeatable. Write OPERATOR, OPERATOR/PARTITION or "
+    "OPERATOR/PARTITION/NAME. Examples: 0 (all stores of operator 0), 0/3 (its partition 3), 0/3/left-keyToNumValues (one "
+    "of the stores that a stream-stream join has in each partition).",
 )
 family_option = click.option(
     "--family",
     metavar="NAME",
-    help="Show only this column family: a state variable of transformWithState, or one side of a join.",
+    help="Show only this column family: a state variable of transformWithState, or one side of a join. Default: all.",
 )
 
 
@@ -46,7 +47,8 @@ rows_option = click.option(
     default="table",
     is_eager=True,
     callback=_form,
-    help="Output format: a table, one JSON object, or one JSON object per row. The JSON formats stream the rows.",
+    help="Output format: tables (table), one JSON object with all rows (json), or one JSON object per row (jsonl). The "
+    "JSON formats stream the rows.",
 )
 limit_option = click.option(
     "--limit",

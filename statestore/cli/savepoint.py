@@ -16,10 +16,12 @@ from rich.text import Text
 from statestore.cli import tables
 from statestore.cli.clone import clone_object, print_clone
 from statestore.cli.common import (
+    BATCH_DEFAULT,
     FINDINGS,
     Opened,
     Output,
     complete_root,
+    copy_location_option,
     error_object,
     mode_option,
     open_destination,
@@ -27,7 +29,7 @@ from statestore.cli.common import (
     progress_bar,
     root_argument,
     scratch_option,
-    stopped_option,
+    stopped_for_copy_option,
     this_process,
     workers_option,
 )
@@ -49,13 +51,20 @@ from statestore.storage import Storage
 @click.option(
     "--rows",
     is_flag=True,
-    help="Write the rows of the state as tables with typed columns, in place of the files. pandas, Spark and DuckDB read "
-    "them.",
+    help="Write the rows of the state as tables with typed columns. pandas, Spark and DuckDB can read them. Default: copy "
+    "the files, from which a Spark query can start.",
 )
-@click.option("--label", metavar="LABEL", help="The name of the savepoint in the list. Required without --rows.")
+@click.option(
+    "--label",
+    metavar="LABEL",
+    help="Name of the savepoint in the list of ROOT. Required without --rows; optional with --rows.",
+)
 @click.option("--note", metavar="TEXT", default="", help="A note for the list. Requires --label.")
 @click.option(
-    "--batch", type=click.IntRange(0), help="The batch whose state to keep. Default: the newest that is safe to copy."
+    "--batch",
+    type=click.IntRange(0),
+    help=f"The batch whose state to keep. {BATCH_DEFAULT} If DESTINATION has an unfinished savepoint with --rows, the "
+    "default is its batch.",
 )
 @click.option(
     "--format",
@@ -63,21 +72,19 @@ from statestore.storage import Storage
     type=click.Choice([one.value for one in Tables]),
     default=Tables.PARQUET.value,
     show_default=True,
-    help="Format of the tables, with --rows. Delta tables are Parquet files with a Delta transaction log.",
+    help="Format of the tables. Used only with --rows. Delta tables are Parquet files with a Delta transaction log.",
 )
-@click.option(
-    "--location",
-    metavar="URL",
-    help="The URL that Spark uses for the destination. Only for a savepoint of files. Required if it cannot be derived "
-    "from the URLs in the source.",
-)
-@click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT.")
+@copy_location_option
+@click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT. Only reads.")
 @click.option(
     "--delete", "deleted", metavar="LABEL", help="Show the files of this savepoint; with --apply, delete them."
 )
 @click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
-@stopped_option
-@mode_option
+@stopped_for_copy_option
+@mode_option(
+    "This verb requires snapshots or full to change the list of savepoints in ROOT. In mode observe, it saves the state "
+    "and does not change the list."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option
 @scratch_option
@@ -103,19 +110,25 @@ def savepoint(
     scratch: Path,
     output: Output,
 ) -> None:
-    """Keep the state of a checkpoint at one batch in another location: as files with --label, or as tables with --rows.
+    """Keep the state of a checkpoint at one batch in another location: as files or, with --rows, as tables.
 
-    A Spark query can start from the files. The query of the source may be running, and its state is not changed. A
-    savepoint is an independent copy, so garbage collection of the source does not touch it. This verb only adds files to an
-    empty destination, so it runs at once. If it is interrupted, run it again to complete it.
+    Without --rows, the savepoint contains files, and a Spark query can start from it. --label is then required. With
+    --rows, the savepoint contains tables with the rows of the state. --label is then optional.
 
-    In structure V1 (state store checkpoint format version 1), a running query may still replace the changelogs of its two
-    newest batches. So the default is two batches behind the newest. With --confirm-stopped, the default is the newest
-    batch.
+    The query of the source may be running. This verb does not change its state. A savepoint is an independent copy: garbage
+    collection of the source does not delete it. DESTINATION must be empty. This verb only adds files, so it runs
+    immediately, without --apply. If it is interrupted, run the same command with the same --batch to complete it.
 
-    --list shows the labeled savepoints of ROOT. The default mode of a query without Statekeeper's operator is observe. In
-    this mode, nothing is written into ROOT, so the list of ROOT does not contain the savepoint. In that case, give the
-    location of the savepoint as ROOT to --list and --delete.
+    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
+    two newest batches. To copy them, stop the query and add --confirm-stopped. This does not apply to a job with
+    Statekeeper's operator.
+
+    --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT
+    does not contain the new savepoint. For such a savepoint, use its own location as ROOT:
+
+    \b
+        statekeeper savepoint LOCATION --list
+        statekeeper savepoint LOCATION --delete LABEL --apply
     """
     policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
     _require_usable(destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, applies=applies)

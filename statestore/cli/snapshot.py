@@ -20,7 +20,7 @@ from statestore.cli.common import (
     Duration,
     Opened,
     Output,
-    for_spark_option,
+    for_spark_of_checkpoint_option,
     memory_option,
     mode_option,
     output_option,
@@ -44,37 +44,40 @@ from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, Tak
 _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
 
 
-@click.command()
+@click.command(short_help="Take snapshots of the stores with long tails.")
 @root_argument
 @click.option(
     "--all",
     "take_all",
     is_flag=True,
-    help="Take snapshots of all stores, except those with a snapshot at the head.",
+    help="Take a snapshot of every store, also of stores with short tails. A store that has the snapshot already is "
+    "skipped. The query may be running.",
 )
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Take a snapshot of every store at its head, so that a restart replays no changelogs. Stop the query "
-    "first if it has structure V1 and does not use Statekeeper's operator.",
+    help="Like --all, and always at the head: a restart then replays no changelogs. It differs from --all only in "
+    "structure V1 without Statekeeper's operator: there, --all takes the snapshot two versions before the head, and "
+    "--at-head requires a stopped query.",
 )
-@stopped_option
-@for_spark_option
-@mode_option
+@stopped_option("Required for --at-head in structure V1, except for a job with Statekeeper's operator.")
+@for_spark_of_checkpoint_option
+@mode_option("This verb requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @click.option(
     "--changelogs",
     type=click.IntRange(1),
-    help="Take a snapshot after this many changelogs. Default: 50, or the configured number.",
+    help="Take a snapshot of a store if its tail has at least this many changelogs. Default: the number in "
+    "statekeeper.toml, otherwise 50.",
 )
 @click.option(
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="The longest time that the replay of all tails may take, for example 30s. If the predicted time is longer, "
-    "snapshot also takes snapshots of stores whose tails are shorter than --changelogs. It starts with the longest tails. "
-    "It stops when the predicted time is within the limit. The prediction uses the speed at which the newest snapshots "
-    "were made.",
+    help="Maximum for the sum of the replay times of all tails, for example 30s. If the predicted sum is longer, stores "
+    "with short tails also get snapshots, the longest tail first, until the sum is within the maximum. The prediction "
+    "uses the replay speed of the last snapshot run, or 8 MiB/s if no speed was measured. Default: the time in "
+    "statekeeper.toml, otherwise no maximum.",
 )
 @scratch_option
 @workers_option
@@ -97,7 +100,10 @@ def snapshot(
 ) -> None:
     """Take snapshots of the stores with long tails.
 
-    This verb only adds files, so it runs at once, without --apply. The store with the longest tail comes first. If one
+    A store gets a snapshot if its tail has many changelogs (see --changelogs), or if the predicted replay of its tail takes
+    at least 10 s. The setting `restore` in statekeeper.toml changes the 10 s.
+
+    This verb only adds files, so it runs immediately, without --apply. The store with the longest tail comes first. If one
     store fails, the others continue.
     """
     policy = root.policies.snapshot

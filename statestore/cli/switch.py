@@ -16,7 +16,7 @@ from statestore.cli.common import (
     TALK,
     Opened,
     Output,
-    for_spark_option,
+    for_spark_of_checkpoint_option,
     memory_option,
     output_option,
     progress_bar,
@@ -39,16 +39,19 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
     "--to",
     type=click.Choice([structure.value for structure in Structure]),
     callback=lambda _, __, value: None if value is None else Structure(value),
-    help="Target structure of the checkpoint.",
+    help="Target structure of the checkpoint. Required without --abort.",
 )
-@click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted switchover.")
+@click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted switchover. Requires --to.")
 @click.option(
     "--abort",
     is_flag=True,
-    help="Roll back an interrupted switchover. Runs at once, without --apply.",
+    help="Roll back an interrupted switchover. Runs immediately, without --apply and --to.",
 )
-@for_spark_option
-@stopped_option
+@for_spark_of_checkpoint_option
+@stopped_option(
+    "Required for --apply and --abort. Exception: not required for a job with Statekeeper's operator that is not in a "
+    "batch."
+)
 @scratch_option
 @workers_option
 @memory_option
@@ -65,11 +68,14 @@ def switch(
     memory_bytes: int,
     output: Output,
 ) -> None:
-    """Show the plan for moving a checkpoint from structure V1 to V2, or back; with --apply, execute it.
+    """Show the plan to move a checkpoint from structure V1 to V2, or back; with --apply, execute it.
 
-    Stop the query first. For each store, switch writes a full snapshot of the head in the target structure, reads it
-    back and compares it. Then it rewrites the newest commit, and the query continues from there. If a run is interrupted,
-    --apply finishes it and --abort rolls it back. To reverse a completed switch, use --to.
+    Stop the query before --apply. For each store, switch writes a full snapshot of the head in the target structure. It
+    reads the new snapshot back and compares its rows with the state of the store. Then it rewrites the newest commit. The
+    query continues with the next batch.
+
+    If a run is interrupted, --apply finishes it and --abort rolls it back. To reverse a completed switch, run switch again
+    with --to and the former structure.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

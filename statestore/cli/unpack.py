@@ -19,16 +19,24 @@ from statestore.origin import origin_of
 
 @click.command(short_help="Write changelogs of batch logs as files that Spark reads.")
 @root_argument
-@click.option("--batch", type=click.IntRange(0), help="The batch that Spark must be able to read. Default: the newest.")
-@mode_option
+@click.option(
+    "--batch", type=click.IntRange(0), help="The batch that Spark must be able to read. Default: the newest batch."
+)
+@mode_option("This verb requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @output_option
 def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, output: Output) -> None:
-    """Write changelogs as separate files, so that Spark's statestore source can read a batch.
+    """Write changelogs as separate files, so that Spark's data source `statestore` can read the state after a batch.
 
-    A job with log="batch" writes all changelogs of a batch as one object, a batch log, which Spark cannot read. This verb
-    only adds files, so it runs at once. Retention deletes the new files like other changelogs. If you need only the newest
-    batch, statekeeper snapshot ROOT --at-head also makes it readable.
+    A job with log="batch" writes all changelogs of a batch as one object, a batch log. Spark cannot read batch logs.
+
+    This verb only adds files, so it runs immediately, without --apply. gc deletes the new files later, like other
+    changelogs.
+
+    If you need only the newest batch, you can also run:
+
+    \b
+        statekeeper snapshot ROOT --at-head
     """
     planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
     done: list[Unpack] = []

@@ -116,16 +116,16 @@ def test_usage_errors_are_json_too_when_json_is_requested(
     assert run(*named).stdout == ""
 
 
-def test_the_help_of_each_verb_says_what_runs_at_once() -> None:
+def test_the_help_of_each_verb_says_what_runs_immediately() -> None:
     for name, verb in main.commands.items():
         text = " ".join(run(name, "--help").output.split())
         options = {option for param in verb.params for option in param.opts}
         if "--apply" in options:
             assert "; with --apply, " in text, name
         else:
-            assert any(said in text for said in ("only reads", "writes nothing below ROOT", "runs at once")), name
+            assert any(said in text for said in ("only reads", "writes nothing below ROOT", "runs immediately")), name
         for option in options & {"--undo", "--abort", "--break"}:
-            assert re.search(rf"{option} .*?Runs at once", text), (name, option)
+            assert re.search(rf"{option} .*?Runs immediately", text), (name, option)
 
 
 def test_a_failed_snapshot_does_not_stop_the_others_and_sets_the_exit_code(root: Path, checkpoint: Checkpoint) -> None:
