@@ -219,7 +219,7 @@ def _as_text(rows: pa.Table, column: str) -> pa.ChunkedArray:
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     if texts.null_count and not rows.schema.field(column).nullable:
         raise WrongResult(
-            f"the output: an empty string in {column!r}, which is a partition column without nulls",
-            hint="Delta stores an empty partition value as null; return another value",
+            f"partition column {column!r} of the output contains an empty string, but the column is declared without nulls",
+            hint="Delta stores an empty partition value as null: return another value",
         )
     return texts

@@ -112,7 +112,7 @@ class DeltaFiles:
                 raise StorageError(
                     f"the commit of batch {batch} failed: {str(error).splitlines()[0]}",
                     path=self._path,
-                    hint="the batch runs again when the query is restarted",
+                    hint="restart the query: it runs the batch again",
                 ) from error
 
     def _created(self, plan: TableFiles) -> Any:
@@ -156,9 +156,9 @@ class DeltaFiles:
         columns = self._columns_of(table, plan.columns, plan.columns)
         if columns != plan.columns or tuple(table.metadata().partition_columns) != tuple(plan.partition_by):
             raise SchemaMismatch(
-                "the table's columns changed while the batch ran",
+                "the columns of the table changed while the batch was running; the batch was not committed",
                 path=self._path,
-                hint="the batch runs again when the query is restarted",
+                hint="restart the query: it runs the batch again",
             )
 
     def _require_supported(self, table: Any) -> None:

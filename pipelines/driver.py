@@ -249,7 +249,7 @@ class BatchDriver:
                         raise ForeignBlock(
                             f"batch {batch}: the operator's output could not be read from the "
                             f"chosen attempt, {number} times",
-                            hint="executors are being lost; the batch runs again when the query is restarted",
+                            hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
                         ) from error
                     self._warn(
                         f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"
@@ -368,8 +368,9 @@ class BatchDriver:
         missing = sorted(set(range(partitioning.partitions)) - {report.partition for report in of_partitions})
         if missing:
             raise PartitionMissing(
-                f"{len(missing)} of {partitioning.partitions} partitions reported no commit, the first is {missing[0]}",
-                hint="the batch runs again when the query is restarted",
+                f"{len(missing)} of {partitioning.partitions} partitions reported no commit, the first is {missing[0]}; "
+                "the batch was not committed",
+                hint="restart the query: it runs the batch again",
             )
         for of_partition in of_partitions:
             for store in of_partition.stores:
@@ -394,8 +395,8 @@ class BatchDriver:
             return mine.ids, ()
         if held is None:
             raise SinkConflict(
-                f"batch {batch} was written, but the sink does not hold it",
-                hint="check the sink's history for deletions",
+                f"batch {batch} was written, but the sink does not contain it; the batch was not committed",
+                hint="search the history of the sink for a deletion or a rollback, then restart the query",
             )
         note = f"batch {batch}: the sink has another driver's attempt {held} instead of {mine.attempt}"
         self._warn(f"{note}; two drivers run this query, stop one")
@@ -418,16 +419,18 @@ class BatchDriver:
             # The root was switched between the sink's commit and its own, so its files have the other structure.
             held = pending.structure
             raise SinkConflict(
-                f"the sink holds batch {batch} from attempt {attempt}, which ran in structure {held.name}",
+                f"the sink contains batch {batch} from attempt {attempt}, which ran in structure {held.name}; the batch "
+                "was not committed",
                 path=self._root_spec.url,
-                hint=f"statekeeper switch {self._storage.url} --to {held.value} --apply, run the job with structure "
-                f"{held.name} until it has committed this batch, and switch again",
+                hint=f"run: statekeeper switch {self._storage.url} --to {held.value} --apply --confirm-stopped. Then run "
+                f"the job with structure {held.name} until it has committed this batch. Then switch again",
             )
         expected = (root.binding.root_id, query_id, sources, root.schema())
         if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
             known = "does not know" if pending is None else "knows with other source offsets or another schema"
             raise SinkConflict(
-                f"the sink holds batch {batch} from attempt {attempt}, which this root {known}",
+                f"the sink contains batch {batch} from attempt {attempt}, which this root {known}; the batch was not "
+                "committed",
                 path=self._root_spec.url,
                 hint="sink and state have diverged; restore both to the same point in time",
             )

@@ -65,7 +65,7 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
 def chosen_tasks(asked: int | None) -> int | None:
     """Return the number of tasks of a batch; None for the number of slots. Raises `UnsupportedEnvironment`."""
     if asked is not None and asked < 1:
-        raise UnsupportedEnvironment(f"{asked} tasks", hint="ask for at least 1 task, or leave `tasks` out")
+        raise UnsupportedEnvironment(f"tasks={asked} is less than 1", hint="use at least 1 task, or omit `tasks`")
     return asked
 
 

@@ -61,7 +61,7 @@ def require_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or shutil.which(java) is None:
-        where = f"JAVA_HOME is {home}, and there is none" if home else "no java on the PATH"
+        where = f"JAVA_HOME is {home}, but this folder has no bin/java" if home else "there is no java on the PATH"
         raise UnsupportedEnvironment(where, hint=_GET_JAVA)
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
@@ -71,14 +71,15 @@ def require_java() -> None:
     found = re.search(r'version "(?:1\.)?(\d+)', output)
     if found is None or int(found[1]) not in _JAVA_VERSIONS:
         version = found[1] if found else "unknown"
-        raise UnsupportedEnvironment(f"{java} is version {version}", hint=_GET_JAVA)
+        raise UnsupportedEnvironment(f"{java} has version {version}, which Spark does not support", hint=_GET_JAVA)
 
 
 def require_classic(session: SparkSession) -> None:
     """Raise `UnsupportedEnvironment` for Spark Connect: the protocol needs accumulators and the driver's session."""
     if not hasattr(session, "_jsparkSession"):
         raise UnsupportedEnvironment(
-            "a Spark Connect session", hint="run the job with classic Spark: SparkSession.builder.master(...)"
+            "the session is a Spark Connect session, which is not supported",
+            hint="run the job with classic Spark: SparkSession.builder.master(...)",
         )
 
 

@@ -256,8 +256,8 @@ class DeltaSink:
         return SinkChanged(
             f"{what}. The state includes batch {batch - 1}; rows of committed batches may be missing from the table",
             path=self.path,
-            hint="restore the table as it was, or start over with a new root, checkpoint and table; if the table is right "
-            f"as it is, start the query with DeltaSink(..., continue_at_batch={batch})",
+            hint="restore the table to its previous version, or start over with a new root, checkpoint and table. If the "
+            f"table is correct as it is, start the query with DeltaSink(..., continue_at_batch={batch})",
         )
 
     def _attempt_of(self, table: KnownTable, query_id: str, batch: int) -> str | None:
@@ -275,10 +275,11 @@ class DeltaSink:
                 break
             limit *= 4
         raise SinkConflict(
-            f"the table holds batch {newest} of query {query_id}, but its log does not name the attempt "
-            f"that made batch {batch}",
+            f"the table contains batch {newest} of query {query_id}, but its log does not name the attempt that wrote "
+            f"batch {batch}; the batch was not committed",
             path=self.path,
-            hint="another program wrote or cleaned the table's log; compare table and state before you continue",
+            hint="another program has changed or cleaned the log of the table. Compare the table with the state before "
+            "you continue",
         )
 
     def write(self, rows: DataFrame, attempt: Attempt) -> None:

@@ -349,7 +349,9 @@ def _require_structure(url: str, path: str, log: logs.CommitLog, wanted: Structu
         raise OtherStructure(
             f"the root has structure {held.name}, but the job requires {wanted.name}; nothing was written",
             path=path,
-            hint=f"start the job with structure {held.name}, or run: statekeeper switch {url} --to {wanted.value} --apply",
+            hint=f"start the job with structure {held.name}, or stop it and run: statekeeper switch {url} --to "
+            f"{wanted.value} "
+            "--apply --confirm-stopped",
         )
 
 

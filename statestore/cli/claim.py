@@ -66,7 +66,7 @@ def claim(
     its next batch with the error foreign_root.
     """
     if checkpoint is None and query_id is None:
-        raise click.UsageError("give --checkpoint or --query-id")
+        raise click.UsageError("give --checkpoint, --query-id, or both")
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     by = this_process()

@@ -76,7 +76,10 @@ def diff(
     stores = chosen(after, wanted, family)
     layouts = chosen(before, wanted, None) if before.batch >= 0 else stores
     if layouts.keys() != stores.keys():
-        raise click.UsageError("the two versions have different stores: the checkpoint was repartitioned between them")
+        raise click.UsageError(
+            "the two versions have different stores, because the checkpoint was repartitioned between them: compare two "
+            "versions before or two versions after the repartitioning"
+        )
     if limit is None and rows.form == "table":
         limit = tables.ROWS
     sink = _sink(rows, before, after)

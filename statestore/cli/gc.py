@@ -161,9 +161,10 @@ def _loss_lines(found: Losses) -> Iterator[str]:
         yield f"error: {finding.file}: {finding.problem}"
     for store in found.stores:
         if store.already:
-            yield f"{store.store}: versions already lost: {ranges(store.already)}"
+            yield f"{store.store}: these versions already cannot be loaded: {ranges(store.already)}"
         if store.by_deleting:
-            yield f"{store.store}: the deletion also loses {ranges(store.by_deleting)}, below the floor"
+            lost = ranges(store.by_deleting)
+            yield f"{store.store}: these versions cannot be loaded after the deletion: {lost}"
     yield f"deletes {found.files:,} files, {found.bytes:,} bytes"
 
 

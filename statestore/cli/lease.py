@@ -35,7 +35,7 @@ def lease(root: Opened, break_it: bool, output: Output) -> int:
     Without --break, this verb only reads.
     """
     if break_it and len(click.get_current_context().params["roots"]) != 1:
-        raise click.UsageError("--break releases the lease of one ROOT: name it")
+        raise click.UsageError("--break requires exactly one ROOT")
     clock = SystemClock()
     broken = (
         leases.break_lease(root.storage, run=RandomIds().fresh(), holder=holder(), clock=clock) if break_it else None

@@ -77,7 +77,7 @@ def _line(chain: Chain, one: _Version, verdicts: StoreVerdicts) -> str:
     if one.version not in chain.versions:
         if one.version.version > chain.versions[0].version:
             return f"{what} of a dead branch, {one.version.id}"
-        return f"{what}, below the lineage"
+        return f"{what}, older than the lineage"
     problem = _problem(chain, one.version)
     return (what or "no file") if problem is None else f"{what or 'no file'}: {problem}"
 

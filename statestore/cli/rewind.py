@@ -106,7 +106,7 @@ def rewind(
     run = by.ids.fresh()
     if undo is not None:
         if (batch, time, sink, query_id) != (None, None, None, None) or keep_query_id or apply:
-            raise click.UsageError("--undo excludes all options except --confirm-stopped")
+            raise click.UsageError("with --undo, give no other option than --confirm-stopped")
         back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
         return

@@ -175,7 +175,7 @@ def _require_usable(
 ) -> None:
     """Raise `click.UsageError` for options that exclude each other or are missing."""
     if applies and deleted is None:
-        raise click.UsageError("--apply belongs to --delete LABEL")
+        raise click.UsageError("--apply requires --delete LABEL")
     if lists or deleted is not None:
         if (lists and deleted is not None) or destination is not None or rows or label is not None:
             raise click.UsageError("--list and --delete take only ROOT")
@@ -188,7 +188,8 @@ def _require_usable(
         raise click.UsageError("--note requires --label")
     if label is not None and not is_label(label):
         raise click.BadParameter(
-            f'{label!r} is not a label: up to 100 letters, digits, ".", "_" and "-", a letter or digit first',
+            f'{label!r} is not a valid label: use at most 100 letters, digits, ".", "_" and "-", and begin with a letter '
+            "or digit",
             param_hint="--label",
         )
 
@@ -281,7 +282,7 @@ def _delete(ctx: click.Context, root: Opened, policies: Policies, label: str, ap
 
     def print_removal(console: Console) -> None:
         if planned.others:
-            console.print(f"{planned.others:,} other files stay")
+            console.print(f"{planned.others:,} other files are kept")
         for refusal in planned.refusals:
             console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
         end = "deleted" if applies else "to delete"

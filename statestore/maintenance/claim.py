@@ -82,10 +82,10 @@ def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
     newest = catalog.newest_batch(root)
     if data is None or newest is None:
         raise NotACheckpoint(
-            "is not the state root of a job on `pipelines`, or has no committed batch; only such a root belongs to one "
-            "query id",
+            "is not the state root of a job with Statekeeper's operator, or has no committed batch; it cannot be claimed",
             path=root.url,
-            hint="to give a native query a new id, run: statekeeper clone CHECKPOINT DESTINATION --new-query",
+            hint="to give the checkpoint of another Spark query a new id, run: statekeeper clone CHECKPOINT DESTINATION "
+            "--new-query",
         )
     batches = range(max(0, newest - 1), max(newest, catalog.newest_begun(root)) + 1)
     return ClaimFacts(
@@ -174,11 +174,11 @@ def _begun(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
     begun = max(gathered.offsets)
     if begun > gathered.newest:
         yield RefusedAsUnsafe(
-            f"batch {begun} has begun, and the sink may hold its rows; a query with another id would write them again",
+            f"batch {begun} has begun, and the sink may contain its rows; a query with another id would write them again",
             path=names.offsets(begun),
-            hint="start the job with its present id until the batch is committed. Or remove the batch: statekeeper rewind "
-            f"{gathered.url} --to-batch {gathered.newest} --sink TABLE; its plan shows the command that removes the rows "
-            "from the table",
+            hint=f"start the job with its present id until batch {begun} is committed. Or remove the batch: statekeeper "
+            f"rewind {gathered.url} --to-batch {gathered.newest} --sink TABLE (the plan shows the command that removes "
+            "its rows from the table)",
         )
 
 
@@ -186,7 +186,7 @@ def _lost_sources(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
     for number, offset in enumerate(gathered.offsets[gathered.newest].sources):
         if file_source.position(offset) is not None:
             yield RefusedAsUnsafe(
-                f"source {number} reads files, and only the lost checkpoint had the list of the files that it has read; "
+                f"source {number} reads files, and only the lost checkpoint had the list of files that are already read; "
                 "with a new checkpoint, the query would read all files again",
                 path=gathered.url,
                 hint="restore the checkpoint from a backup, or start over with a new root and a new checkpoint",
@@ -199,14 +199,17 @@ def _diverged(gathered: ClaimFacts, there: CheckpointFacts) -> Iterator[Statekee
     mine = gathered.offsets.get(there.newest)
     if mine is None:
         behind, ahead = (there.url, gathered.url) if there.newest < gathered.newest else (gathered.url, there.url)
+        target = min(there.newest, gathered.newest)
         yield RefusedAsUnsafe(
-            f"the newest batch of the checkpoint is {there.newest}, but that of the root is {gathered.newest}",
+            f"the newest batch of the checkpoint is {there.newest}, but the newest batch of the root is {gathered.newest}; "
+            "nothing was written",
             path=behind,
-            hint=f"rewind to the same batch: statekeeper rewind {ahead} --to-batch {min(there.newest, gathered.newest)}",
+            hint=f"rewind the other one to the same batch: statekeeper rewind {ahead} --to-batch {target}",
         )
     elif mine.sources != there.sources:
         yield RefusedAsUnsafe(
-            f"batch {there.newest} has other source offsets than in the root: the checkpoint belongs to other state",
+            f"batch {there.newest} has other source offsets in the checkpoint than in the root: the checkpoint does not "
+            "belong to this state; nothing was written",
             path=f"{there.url}/{names.offsets(there.newest)}",
             hint="name the checkpoint that has committed the batches of the root",
         )
@@ -221,7 +224,9 @@ def execute(root: Storage, checkpoint: Storage | None, planned: ClaimPlan, *, by
     held = binding.parse_binding(root.read(names.BINDING))
     if held.query_id != planned.former:
         raise RefusedAsUnsafe(
-            f"query {held.query_id} has claimed the root since the plan was made", path=root.url, hint="run this again"
+            f"query {held.query_id} claimed the root after this plan was made; nothing was changed",
+            path=root.url,
+            hint="run this command again",
         )
     claim = Claim(at_seconds=now_seconds, by=by, former=planned.former)
     root.replace(names.BINDING, binding.encode_binding(replace(held, query_id=planned.query, claim=claim)))

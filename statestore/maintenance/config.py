@@ -171,7 +171,7 @@ def parse_duration(text: str) -> float:
     """Convert `90s`, `10m`, `1h` or `7d` to seconds. Raises `ValueError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a duration: write 90s, 10m, 1h or 7d")
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit, for example 90s, 10m, 1h or 7d")
     return float(match["count"]) * _UNITS[match["unit"]]
 
 
@@ -299,7 +299,7 @@ class _Reader:
         try:
             return parse_duration(value)
         except (ValueError, AttributeError):
-            raise self._bad(key, f"is {value!r}", "write 90s, 10m, 1h or 7d") from None
+            raise self._bad(key, f"is {value!r}", "write a number and a unit, for example 90s, 10m, 1h or 7d") from None
 
     def table(self, body: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         """Return the table at a key; empty if the key is missing."""

@@ -81,7 +81,8 @@ class HeldLease:
         """Require that the lease is current, and renew it: before each deletion. One listing. Raises `LeaseLost`."""
         if not _is_newest(self._storage, self._lease.epoch):
             raise LeaseLost(
-                "this run no longer has the lease: another run acquired it, or a person released it with lease --break",
+                "this run stopped because it lost the lease: another run acquired it, or a person released it with lease "
+                "--break",
                 path=names.lease(self._lease.epoch),
                 hint="wait until the other run finishes, then run this command again",
             )
@@ -127,7 +128,9 @@ def current(storage: Storage) -> LeaseState | None:
         datetime.fromtimestamp(lease.since_seconds, UTC)
     except BAD_VALUES as error:
         raise CorruptFile(
-            "the lease file is damaged", path=entry.path, hint="break the lease: statekeeper lease ROOT --break"
+            "is not a valid lease; no maintenance can start on this root",
+            path=entry.path,
+            hint="release the lease: statekeeper lease ROOT --break",
         ) from error
     return LeaseState(lease, entry.modified_at_seconds)
 
@@ -221,7 +224,7 @@ def _create(storage: Storage, lease: Lease) -> None:
         storage.create(names.lease(lease.epoch), lease.encoded())
     except AlreadyExists as error:
         raise RootHeld(
-            "another maintainer acquired the lease at the same time",
+            "another process acquired the lease at the same time; this command was not started",
             path=names.lease(lease.epoch),
             hint="wait until the other run finishes, then run this command again",
         ) from error
@@ -229,9 +232,9 @@ def _create(storage: Storage, lease: Lease) -> None:
 
 def _held(lease: Lease) -> RootHeld:
     return RootHeld(
-        f"{lease.holder} holds the lease for: {lease.verb}",
+        f"{lease.holder} holds the lease of this root for the verb {lease.verb}; this command was not started",
         path=names.lease(lease.epoch),
-        hint="wait until it finishes; if its process is dead, run: statekeeper lease ROOT --break",
+        hint="wait until that process finishes. If it is dead, run: statekeeper lease ROOT --break",
     )
 
 

@@ -118,9 +118,9 @@ def require_deleted(storage: Storage, path: str, body: bytes) -> None:
     """Delete a file after its quarantine. Raises `RefusedAsUnsafe` if its bytes have changed; then it stays."""
     if storage.delete_unchanged(path, body) is Deletion.CHANGED:
         raise RefusedAsUnsafe(
-            "was written again during its quarantine: the query is running",
+            "was written again while it was moved to quarantine: the query is running",
             path=path,
-            hint="stop the query, verify that its application has ended, and run this again",
+            hint="stop the query, verify that its application has ended, and run this command again",
         )
 
 

@@ -23,7 +23,7 @@ def require_stopped(storage: Storage, *, confirmed: bool, clock: Clock, seconds:
     """
     if not confirmed:
         raise RefusedAsUnsafe(
-            "the query may be running: the checkpoint does not show whether a query is idle or stopped",
+            "the query may be running, and the checkpoint does not show whether it is idle or stopped; nothing was changed",
             path=storage.url,
             hint="stop the query, verify that its application has ended, and add --confirm-stopped",
         )
@@ -32,7 +32,7 @@ def require_stopped(storage: Storage, *, confirmed: bool, clock: Clock, seconds:
     changed = sorted(_files(storage) ^ before, key=lambda entry: entry.path)
     if changed:
         raise RefusedAsUnsafe(
-            f"changed within {seconds:g} s: the query or another maintainer is running",
+            f"changed within {seconds:g} s: the query or another maintainer is running; this command changed nothing",
             path=changed[0].path,
             hint="stop the query, verify that its application has ended, and run this command again",
         )

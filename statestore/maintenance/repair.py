@@ -201,7 +201,10 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
         )
         rewritten = [Rewrite(path, spark.header) for path in wrong]
     elif "v2" in gathered.headers.values():
-        asks = "Spark 4.1 and later reject snapshots of 4.0: set --for-spark to the release that restarts the query"
+        asks = (
+            "Spark 4.0 wrote snapshots of this checkpoint, and later releases reject them: add --for-spark with the "
+            "release that will run the query"
+        )
     relocated, asks_where = _relocated(gathered, location)
     actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated)
     missing = "; ".join(text for text in (asks, asks_where) if text) or None
@@ -219,7 +222,8 @@ def _relocated(gathered: RepairFacts, location: str | None) -> tuple[list[Reloca
             concluded = as_spark_writes_it(gathered.url, one.location or one.uri)
             if one.locality is Locality.UNKNOWN or concluded is None:
                 asks = (
-                    f"{path} refers to schemas in {one.location or one.uri}: set --location to the URL that Spark uses"
+                    f"{path} refers to schemas in {one.location or one.uri}, and the new URL is unknown: add --location "
+                    "with the URL that Spark uses for this checkpoint"
                 )
                 continue
             where = concluded

@@ -274,9 +274,10 @@ def _reversed(
         now = switch_journal.open_journal(storage)
         if now is None or now.begun.number != begun.number:
             raise RefusedAsUnsafe(
-                f"the {begun.described} has ended in the meantime",
+                f"another process has ended the {begun.described} in the meantime; nothing was changed",
                 path=names.switchover(begun.number, "ended"),
-                hint="to reverse a completed switch, use --to; to reverse another rewrite, use statekeeper rewind",
+                hint="to reverse a completed switchover, run switch with --to; to reverse a completed rescale, run: "
+                "statekeeper rewind",
             )
         yield now, held
         done.append({"aborted": begun.number})

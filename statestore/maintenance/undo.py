@@ -31,7 +31,7 @@ from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.storage import Entry, Storage, at_once, read_or_none
 from statestore.storage.base import MOST_READ_BYTES
 
-_WHICH_RUN = f"use the run id that the command printed: {names.QUARANTINE}/ holds one folder for each run id"
+_WHICH_RUN = f"use the id that --apply printed; {names.QUARANTINE}/ has one folder for each id"
 _UNDO_LATER = "a later run moved more files to quarantine: undo that run first"
 _COMMITTED_SINCE = "the query has committed since: leave the files in quarantine"
 
@@ -83,7 +83,9 @@ def gather(storage: Storage, run: str) -> UndoFacts:
     Raises `RefusedAsUnsafe` for an invalid run id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
     if not names.is_checkpoint_id(run):
-        raise RefusedAsUnsafe(f"{run!r} is not a run id", path=storage.url, hint=_WHICH_RUN)
+        raise RefusedAsUnsafe(
+            f"{run!r} is not the id of a run; nothing was restored", path=storage.url, hint=_WHICH_RUN
+        )
     heads = catalog.heads(storage)
     position = QueryPosition.of(storage, heads)
     record = quarantine.recorded(storage, run)
@@ -119,7 +121,9 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     """Plan the undo. Pure. Raises `RefusedAsUnsafe` with the file if any file cannot be restored safely."""
     record = gathered.record
     if not gathered.kept and record is None:
-        raise RefusedAsUnsafe(f"run {gathered.run} has no quarantined files", path=gathered.url, hint=_WHICH_RUN)
+        raise RefusedAsUnsafe(
+            f"run {gathered.run} has no files in quarantine; nothing was restored", path=gathered.url, hint=_WHICH_RUN
+        )
     if record is None:
         raise RefusedAsUnsafe(
             "is missing; without it, this run cannot be undone",
@@ -132,13 +136,14 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
     for one in gathered.kept:
         if one.there is There.OTHER:
             raise RefusedAsUnsafe(
-                "was written again since; the quarantined file stays in quarantine",
+                "was written again after the run; nothing was restored",
                 path=one.path,
-                hint="the query has run since; to restore the quarantined file anyway, delete this file and run this again",
+                hint="the query has run since. To restore the quarantined file nevertheless, delete this file and run "
+                "this command again",
             )
         if one.lacks is not None:
             raise RefusedAsUnsafe(
-                f"cannot be restored, because its SST file {one.lacks} is missing",
+                f"needs the SST file {one.lacks}, which is missing; nothing was restored",
                 path=one.path,
                 hint=f"restore the SST file from a backup, or delete {names.quarantine(gathered.run, one.path)} to skip it",
             )
@@ -156,12 +161,12 @@ def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
     present = f"the newest batch is {newest}" if newest >= 0 else "no batch is committed"
     verb = "rewind" if record.order else "repair"
     hint = (
-        f"if the query has committed since, leave the files in quarantine; if commits were restored since, move "
-        f"commits/{batch + 1} and later commits to another folder, run this again, and move these commits back"
+        f"if the query has committed since, leave the files in quarantine. If a person has restored commits since, move "
+        f"commits/{batch + 1} and later commits to another folder, run this command again, and move these commits back"
     )
     raise RefusedAsUnsafe(
-        f"the {verb} left the query {then}; now {present}. Batches were committed or replaced since, so the quarantined "
-        "files no longer fit",
+        f"after the {verb}, the query was {then}; now {present}. Batches were committed or replaced since, so the "
+        "quarantined files no longer match the checkpoint; nothing was restored",
         path=names.commits(max(batch, newest)),
         hint=hint if not record.order else _UNDO_LATER if newest < batch else _COMMITTED_SINCE,
     )
@@ -261,5 +266,5 @@ def _create(storage: Storage, path: str, body: bytes, *, like: str) -> None:
         raise RefusedAsUnsafe(
             "was written during the undo: the query is running",
             path=path,
-            hint="stop the query, verify that its application has ended, and run this again",
+            hint="stop the query, verify that its application has ended, and run this command again",
         ) from error

@@ -163,7 +163,7 @@ def test_retention_without_the_lineage_asset_audits_before_it_deletes(
         asset_selection=[dg.AssetKey("retention")],
     )
     assert not result.success
-    assert "nothing is deleted while the audit reports errors" in str(result.failure_data_for_node("retention"))
+    assert "gc deletes nothing while the audit reports errors" in str(result.failure_data_for_node("retention"))
     assert paths(flights) == before
 
 

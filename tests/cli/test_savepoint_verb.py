@@ -98,10 +98,10 @@ def test_an_observed_source_is_named_in_the_result(source: Checkpoint, tmp_path:
         ((), "Missing argument 'DESTINATION'"),
         (("to",), "give --label LABEL to keep the files, or --rows"),
         (("to", "--rows", "--note", "x"), "--note requires --label"),
-        (("to", "--label", "../x"), "is not a label"),
+        (("to", "--label", "../x"), "is not a valid label"),
         (("to", "--list"), "--list and --delete take only ROOT"),
         (("--list", "--delete", "x"), "--list and --delete take only ROOT"),
-        (("--list", "--apply"), "--apply belongs to --delete LABEL"),
+        (("--list", "--apply"), "--apply requires --delete LABEL"),
     ],
 )
 def test_wrong_options_are_usage_errors(

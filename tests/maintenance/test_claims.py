@@ -277,7 +277,7 @@ def test_a_claim_that_would_lose_or_repeat_rows_is_rejected(
 
 def test_a_native_checkpoint_and_a_running_job_are_rejected(root: Storage, checkpoint: Storage, tmp_path: Path) -> None:
     made(root, tmp_path, "native", Structure.V2, in_batch_logs=False)
-    with pytest.raises(NotACheckpoint, match="only such a root belongs to one query id"):
+    with pytest.raises(NotACheckpoint, match="it cannot be claimed"):
         claimed(root, checkpoint)
     other = open_storage(str(tmp_path / "own"))
     own(other, tmp_path / "own job")

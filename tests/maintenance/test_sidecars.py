@@ -106,7 +106,7 @@ def test_a_sidecar_that_appears_while_the_snapshot_is_made_stops_it(checkpoint: 
     storage = checkpoint.storage
     [action] = [one for one in planned(storage).take if one.store == checkpoint.stores[0]]
     storage.create(sidecar(checkpoint), A_SIDECAR)
-    with pytest.raises(RefusedAsUnsafe, match="is a sidecar without its snapshot"):
+    with pytest.raises(RefusedAsUnsafe, match="is a checksum file without its snapshot"):
         snapshot.execute(storage, action, scratch=tmp_path, clock=CLOCK, ids=RandomIds())
     assert storage.stat(sidecar(checkpoint).removesuffix(names.SIDECAR)) is None
 

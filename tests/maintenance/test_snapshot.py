@@ -244,7 +244,7 @@ def test_a_table_that_is_deleted_repeatedly_is_named(checkpoint: Checkpoint, tmp
     checkpoint.grow(3)
     action = planned(checkpoint.storage).take[0]
     with pytest.raises(
-        ObjectMissing, match=r"SSTs/.*was deleted again after a second upload.* -> stop the process that deletes"
+        ObjectMissing, match=r"SSTs/.*was deleted twice after its upload.* -> stop the process that deletes"
     ):
         one(LosesATable(checkpoint.storage, 2), action, tmp_path)  # type: ignore[arg-type]
     assert action.store in [

@@ -176,7 +176,7 @@ def test_an_own_root_with_a_started_batch_is_switched_after_confirmation(local: 
         prepared = passes.switch.plan(local, Policies(), Structure.V1, None, scratch=scratch)
         passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
-    with pytest.raises(RefusedAsUnsafe, match="does not show whether a query is idle or stopped"):
+    with pytest.raises(RefusedAsUnsafe, match="does not show whether it is idle or stopped"):
         run(stopped=False)
     assert contents(local) == before
     run(stopped=True)
@@ -239,7 +239,7 @@ def test_a_switchover_that_another_run_completed_is_not_aborted(
     clock, journal = after_the_dead(), switchover.open_journal(storage)
     assert journal is not None
     switch(storage, source.other, tmp_path, clock=clock)
-    with pytest.raises(RefusedAsUnsafe, match="has ended in the meantime"):
+    with pytest.raises(RefusedAsUnsafe, match="has ended the switchover in the meantime"):
         runs.abort_switch(storage, journal, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
     assert structure_of(storage) is source.other
     assert is_right(switchable, storage, tmp_path)

@@ -54,7 +54,7 @@ def test_without_java_the_error_explains_in_one_line_how_to_install_it(tmp_path)
 
 def test_an_invalid_java_home_is_named(tmp_path):
     home = str(tmp_path / "gone")
-    assert f"JAVA_HOME is {home}, and there is none" in run_job(tmp_path, JAVA_HOME=home)
+    assert f"JAVA_HOME is {home}, but this folder has no bin/java" in run_job(tmp_path, JAVA_HOME=home)
 
 
 @pytest.mark.parametrize(("says", "version"), [("1.8.0_402", "8"), ("11.0.22", "11"), ("25", "25")])

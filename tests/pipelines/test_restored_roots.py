@@ -134,7 +134,8 @@ def test_a_sink_with_the_batch_but_no_attempt_is_rejected(job: Job, session: Spa
     job.feed(1).run(session)
     in_sink(job, 1, {})
     with pytest.raises(
-        SinkConflict, match=r"its log does not name the attempt that made batch 1 -> .*compare table and state"
+        SinkConflict,
+        match=r"its log does not name the attempt that wrote batch 1; .* -> .*Compare the table with the state",
     ):
         job.feed(1).run(session)
     assert job.committed() == 1

@@ -86,7 +86,7 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
     for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys() - _without_offsets(facts), reverse=True):
         if all(one.loads_committed(batch + 1) for one in views):
             traps = tuple(trap for one in views for trap in one.traps(batch + 1))
-            first = f"after deletion of {' and '.join(traps)}, " if traps else ""
+            first = f"after you delete {' and '.join(traps)}, " if traps else ""
             if batch == newest:
                 can = "every store can restore the" if views else "the query can restart from its"
                 text = f"{first}{can} newest batch, {batch} (version {batch + 1})"

@@ -108,12 +108,16 @@ def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile]
         if file.part in (Part.OFFSETS, Part.COMMITS):
             continue
         if file.path not in there:
-            raise ObjectMissing("was copied and is missing", path=f"{destination.url}/{file.path}")
+            raise ObjectMissing(
+                "was copied, but it no longer exists in the destination; the copy is not complete",
+                path=f"{destination.url}/{file.path}",
+                hint="stop the process that deletes files there, then run this command again",
+            )
         if there[file.path] != file.size_bytes:
             raise StorageError(
-                f"has {there[file.path]:,} bytes instead of {file.size_bytes:,}",
+                f"has {there[file.path]:,} bytes instead of {file.size_bytes:,}; the copy is not complete",
                 path=f"{destination.url}/{file.path}",
-                hint="delete the destination and clone again",
+                hint="delete the destination, then run this command again",
             )
         if structure is Structure.V1 and file.part is Part.STATE and now.get(file.path) != file.entry:
             raise changed(f"{source.url}/{file.path}")

@@ -38,7 +38,9 @@ def gather(
     newest = catalog.newest_batch(source)
     if newest is None:
         raise NotACheckpoint(
-            "has no committed batch: there is nothing to clone", path=source.url, hint="clone it after its first batch"
+            "has no committed batch: there is nothing to copy",
+            path=source.url,
+            hint="run this command again after the query has committed its first batch",
         )
     origin = origin_of(source)
     if batch is None:

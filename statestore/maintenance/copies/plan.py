@@ -300,9 +300,11 @@ def _relocated(gathered: CloneFacts, path: str, body: bytes, location: str | Non
     where = location or as_spark_writes_it(gathered.destination_place.url, former)
     if where is None:
         return RefusedAsUnsafe(
-            "contains URLs of state schemas, and the URL that Spark uses for the destination is unknown",
+            "contains URLs of state schemas, and the URL that Spark will use for the destination is unknown; nothing was "
+            "written",
             path=path,
-            hint="add --location URL with the checkpoint location that the query will use",
+            hint="add --location with the checkpoint location of the query that will use the copy, for example "
+            "hdfs://namenode/folder",
         )
     return with_schema_uris(body, path, partial(moved.schema_uri, where.rstrip("/"), path))
 
@@ -388,7 +390,7 @@ def not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
 
 def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
     return VersionNotLoadable(
-        f"{problem}, so that {version.in_words} of {store} cannot be loaded; nothing was written",
+        f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was written",
         path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE; then add --batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE. Then run this command with --batch",
     )

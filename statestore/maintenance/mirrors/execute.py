@@ -53,9 +53,9 @@ def execute(
     begun = planned.before or replace(planned.record, batch=-1, first=0)
     if now != begun:
         raise SourceChanged(
-            "another process has copied files to this mirror at the same time",
+            "another process copies files to this mirror at the same time; this run copied nothing",
             path=f"{destination.url}/{mirror_names.MIRROR}",
-            hint="run the command again",
+            hint="wait until the other process finishes, then run this command again",
         )
     # The list announces the files: a leftover with an announced mark would count as copied.
     destination.delete(planned.leftovers)

@@ -48,7 +48,9 @@ def measure(source: Storage, destination: Storage) -> Lag:
     record = records.read(destination)
     if record is None:
         raise NotACheckpoint(
-            "is no mirror", path=destination.url, hint=f"create it: statekeeper mirror {source.url} {destination.url}"
+            "is not a mirror",
+            path=destination.url,
+            hint=f"create it: statekeeper mirror {source.url} {destination.url}",
         )
     newest = catalog.newest_batch(source)
     if newest is None:

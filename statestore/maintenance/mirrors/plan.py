@@ -136,7 +136,7 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
     if record is None:
         if facts.existing:
             yield DestinationNotEmpty(
-                f"is no mirror and not empty: it contains {min(facts.existing)}; nothing was written",
+                f"is not empty and not a mirror: it contains {min(facts.existing)}; nothing was written",
                 path=url,
                 hint="choose an empty destination",
             )

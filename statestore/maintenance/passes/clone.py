@@ -108,7 +108,7 @@ def is_settled(source: Storage, gathered: CloneFacts, stopped: bool) -> RefusedA
         return None
     return RefusedAsUnsafe(
         f"batch {gathered.batch} is one of the newest {LIVE_MARGIN_VERSIONS}; in structure V1, a running query may still "
-        "replace its changelogs",
+        "replace its changelogs; nothing was written",
         path=source.url,
-        hint=f"clone batch {max(0, gathered.newest - LIVE_MARGIN_VERSIONS)}, or stop the query and add --confirm-stopped",
+        hint=f"use --batch {max(0, gathered.newest - LIVE_MARGIN_VERSIONS)}, or stop the query and add --confirm-stopped",
     )

@@ -32,7 +32,9 @@ def deletes(storage: Storage, mode: Mode) -> RefusedAsUnsafe | None:
     if mode is Mode.FULL:
         return None
     return RefusedAsUnsafe(
-        f"mode {mode.value} allows no deletions", path=storage.url, hint="to allow them, use --mode full"
+        f"the mode of this root is {mode.value}, which allows no deletions; nothing was deleted",
+        path=storage.url,
+        hint="to allow deletions, add --mode full",
     )
 
 
@@ -41,9 +43,9 @@ def adds(storage: Storage, mode: Mode) -> RefusedAsUnsafe | None:
     if mode is not Mode.OBSERVE:
         return None
     return RefusedAsUnsafe(
-        "mode observe allows no snapshots",
+        "the mode of this root is observe, which allows no new files; nothing was written",
         path=storage.url,
-        hint="to show the plan, use --dry-run; to allow snapshots, use --mode snapshots",
+        hint="to see the plan, add --dry-run; to allow new files, add --mode snapshots",
     )
 
 
@@ -52,9 +54,10 @@ def rewrites(storage: Storage, policies: Policies) -> RefusedAsUnsafe | None:
     if policies.mode in (None, Mode.FULL):
         return None
     return RefusedAsUnsafe(
-        f"mode {policies.mode.value} is configured; it allows no changes to existing files",
+        f"the configured mode of this root is {policies.mode.value}, which allows no change of existing files; nothing was "
+        "changed",
         path=storage.url,
-        hint='set mode = "full" for this root in statekeeper.toml',
+        hint='to allow changes, set mode = "full" for this root in statekeeper.toml',
     )
 
 
@@ -72,9 +75,10 @@ def is_whole(found: Audit) -> RefusedAsUnsafe | None:
     if not found.breaks:
         return None
     first = found.breaks[0]
-    more = f" (and {len(found.breaks) - 1:,} more findings)" if len(found.breaks) > 1 else ""
+    more = f" (one of {len(found.breaks):,} errors)" if len(found.breaks) > 1 else ""
     return RefusedAsUnsafe(
-        f"{first.problem}; nothing is deleted while the audit reports errors{more}",
+        f"{first.problem}{more}; gc deletes nothing while the audit reports errors",
         path=first.file,
-        hint=f"{first.action}; to delete nevertheless, list the losses: statekeeper gc ROOT --accept-loss",
+        hint=f"{first.action}. To delete files nevertheless, first list the versions that are lost: statekeeper gc ROOT "
+        "--accept-loss --output json",
     )

@@ -68,9 +68,9 @@ def plan(
 
 def _unproved(store: StorePath, error: StatekeeperError) -> VersionNotLoadable:
     return VersionNotLoadable(
-        f"{store} cannot be restored at the batch: {error.what}; nothing was changed",
+        f"{store} cannot be restored at this batch: {error.what}; nothing was changed",
         path=error.path,
-        hint="to find a batch that can be loaded, run: statekeeper audit ROOT; then use it as --to-batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then use it as --to-batch",
     )
 
 

@@ -237,7 +237,8 @@ def _unusable(source: Storage, wanted: Label, in_destination: Label | None) -> I
 
 def _taken(source: Storage, label: Label) -> RefusedAsUnsafe:
     return RefusedAsUnsafe(
-        f"the label {label.label} is used by the savepoint of batch {label.batch} at {label.destination}",
+        f"the label {label.label} already belongs to the savepoint of batch {label.batch} at {label.destination}; nothing "
+        "was written",
         path=source.url,
         hint=f"choose another label, or delete that savepoint: statekeeper savepoint {source.url} --delete {label.label}",
     )
@@ -267,7 +268,9 @@ def plan_removal(source: Storage, destination: Storage, label: Label, policies: 
     if labels.read_in_source(source, label.label) is None or policies.mode_for(origin_of(source)) is not Mode.OBSERVE:
         return planned
     blocked = RefusedAsUnsafe(
-        "mode observe allows no change of the list of savepoints", path=source.url, hint="add --mode snapshots"
+        "the mode of this root is observe, which allows no change of its list of savepoints; nothing was deleted",
+        path=source.url,
+        hint="to allow the change, add --mode snapshots",
     )
     return replace(planned, refusals=(blocked, *planned.refusals))
 

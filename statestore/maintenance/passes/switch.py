@@ -101,7 +101,9 @@ def abort(
     journal = switchover.open_journal(storage)
     if journal is None:
         raise RefusedAsUnsafe(
-            "no switchover is interrupted", path=storage.url, hint="to reverse a completed switch, use --to"
+            "there is no interrupted switchover to roll back",
+            path=storage.url,
+            hint="to reverse a completed switchover, run switch with --to",
         )
     if journal.begun.rewrite is not RewriteKind.SWITCH:
         switch_journal.require_none(storage)

@@ -96,7 +96,9 @@ def execute(
         lease.require()
         if clock.monotonic_seconds() - started > announcements.DELETES_FOR_SECONDS:
             raise RefusedAsUnsafe(
-                f"the plan is older than {announcements.DELETES_FOR_SECONDS:,.0f} s", hint="run this command again"
+                f"the deletions took longer than {announcements.DELETES_FOR_SECONDS:,.0f} s, so the plan is too old; gc "
+                "stopped",
+                hint="to delete the remaining files, run this command again",
             )
 
     tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]

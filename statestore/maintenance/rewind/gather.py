@@ -37,7 +37,8 @@ def batch_at(storage: Storage, seconds: float) -> int:
     in_order = [time for _, time in sorted(known)]
     if len(known) < len(times) or in_order != sorted(in_order):
         raise RefusedAsUnsafe(
-            "the files of the commits do not have ascending times, for example because the checkpoint was copied",
+            "the modification times of the commits are not in the order of the batches, for example after a copy of the "
+            "checkpoint; the batch at this time is unknown",
             path=f"{storage.url}/{names.COMMITS}",
             hint="use --to-batch instead of --to",
         )
@@ -52,8 +53,8 @@ def batch_at(storage: Storage, seconds: float) -> int:
     later = [batch for batch, time in known if time > seconds]
     if later and _began_before(storage, min(later) + 1, seconds):
         raise RefusedAsUnsafe(
-            "the time of this file is later than the commit of its batch, as after rewind --undo or a copy of the "
-            "checkpoint",
+            "the modification time of this file is later than the commit of its batch, for example after rewind --undo or "
+            "after a copy of the checkpoint; the batch at this time is unknown",
             path=names.commits(min(later)),
             hint="use --to-batch instead of --to",
         )
@@ -144,7 +145,7 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
     data = read_or_none(storage, path)
     if data is None:
         raise RefusedAsUnsafe(
-            f"is missing; Spark cannot start after batch {batch} without it",
+            f"is missing, and Spark cannot start after batch {batch} without it; nothing was changed",
             path=path,
             hint="restore the file from a backup, or choose a later batch",
         )

@@ -212,7 +212,8 @@ def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
     then = gathered.structure
     if then.other in gathered.later_structures:
         yield RefusedAsUnsafe(
-            f"batch {gathered.batch} has structure {then.name}, and the checkpoint was switched to {then.other.name} since",
+            f"batch {gathered.batch} has structure {then.name}, but a later switchover moved the checkpoint to structure "
+            f"{then.other.name}; nothing was changed",
             path=gathered.url,
             hint=f"switch back first: statekeeper switch {gathered.url} --to {then.value} --apply --confirm-stopped; or "
             "choose a batch after the switchover",
@@ -231,9 +232,9 @@ def _not_loadable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
 
 def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
     return VersionNotLoadable(
-        f"{problem}, so that {version.in_words} of {store} cannot be loaded; nothing was changed",
+        f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was changed",
         path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit ROOT; then use it as --to-batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then use it as --to-batch",
     )
 
 
@@ -243,7 +244,7 @@ def _not_startable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
         path = names.offsets(batch)
         if path not in gathered.files:
             yield RefusedAsUnsafe(
-                f"is missing; Spark cannot start after batch {gathered.batch} without it",
+                f"is missing, and Spark cannot start after batch {gathered.batch} without it; nothing was changed",
                 path=path,
                 hint="restore the file from a backup, or choose a later batch",
             )

@@ -98,13 +98,12 @@ def _refusals(label: Label, destination: Storage, files: Sequence[Entry], clock:
             f"a query has continued from the savepoint and has written {newer}; nothing was deleted",
             path=destination.url,
             hint="this location is now the checkpoint of that query. If you do not need it, delete the folder by hand. "
-            "Next "
-            "time, start the query from a clone of the savepoint",
+            "Next time, start the query from a clone of the savepoint",
         )
     held = lease.current(destination)
     if held is not None and held.is_alive(clock.now_seconds()):
         yield RootHeld(
-            f"{held.lease.holder} works on it ({held.lease.verb})",
+            f"{held.lease.holder} holds the lease of the savepoint for the verb {held.lease.verb}; nothing was deleted",
             path=destination.url,
             hint="wait until the other process finishes, then run this command again",
         )

@@ -39,19 +39,19 @@ class SkipReason(Enum):
     """Why a store gets no snapshot."""
 
     AT_HEAD = "the head has a snapshot"
-    NEAR_HEAD = "snapshot deferred: a running query in structure V1 may still replace its newest versions"
+    NEAR_HEAD = "snapshot deferred: in structure V1, a running query may still replace its newest versions"
     SHORT_TAIL = "the tail is short"
     WHICH_SPARK = (
-        "Spark 4.0 and later releases read different snapshots, and the checkpoint does not show the release: "
-        "add --for-spark"
+        "Spark 4.0 and later releases read different snapshots, and the checkpoint does not show which release will run "
+        "the query: add --for-spark"
     )
     NOT_LOADABLE = "the head cannot be loaded"
     DAMAGED = (
-        "the snapshot at the head is damaged. Run: statekeeper repair ROOT --apply --confirm-stopped, "
+        "the snapshot at the head is damaged. Stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, "
         "then this command again"
     )
     SIDECAR = (
-        "a sidecar without a snapshot exists; Spark would reject the snapshot. Stop the query and run: "
+        "a checksum file (.crc) without its snapshot, so Spark would reject a new snapshot. Stop the query and run: "
         "statekeeper repair ROOT --apply --confirm-stopped, then this command again"
     )
 
@@ -101,8 +101,12 @@ class LeaveAlone:
 
     @property
     def explained(self) -> str:
-        """The reason and its figures."""
-        return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
+        """The reason, after the file if the reason ends with a command, and its figures."""
+        if not self.detail:
+            return self.reason.value
+        if self.reason in (SkipReason.DAMAGED, SkipReason.SIDECAR):
+            return f"{self.detail}: {self.reason.value}"
+        return f"{self.reason.value}: {self.detail}"
 
 
 @dataclass(frozen=True)

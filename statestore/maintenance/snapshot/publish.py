@@ -46,9 +46,9 @@ def require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[st
     changed = [path for path, entry in sources_now(storage, action).items() if entry != before[path]]
     if changed:
         raise RefusedAsUnsafe(
-            "was replaced during the replay; no snapshot is made",
+            "was replaced while it was replayed; no snapshot was written",
             path=changed[0],
-            hint="run this command again; this cannot happen in structure V2",
+            hint="run this command again",
         )
 
 
@@ -121,7 +121,7 @@ def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -
     beside = names.sidecar(path)
     if version.id is not None and storage.stat(beside) is not None and storage.stat(path) is None:
         raise RefusedAsUnsafe(
-            "is a sidecar without its snapshot; Spark would reject the new snapshot",
+            "is a checksum file without its snapshot; Spark would reject the new snapshot, so none was written",
             path=beside,
             hint="stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, then this command again",
         )
@@ -137,7 +137,7 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
         gone = _gone(tables, _files(storage, action.store).tables)
     if gone:
         raise ObjectMissing(
-            "was deleted again after a second upload; a snapshot needs this table",
+            "was deleted twice after its upload; the new snapshot needs this SST file, so no snapshot was written",
             path=action.store.table_file(gone[0].dfs_name),
             hint="stop the process that deletes files in this checkpoint, run: statekeeper repair ROOT --apply "
             "--confirm-stopped, then this command again",

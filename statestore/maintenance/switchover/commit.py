@@ -14,6 +14,8 @@ from statestore.format.structure import Structure
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending
 
+_AGAIN = "roll back: statekeeper switch ROOT --abort --confirm-stopped; then switch again"
+
 
 def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
     """Rewrite the newest commit for the new structure, once. `newest_begun`: newest batch of the offset log when planned.
@@ -27,7 +29,7 @@ def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
         return
     if before is None or before.decode() != begun.commit:
         raise RefusedAsUnsafe(
-            "changed after the switchover started", path=path, hint="roll back with --abort, then switch again"
+            "changed after the switchover started; the checkpoint keeps its old structure", path=path, hint=_AGAIN
         )
     _require_snapshots(storage, begun)
     _require_newest(storage, begun, newest_begun)
@@ -49,9 +51,9 @@ def _require_snapshots(storage: Storage, begun: Begun) -> None:
         if store not in files or version not in files[store].snapshots:
             path = store.snapshot(version)
             raise ObjectMissing(
-                "was made for this switchover and is missing",
+                "was written for this switchover and is missing; the checkpoint keeps its old structure",
                 path=path,
-                hint="roll back with --abort, then switch again",
+                hint=_AGAIN,
             )
 
 
@@ -61,13 +63,13 @@ def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
         raise RefusedAsUnsafe(
             "started after the switchover was planned: the query is running",
             path=names.offsets(newest_now),
-            hint="stop the query, roll back with --abort, then switch again",
+            hint=f"stop the query, then {_AGAIN}",
         )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
             f"was committed after the switchover of batch {begun.batch} started: the query is running",
             path=names.commits(newest or 0),
-            hint="stop the query, roll back with --abort, then switch again",
+            hint=f"stop the query, then {_AGAIN}",
         )
 
 

@@ -77,7 +77,7 @@ def execute(
         raise RefusedAsUnsafe(
             f"the checkpoint is switched, but the audit reports: {breaks[0].file} {breaks[0].problem}",
             path=storage.url,
-            hint="do not start the query; roll back with --abort",
+            hint="do not start the query; roll back: statekeeper switch ROOT --abort --confirm-stopped",
         )
     still_held()
     # The record of the last retention pass names snapshots of the old structure.
@@ -107,9 +107,10 @@ def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
         is_same = commit == planned.commit.encode() and catalog.newest_batch(storage) == planned.batch
     if not is_same:
         raise RefusedAsUnsafe(
-            "the checkpoint changed after the plan was made: another maintainer switched it, or the query is running",
+            "the checkpoint changed after the plan was made: another maintainer switched it, or the query is running; "
+            "this command changed nothing",
             path=storage.url,
-            hint="run this command again; it shows the current state",
+            hint="to see the present state, run this command again without --apply",
         )
 
 

@@ -78,10 +78,10 @@ def _refusals(
     gathered: SwitchoverFacts, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
 ) -> Iterator[str]:
     if gathered.batch is None:
-        yield "no batch is committed yet: start the query with the conf of the new structure"
+        yield "no batch is committed yet: nothing to switch; start the query with the settings of the new structure"
         return
     if not gathered.stores and gathered.origin is Origin.NATIVE:
-        yield "the checkpoint has no state: no switch is needed; start the query with checkpointFormatVersion 1 or 2"
+        yield "the checkpoint has no state: nothing to switch; start the query with checkpointFormatVersion 1 or 2"
         return
     half_done = gathered.half_done
     if half_done is not None and half_done.begun.rewrite is not RewriteKind.SWITCH:
@@ -102,8 +102,8 @@ def _refusals(
         return
     if half_done is not None and spark is not None and half_done.begun.header != _header(gathered, to, spark):
         yield (
-            f"the half-done switchover makes snapshots that Spark {spark.value} cannot read: roll back with --abort, then "
-            f"switch again; or complete it without --for-spark"
+            f"the half-done switchover writes snapshots that Spark {spark.value} cannot read: complete it without "
+            f"--for-spark; or roll it back with --abort and switch again"
         )
         return
     yield from _of_logs(gathered)
@@ -116,8 +116,8 @@ def _refusals(
         ]
         if bad:
             yield (
-                f"the audit reports {len(bad):,} findings, the first: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
-                f"to list all, run: statekeeper audit ROOT"
+                f"the audit reports {len(bad):,} findings. The first one: {bad[0].file} {bad[0].problem} -> "
+                f"{bad[0].action}. To list all findings, run: statekeeper audit ROOT"
             )
     if to is Structure.V2 and spark is not None and not spark.knows_v2:
         yield f"Spark {spark.value} does not support structure V2"
@@ -151,13 +151,13 @@ def _of_logs(gathered: SwitchoverFacts) -> Iterator[str]:
     if gathered.pending:
         first = "" if gathered.half_done is None else "roll back the switchover with --abort, then "
         yield (
-            f"{gathered.pending[0]}: the sink may contain batch {gathered.batch + 1} already, with ids of this structure: "
-            f"{first}run the job once to complete the batch"
+            f"{gathered.pending[0]}: batch {gathered.batch + 1} has begun, and the sink may already contain its rows, "
+            f"with ids of the present structure: {first}run the job once to complete the batch"
         )
     if gathered.repartitions:
         yield (
-            f"{names.offsets(gathered.begun)} has another number of partitions: Spark's offline repartition is not "
-            f"complete; run it again first"
+            f"{names.offsets(gathered.begun)} has another number of partitions than the newest commit: Spark's offline "
+            f"repartitioning is not complete; run it again first"
         )
 
 

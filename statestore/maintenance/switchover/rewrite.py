@@ -26,7 +26,7 @@ from statestore.maintenance.switchover.steps import Machine, Progress, ProgressC
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made
 
-_AGAIN = "roll back with --abort, then switch again"
+_AGAIN = "roll back: statekeeper switch ROOT --abort --confirm-stopped; then switch again"
 
 
 def make_snapshots(
@@ -103,7 +103,8 @@ def _half_done(begun: Begun, error: StatekeeperError, done: int) -> StatekeeperE
         f"{error.what}; the switchover to structure {begun.to.value} is half done: {done:,} of {len(begun.stores):,} "
         f"stores have their new snapshot, and the commit log still names structure {begun.to.other.value}",
         path=error.path,
-        hint=f"{error.hint or 'see the message'}; to roll back: statekeeper switch ROOT --abort",
+        hint=f"{error.hint or 'resolve the problem'}; then run the same command again. To roll back instead, run: "
+        "statekeeper switch ROOT --abort --confirm-stopped",
     )
 
 
@@ -125,7 +126,9 @@ def _reuse(storage: Storage, step: StoreStep, name: VersionId, header: str, scra
     files = catalog.files(storage, step.store.folder)[step.store]
     damage = look_at_snapshot(storage, step.store, name, files).damage
     if damage is not None:
-        raise CorruptFile(f"is damaged: {damage}", path=step.store.snapshot(name), hint=_AGAIN)
+        raise CorruptFile(
+            f"was written for the switchover and is damaged: {damage}", path=step.store.snapshot(name), hint=_AGAIN
+        )
     return Made(digest, ())
 
 
@@ -140,7 +143,9 @@ def _publish_as(storage: Storage, step: StoreStep, name: VersionId, header: str)
         storage.create(new, body)
     except AlreadyExists as error:
         hint = f"{_AGAIN}: the snapshot of the head changed after the switchover started"
-        raise CorruptFile("was made from another snapshot of the head", path=new, hint=hint) from error
+        raise CorruptFile(
+            "exists already and was made from another snapshot of the head", path=new, hint=hint
+        ) from error
 
 
 def _require_open(storage: Storage, begun: Begun, store: StorePath) -> None:

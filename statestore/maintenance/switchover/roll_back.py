@@ -33,9 +33,11 @@ def roll_back(
     if has_gone_on(storage, begun):
         newest = catalog.newest_batch(storage)
         raise RefusedAsUnsafe(
-            f"the query continued in structure {begun.to.value} to batch {newest}",
+            f"the query has continued in structure {begun.to.value} and committed batch {newest}, so the switchover "
+            "cannot be rolled back",
             path=names.commits(newest or 0),
-            hint=f"complete the switchover with --apply; after that, --to {begun.to.other.value} reverses it",
+            hint=f"complete the switchover: statekeeper switch ROOT --to {begun.to.value} --apply --confirm-stopped. "
+            f"After that, run switch with --to {begun.to.other.value} to reverse it",
         )
     quarantined = names.quarantine(begun.run, "")
     away = {entry.path.removeprefix(quarantined) for entry in storage.list(quarantined.rstrip("/"))}

@@ -198,7 +198,7 @@ def test_a_user_can_give_sparks_url_of_the_checkpoint(written: Written) -> None:
     metadata.write_bytes(metadata.read_bytes().replace(b"file:", b"s3a:/"))
     [found] = audited(root).findings
     assert (found.kind, found.severity) == (FindingKind.DESCRIPTION_MOVED, Severity.WARNING)
-    assert "set --location to the URL that Spark uses" in output_of(root, "repair", exit_code=3)
+    assert "add --location with the URL that Spark uses" in output_of(root, "repair", exit_code=3)
     output_of(root, "repair", "--location", f"file:{root}", "--apply", "--confirm-stopped")
     assert audited(root).findings == ()
     assert "nothing to repair" in output_of(root, "repair")

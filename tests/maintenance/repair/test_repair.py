@@ -208,7 +208,7 @@ def test_the_verb_shows_the_plan_requires_confirmation_and_can_undo_the_repair(
     before = contents(storage)
     asked = statekeeper(root)
     assert (asked.exit_code, contents(storage)) == (3, before)
-    assert "set --for-spark to the release that restarts the query" in asked.output
+    assert "add --for-spark with the release that will run the query" in asked.output
     assert statekeeper(root, "--for-spark", "4.2", "--apply").exit_code == 13
     assert contents(storage) == before
     done = statekeeper(root, "--for-spark", "4.2", "--apply", "--confirm-stopped", "--output", "json")
@@ -301,5 +301,5 @@ def test_a_query_whose_maintenance_deletes_is_not_repaired(checkpoint: Checkpoin
 
 def test_an_idle_query_counts_as_stopped_if_the_user_confirms_it(checkpoint: Checkpoint) -> None:
     quiet.require_stopped(checkpoint.storage, confirmed=True, clock=SleeplessClock(0.0))
-    with pytest.raises(RefusedAsUnsafe, match="whether a query is idle or stopped"):
+    with pytest.raises(RefusedAsUnsafe, match="whether it is idle or stopped"):
         quiet.require_stopped(checkpoint.storage, confirmed=False, clock=SleeplessClock(0.0))
