@@ -137,7 +137,7 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
     if result.unproven and not verbose:
-        console.print(f"{len(result.unproven)} properties were not verified (not proved): --verbose lists them")
+        console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
 

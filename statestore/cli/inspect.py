@@ -60,8 +60,8 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     chains = {str(chain.store): chain for chain in gathered.chains}
     chain = chains.get(folder)
     if chain is None:
-        known = ", ".join(list(chains)[:5]) or "none, before the first batch"
-        raise click.BadParameter(f"there is no store {wanted!r}; existing stores: {known} ...", param_hint="--lineage")
+        known = ", ".join(list(chains)[:5]) + (" ..." if len(chains) > 5 else "") or "none, before the first batch"
+        raise click.BadParameter(f"there is no store {wanted!r}; existing stores: {known}", param_hint="--lineage")
     verdicts = judged[chain.store]
     output.show(
         lineage_object(chain, verdicts),

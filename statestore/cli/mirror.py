@@ -197,7 +197,7 @@ def _print_done(console: Console, prepared: PreparedMirror, cleanup: CleanupPlan
     _print_cleanup(console, cleanup, "deleted")
     console.print(f"lag: {_in_words(planned.left)}")
     console.print(
-        f"before you start a query from the mirror, remove the output of the batches after {planned.record.batch:,} from "
-        "the sink",
+        f"before you start a query from the mirror, remove the output of the batches after batch {planned.record.batch:,} "
+        "from the sink",
         soft_wrap=True,
     )

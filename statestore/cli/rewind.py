@@ -228,7 +228,8 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     stores = sum(head != EMPTY for head in gathered.heads.heads.values())
     notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
     for need in gathered.sources:
-        missing = f"; {len(need.missing):,} of them no longer exist: {need.missing[0]}, ..." if need.missing else ""
+        more = f" and {len(need.missing) - 1:,} more" if need.missing and len(need.missing) > 1 else ""
+        missing = f"; missing now: {need.missing[0]}{more}" if need.missing else ""
         notes.append(f"source {need.number} must still have: {need.needs}{missing}")
     if not is_done:
         notes.append("the query gets a new id" if planned.query != planned.former_query else "the query keeps its id")

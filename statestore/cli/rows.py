@@ -64,10 +64,8 @@ def chosen(contents: Contents, wanted: Sequence[str], family: str | None) -> dic
     if wanted:
         for one in wanted:
             if not any(_is_meant(one, store) for store in stores):
-                known = ", ".join(map(str, stores[:5])) or "none"
-                raise click.BadParameter(
-                    f"there is no store {one!r}; existing stores: {known} ...", param_hint="--store"
-                )
+                known = ", ".join(map(str, stores[:5])) + (" ..." if len(stores) > 5 else "") or "none"
+                raise click.BadParameter(f"there is no store {one!r}; existing stores: {known}", param_hint="--store")
         stores = [store for store in stores if any(_is_meant(one, store) for one in wanted)]
     of_kind: dict[tuple[int, str], Layout] = {}
     for store in stores:

@@ -49,5 +49,5 @@ def _refused(folder: Path, what: str) -> LocalStateError:
     return LocalStateError(
         f"{what}; local copies in it are not trusted and no store was opened",
         path=str(folder),
-        hint="remove it, or choose another local folder; copies are rebuilt from storage",
+        hint="remove the folder, or choose another local folder. The copies are rebuilt from storage",
     )

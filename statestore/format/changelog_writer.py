@@ -53,7 +53,7 @@ class ChangelogWriter:
                 raise LineageCeiling(
                     f"a lineage of {len(header.lineage)} versions takes {len(text):,} bytes; the limit is "
                     f"{UTF_LIMIT_BYTES:,}",
-                    hint="take a snapshot at the head while the query is stopped",
+                    hint="stop the query, then run: statekeeper snapshot ROOT --at-head",
                 )
             self._stream.write(utf("v3") + utf(text))
 

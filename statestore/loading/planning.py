@@ -87,7 +87,7 @@ def plan_from_local(
 
 def _no_lineage(request: LoadRequest, version: VersionId) -> UnknownFormatVersion:
     return UnknownFormatVersion(
-        "its name has a checkpoint id, but its header has no lineage; the version cannot be loaded",
+        "has a checkpoint id in its name, but no lineage in its header; the version cannot be loaded",
         path=request.store.changelog(version),
         hint="if a later release of Spark or Statekeeper wrote the file, upgrade Statekeeper",
     )

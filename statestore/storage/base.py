@@ -414,7 +414,7 @@ def only_after(entries: Iterable[Entry], folder: str, name: str, beginning: str)
 def too_large(size_bytes: int, shown: str) -> CorruptFile:
     """Return the error for an object of more than MOST_READ_BYTES."""
     return CorruptFile(
-        f"has {size_bytes:,} bytes, above the limit of {MOST_READ_BYTES:,} for its kind",
+        f"has {size_bytes:,} bytes, more than the limit of {MOST_READ_BYTES:,} bytes for such a file; it was not read",
         path=shown,
         hint="restore the file from a backup",
     )
@@ -425,14 +425,14 @@ def another_exists(shown: str) -> AlreadyExists:
     return AlreadyExists(
         "already exists with other bytes and was not overwritten",
         path=shown,
-        hint="another process created it first; stop one of the two processes, or wait for it",
+        hint="another process created the file first: wait until that process finishes, or stop one of the two processes",
     )
 
 
 def changed(shown: str) -> SourceChanged:
     """Return the error for an object that is to be copied and has changed since it was listed."""
     return SourceChanged(
-        "changed since it was listed; the copy is not complete", path=shown, hint="run the command again to continue"
+        "changed since it was listed; the copy is not complete", path=shown, hint="to continue, run the command again"
     )
 
 

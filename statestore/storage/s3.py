@@ -192,7 +192,7 @@ class S3Storage(OpenedStore):
                 self._delete_if(path, etag)
                 return Deletion.DELETED
         raise StorageError(
-            "is overwritten again and again by another process; it was not deleted",
+            "was not deleted, because another process keeps overwriting it",
             path=self._shown(path),
             hint="stop the other process",
         )

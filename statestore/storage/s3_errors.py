@@ -76,7 +76,8 @@ def translate(error: Exception, shown: str) -> StorageError:
         return AccessDenied(
             "the credentials are missing or incomplete",
             path=shown,
-            hint="give key and secret, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or anon for a public bucket",
+            hint="set the storage options key and secret, or the environment variables AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY. For a public bucket, set the storage option anon",
         )
     if not isinstance(error, ClientError):
         hint = "check endpoint_url and the network" if is_passing(error) else "check the URL and its options"
@@ -87,7 +88,10 @@ def translate(error: Exception, shown: str) -> StorageError:
     if code in _MISSING:
         return ObjectMissing("does not exist", path=shown)
     if code in _DENIED:
-        hint = "correct the credentials or the bucket policy; without s3:ListBucket, a missing object looks forbidden"
+        hint = (
+            "correct the credentials or the bucket policy. Without the permission s3:ListBucket, the storage reports a "
+            "missing object as access denied"
+        )
         return AccessDenied(f"access denied ({code})", path=shown, hint=hint)
     if code in _CONFLICTS:
         return another_exists(shown)

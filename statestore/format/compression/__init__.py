@@ -47,7 +47,7 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
     raise CorruptFile(
         found if start else "is empty",
         path=path,
-        hint="restore the file from a backup, or load an older version; a query's own codec class is not read",
+        hint="restore the file from a backup, or load an older version. A custom codec class of the query is not supported",
     )
 
 

@@ -370,7 +370,7 @@ def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
         return f"{RESTORE}; without a backup, only these versions are lost: later versions still load"
     if restart.batch is None:
         return RESTORE
-    return f"{RESTORE}, or roll back to batch {restart.batch}"
+    return f"{RESTORE}, or roll back to batch {restart.batch}: statekeeper rewind ROOT --to-batch {restart.batch}"
 
 
 def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:

@@ -107,8 +107,8 @@ def is_settled(source: Storage, gathered: CloneFacts, stopped: bool) -> RefusedA
     if stopped or is_final or margin >= LIVE_MARGIN_VERSIONS:
         return None
     return RefusedAsUnsafe(
-        f"batch {gathered.batch} is one of the newest {LIVE_MARGIN_VERSIONS}; in structure V1, a running query may still "
-        "replace its changelogs; nothing was written",
+        f"batch {gathered.batch} is one of the {LIVE_MARGIN_VERSIONS} newest batches; in structure V1, a running query "
+        "may still replace its changelogs; nothing was written",
         path=source.url,
         hint=f"use --batch {max(0, gathered.newest - LIVE_MARGIN_VERSIONS)}, or stop the query and add --confirm-stopped",
     )

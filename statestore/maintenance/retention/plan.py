@@ -138,7 +138,7 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
         if max(loads, default=0) < gathered.wanted_floor:
             holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
             broken = chain.conflicts or next(holes, chain.end or _NO_FAMILIES)
-            yield f"{chain.store}: version {gathered.wanted_floor} cannot be loaded: {broken}"
+            yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
 
 
 def _broken(chain: Chain, version: VersionId) -> FileProblem:

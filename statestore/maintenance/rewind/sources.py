@@ -26,7 +26,7 @@ def _need(storage: Storage, number: int, offset: str, files: Collection[str]) ->
     entry = file_source.position(offset)
     if entry is not None:
         read = list(dict.fromkeys(_read_after(storage, number, entry, files)))
-        needs = f"the {len(read):,} files that later batches have read"
+        needs = f"the {'file' if len(read) == 1 else f'{len(read):,} files'} that later batches have read"
         try:
             urls = {path: urlsplit(path) for path in read}
             are_local = all(url.scheme in ("", "file") for url in urls.values())

@@ -104,7 +104,9 @@ class LeaveAlone:
         """The reason, after the file if the reason ends with a command, and its figures."""
         if not self.detail:
             return self.reason.value
-        if self.reason in (SkipReason.DAMAGED, SkipReason.SIDECAR):
+        if self.reason is SkipReason.DAMAGED:
+            return f"{self.detail}; {self.reason.value}"
+        if self.reason is SkipReason.SIDECAR:
             return f"{self.detail}: {self.reason.value}"
         return f"{self.reason.value}: {self.detail}"
 

@@ -190,7 +190,7 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
         if number not in names_of:
             raise UnknownFormatVersion(
                 f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, and "
-                f"its base does not name that family",
+                "its base does not name that family; no snapshot was written",
                 path=action.store.snapshot(action.load.base),
                 hint="restore the snapshot that Spark wrote when the family was added",
             )
