@@ -116,8 +116,10 @@ def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     assert whole["by_deleting"] == [str(checkpoint.versions[number][1]) for number in range(1, 8)]
     done = run("gc", root, *NOW, "--accept-loss", "--apply")
     assert done.exit_code == 3, done.output
-    assert "state/0/0: versions already lost: version 11 (batch 10)" in done.stderr
-    assert "state/0/1: the deletion also loses versions 1 to 7 (batches 0 to 6)" in done.stderr
+    assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in done.stderr
+    assert (
+        "state/0/1: these versions cannot be loaded after the deletion: versions 1 to 7 (batches 0 to 6)" in done.stderr
+    )
     gone = {path for path in before - files(root) if not path.startswith(f"{names.LEASES}/")}
     assert gone == {file["path"] for file in planned["files"]} != set()
     checkpoint.assert_right(tmp_path / "host")
@@ -189,14 +191,14 @@ def test_a_mode_that_forbids_deletion_is_obeyed(root: Path, checkpoint: Checkpoi
     before = files(root)
     refused = run("--config", config, "gc", "counting", "--grace", "0s", "--apply")
     assert refused.exit_code == RefusedAsUnsafe.exit_code
-    assert "mode snapshots allows no deletions" in refused.output
+    assert "the mode of this root is snapshots, which allows no deletions" in refused.output
     assert files(root) == before
     assert run("--config", config, "gc", "counting", "--grace", "0s", "--apply", "--mode", "full").exit_code == 0
     checkpoint.grow(1)
     config.write_text(config.read_text().replace("snapshots", "observe"))
     refused = run("--config", config, "snapshot", "counting", "--all")
     assert refused.exit_code == RefusedAsUnsafe.exit_code
-    assert "mode observe" in refused.output
+    assert "the mode of this root is observe" in refused.output
     assert files(root) != before
 
 
@@ -206,7 +208,7 @@ def test_a_held_lease_is_shown_blocks_gc_and_can_be_broken(root: Path, checkpoin
     assert "host:1: gc" in run("lease", root).output
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RootHeld.exit_code
-    assert "host:1 holds the lease for: gc" in refused.output
+    assert "host:1 holds the lease of this root for the verb gc" in refused.output
     broken = run("lease", root, "--break")
     assert "released the lease of host:1: gc" in broken.output
     assert run("gc", root, *NOW, "--apply").exit_code == 0
@@ -236,7 +238,7 @@ def test_a_drawn_lineage_shows_snapshots_dead_branches_and_the_next_deletions(
     assert lines[1].startswith("12 changelog and snapshot, ")
     assert any(line.startswith(f"10 changelog (next gc deletes it) of a dead branch, {dead.id}, ") for line in lines)
     assert any(line.startswith("8 changelog (next gc deletes it) and snapshot, ") for line in lines)
-    assert any(line.startswith("1 .. 3 changelog (next gc deletes it), below the lineage, ") for line in lines)
+    assert any(line.startswith("1 .. 3 changelog (next gc deletes it), older than the lineage, ") for line in lines)
     body = json.loads(run("--config", config, "inspect", "counting", "--lineage", "0/0", "--output", "json").stdout)
     [of_dead] = [one for one in body["versions"] if one["version"] == str(dead)]
     assert (of_dead["committed"], of_dead["files"]) == (False, {"changelog": "dead_branch"})

@@ -52,5 +52,5 @@ def test_a_mode_that_forbids_the_switch_is_obeyed(checkpoint: Checkpoint, root: 
         main, ["--config", str(configured), "switch", "query", "--to", "v2", "--apply", "--confirm-stopped"]
     )
     assert done.exit_code == 13
-    assert "mode snapshots is configured" in done.output
+    assert "the configured mode of this root is snapshots" in done.output
     assert contents(checkpoint.storage) == before

@@ -391,6 +391,6 @@ def test_a_snapshot_of_a_changelog_that_was_replaced_meanwhile_is_deleted(
         def __getattr__(self, name: str) -> object:
             return getattr(storage, name)
 
-    with pytest.raises(RefusedAsUnsafe, match=r"state/0/0/3\.changelog: was replaced during the replay"):
+    with pytest.raises(RefusedAsUnsafe, match=r"state/0/0/3\.changelog: was replaced while it was replayed"):
         one(Zombie(), action, tmp_path)
     assert storage.stat(made) is None

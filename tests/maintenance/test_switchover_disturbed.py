@@ -107,7 +107,7 @@ def test_a_switchover_after_its_commit_is_completed_after_the_query_purged_that_
     gone_on(local)
     journal = switchover.open_journal(local)
     assert journal is not None
-    with pytest.raises(RefusedAsUnsafe, match="the query continued in structure v2"):
+    with pytest.raises(RefusedAsUnsafe, match="the query has continued in structure v2"):
         abort(local, clock=after_the_dead())
     later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
     switch(local, Structure.V2, tmp_path, clock=later)

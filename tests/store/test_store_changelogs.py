@@ -97,5 +97,5 @@ def test_a_restored_file_is_used_again(host: Host, other: Host, storage: Storage
 def test_a_changelog_with_an_id_and_no_lineage_is_rejected_with_a_typed_error(host: Host, storage: Storage) -> None:
 
     storage.create(STORE.changelog(GONE), written([(b"a", b"b")], Header(None)))
-    with pytest.raises(UnknownFormatVersion, match="header has no lineage"):
+    with pytest.raises(UnknownFormatVersion, match="no lineage in its header"):
         host.load(GONE)

@@ -159,9 +159,7 @@ def test_if_the_tables_of_a_quarantined_snapshot_are_missing_nothing_is_restored
     run = apply(storage, planned(storage))
     storage.delete([store.table_file(table)])
     before = contents(storage)
-    with pytest.raises(
-        RefusedAsUnsafe, match=rf"{path}: cannot be restored, because its SST file .*{table} is missing"
-    ):
+    with pytest.raises(RefusedAsUnsafe, match=rf"{path}: needs the SST file .*{table}, which is missing"):
         roll_back(storage, run)
     assert contents(storage) == before
 
@@ -173,7 +171,7 @@ def test_a_repair_cannot_be_undone_after_the_query_continued(checkpoint: Checkpo
     run = apply(storage, planned(storage))
     before = contents(storage)
     storage.create(names.commits(4), commits[4])
-    with pytest.raises(RefusedAsUnsafe, match=r"left the query at batch 3; now the newest batch is 4"):
+    with pytest.raises(RefusedAsUnsafe, match=r"the query was at batch 3; now the newest batch is 4"):
         roll_back(storage, run)
     storage.delete([names.commits(4)])
     storage.replace(names.commits(3), commits[3].replace(b"0,", b"7,", 1))

@@ -148,7 +148,7 @@ def test_an_old_plan_is_not_executed(maintained: Checkpoint) -> None:
     steps = retention.execute(maintained.storage, plan, run="mine", lease=mine, clock=clock)
     next(step for step in steps if step.outcome is DeletionOutcome.DONE)
     clock.sleep(announcements.DELETES_FOR_SECONDS + 1)
-    with pytest.raises(RefusedAsUnsafe, match="the plan is older than 3,600 s"):
+    with pytest.raises(RefusedAsUnsafe, match="the deletions took longer than 3,600 s"):
         next(steps)
 
 
@@ -156,7 +156,7 @@ def test_the_second_of_two_maintainers_fails_with_the_name_of_the_first(storage:
     clock = SleeplessClock(SystemClock().now_seconds())
     with (
         lease.held(storage, "gc", run="first", holder="here:1", clock=clock),
-        pytest.raises(RootHeld, match="here:1 holds the lease for: gc"),
+        pytest.raises(RootHeld, match="here:1 holds the lease of this root for the verb gc"),
     ):
         lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)
     second = lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)

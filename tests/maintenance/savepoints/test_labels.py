@@ -168,7 +168,7 @@ def test_a_label_names_one_savepoint(disks: Roots, tmp_path: Path) -> None:
     own(source, tmp_path)
     kept(source, destination, tmp_path)
     other = open_storage(str(tmp_path / "other"))
-    with pytest.raises(RefusedAsUnsafe, match="the label before is used by the savepoint of batch 7"):
+    with pytest.raises(RefusedAsUnsafe, match="the label before already belongs to the savepoint of batch 7"):
         kept(source, other, tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="the label before is used"):
         saved(source, other, tmp_path, label="before")
@@ -230,6 +230,6 @@ def test_the_list_of_an_observed_source_does_not_change(disks: Roots, tmp_path: 
     observed = replace(FULL, mode=Mode.OBSERVE)
     label: Label = passes.savepoint.find(source, "before")
     planned = passes.savepoint.plan_removal(source, destination, label, observed, MAINTAINER)
-    with pytest.raises(RefusedAsUnsafe, match="mode observe"):
+    with pytest.raises(RefusedAsUnsafe, match="the mode of this root is observe"):
         passes.savepoint.execute_removal(source, destination, planned)
     assert catalog.newest_batch(destination) == 7
