@@ -170,7 +170,7 @@ def test_a_label_names_one_savepoint(disks: Roots, tmp_path: Path) -> None:
     other = open_storage(str(tmp_path / "other"))
     with pytest.raises(RefusedAsUnsafe, match="the label before already belongs to the savepoint of batch 7"):
         kept(source, other, tmp_path)
-    with pytest.raises(RefusedAsUnsafe, match="the label before is used"):
+    with pytest.raises(RefusedAsUnsafe, match="the label before already belongs"):
         saved(source, other, tmp_path, label="before")
     assert other.list("", hidden=True) == []
     with pytest.raises(DestinationNotEmpty, match="is the savepoint before"):
