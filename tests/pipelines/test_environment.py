@@ -60,7 +60,7 @@ def test_an_invalid_java_home_is_named(tmp_path):
 @pytest.mark.parametrize(("says", "version"), [("1.8.0_402", "8"), ("11.0.22", "11"), ("25", "25")])
 def test_an_unsupported_java_is_rejected_with_its_version(tmp_path, says, version):
     home = fake_java(tmp_path / "jdk", saying(says))
-    assert f"{home}/bin/java is version {version}" in run_job(tmp_path, JAVA_HOME=str(home))
+    assert f"{home}/bin/java has version {version}" in run_job(tmp_path, JAVA_HOME=str(home))
 
 
 def test_a_java_file_that_is_not_executable_is_rejected(tmp_path):

@@ -215,5 +215,7 @@ def test_a_contradictory_declaration_is_rejected():
 def test_a_spark_connect_session_is_rejected_before_any_request():
     # A Connect session lacks these attributes. Its own package would need a server.
     stream: Any = SimpleNamespace(sparkSession=SimpleNamespace(), schema=StructType().add("key", StringType()))
-    with pytest.raises(UnsupportedEnvironment, match=r"Spark Connect session -> run the job with classic Spark"):
+    with pytest.raises(
+        UnsupportedEnvironment, match=r"Spark Connect session, which is not supported -> run the job with classic Spark"
+    ):
         start(adding(), stream, root="/nowhere", checkpoint="/nowhere", sink=DeltaSink("/nowhere"))

@@ -125,7 +125,9 @@ def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, sessi
     job.feed(1).run(session)
     body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
     in_sink(job, 1, {"userMetadata": body})
-    with pytest.raises(SinkConflict, match=f"from attempt {STRANGER}, which this root does not know -> .*restore both"):
+    with pytest.raises(
+        SinkConflict, match=f"from attempt {STRANGER}, which this root does not know; .* -> .*restore both"
+    ):
         job.feed(1).run(session)
     assert job.committed() == 1
 

@@ -92,7 +92,7 @@ def test_a_job_or_attempt_of_the_other_structure_is_rejected(job: Job, delta_ses
         job.run(delta_session, once(1, Phase.SINK_WRITTEN, died))
     (pending,) = (job.root / names.PENDING).glob("1-*.json")
     pending.write_text(pending.read_text().replace('"structure": "v1"', '"structure": "v2"'))
-    with pytest.raises(SinkConflict, match=r"ran in structure V2 -> statekeeper switch .* --to v2 --apply"):
+    with pytest.raises(SinkConflict, match=r"ran in structure V2; .* -> run: statekeeper switch .* --to v2 --apply"):
         job.run(delta_session)
 
 
