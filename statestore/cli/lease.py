@@ -22,8 +22,8 @@ from statestore.maintenance import lease as leases
     "break_it",
     is_flag=True,
     help="Release the lease of one ROOT. Use it if the holder is dead. Statekeeper does not check this. If the holder is "
-    "alive, gc, repair, rewind, switch and mirror stop before their next change of a file; a verb that only adds files "
-    "continues. Runs immediately.",
+    "alive, gc, repair, rewind and switch stop at their next step. mirror stops before it deletes files. A verb that only "
+    "adds files continues. Runs immediately.",
 )
 @output_option
 def lease(root: Opened, break_it: bool, output: Output) -> int:
