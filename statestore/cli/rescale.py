@@ -16,7 +16,7 @@ from statestore.cli.common import (
     TALK,
     Opened,
     Output,
-    for_spark_option,
+    for_spark_of_checkpoint_option,
     memory_option,
     output_option,
     progress_bar,
@@ -43,8 +43,8 @@ from statestore.switch_journal import RewriteKind
 )
 @click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted rescale.")
 @click.option("--abort", is_flag=True, help="Reverse an interrupted rescale. It needs no --apply.")
-@for_spark_option
-@stopped_option
+@for_spark_of_checkpoint_option
+@stopped_option("Required for --apply and --abort.")
 @scratch_option
 @workers_option
 @memory_option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,21 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
+from statestore import catalog
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits, translated
-from statestore.errors import AlreadyExists, CorruptFile, StatekeeperError, UnknownFormatVersion
+from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.family_rows import FAMILY_BYTES, family_id
 from statestore.format.murmur3 import partitions_of
 from statestore.format.names import StorePath
 from statestore.format.partition_keys import key_hashes, require_partition
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot, is_small_file
+from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statestore.loading.loader import Loader
 from statestore.maintenance import snapshot
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.rewrites import digests
 from statestore.maintenance.rewrites.plans import Partitions, RewritePlan, StoreGroup
 from statestore.maintenance.rewrites.spool import Spool
-from statestore.maintenance.snapshot.publish import named, tables_pending_delete, upload
 from statestore.maintenance.switchover import Machine, StoreSwitchFacts
 from statestore.storage import Storage, at_once
 from statestore.switch_journal import Begun, Made
@@ -212,15 +211,14 @@ class _Snapshots:
         version, captured = self.begun.stores[target], self.folder / f"captured-{target.partition}"
         limits = EngineLimits(block_bytes=_BLOCK_BYTES)
         with self._reopened(self._path(target), limits) as database:
-            keys = self._metadata(database, digests.rows_of(digest))
+            metadata = self._metadata(database, digests.rows_of(digest))
             database.capture(captured)
-        tables, fresh = named(captured, None, tables_pending_delete(self.storage, target), self.machine.ids)
-        at_once(lambda table: upload(self.storage, target, table, captured), fresh)
-        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        body = encode_snapshot(Snapshot(small, replace(keys, tables=tables)))
-        # An interrupted run may have published it. It is compared below; then the new tables become orphans.
-        with contextlib.suppress(AlreadyExists):
-            self.storage.create(target.snapshot(version), body)
+        files = catalog.files(self.storage, target.folder).of(target)
+        tables = tables_of(self.begun, files)
+        # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
+        if version not in files.snapshots:
+            self.storage.delete(target.table_file(name) for name in tables)
+            tables = self._upload(target, captured, metadata)
         snapshot.require_same(
             self.storage,
             target,
@@ -230,7 +228,23 @@ class _Snapshots:
             conf=self.planned.conf,
             at_hand={},
         )
-        return Made(digest, tuple(table.dfs_name for table in fresh))
+        return Made(digest, tables)
+
+    def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
+        """Upload the tables and then the zip. Return the names of the tables."""
+        tables = tuple(
+            TableFile(path.name, f"{path.stem}{_ending(self.begun)}", path.stat().st_size)
+            for path in sorted(captured.glob("*.sst"))
+        )
+
+        def upload(table: TableFile) -> None:
+            self.storage.create(target.table_file(table.dfs_name), captured / table.local_name)
+
+        at_once(upload, tables)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
+        body = encode_snapshot(Snapshot(small, replace(metadata, tables=tables)))
+        self.storage.create(target.snapshot(self.begun.stores[target]), body)
+        return tuple(table.dfs_name for table in tables)
 
     def _reopened(self, path: Path, limits: EngineLimits) -> Database:
         """Open a database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
@@ -250,6 +264,16 @@ class _Snapshots:
             else:
                 own += count
         return replace(self.families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+
+
+def tables_of(begun: Begun, files: catalog.StoreFiles) -> tuple[str, ...]:
+    """Return the names of the tables of a store that this rewrite has uploaded, whether a snapshot names them or not."""
+    return tuple(sorted(name for name in files.tables if name.endswith(_ending(begun))))
+
+
+def _ending(begun: Begun) -> str:
+    """The end of the name of each table of a rewrite."""
+    return f"-{begun.run}.sst"
 
 
 def _chained(first: tuple[bytes, bytes], rest: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -10,6 +10,7 @@ from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites.batch import is_appended
+from statestore.maintenance.rewrites.build import tables_of
 from statestore.maintenance.rewrites.execute import guards_of
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage
@@ -21,8 +22,7 @@ def roll_back(
 ) -> None:
     """Delete what a half-done rewrite has written. The query is stopped; for `progress` and `still_held`, see `execute`.
 
-    Uploaded tables that are not in the journal remain as orphans for garbage collection. Raises `RefusedAsUnsafe` if the
-    query committed a batch after the rewrite; `StorageError`.
+    Raises `RefusedAsUnsafe` if the query committed a batch after the rewrite; `StorageError`.
     """
     begun = opened.begun
     batch = begun.batch + 1
@@ -43,9 +43,10 @@ def roll_back(
     # Delete zips before tables, so that no zip names a missing table.
     storage.delete(sorted(store.snapshot(version) for store, version in begun.stores.items()))
     still_held()
-    storage.delete(store.table_file(table) for store, made in opened.made.items() for table in made.tables)
+    files = catalog.files(storage)
+    storage.delete(store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store))
     if begun.to is Structure.V1:
         # The guards last: until then, no query loads a part of the new snapshots.
-        storage.delete(guards_of(begun, {*catalog.files(storage), *begun.stores}))
+        storage.delete(guards_of(begun, {*files, *begun.stores}))
     journal.end(storage, begun, Ending.ABORTED)
     progress(Progress(phase=SwitchPhase.TAKEN_BACK))

@@ -11,11 +11,11 @@ from statestore import catalog, switch_journal
 from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
+from statestore.maintenance import audit
 from statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.rescales import abort, all_rows, rescale
 from tests.support.switching import WRITES, after_the_dead, contents
-from tests.support.twins import clean
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
@@ -82,7 +82,8 @@ class CrashMatrix:
             abort(storage, clock=after_the_dead())
         assert switch_journal.open_journal(storage) is None, case
         assert all_rows(_path(storage)) == self._rows, case
-        clean(storage, self._folder)
+        found = audit.judge(audit.gather(storage)).findings
+        assert found == (), (case, found)
         left = contents(storage)
         assert before.items() <= left.items(), case
         if not ended and not finish:
