@@ -12,8 +12,8 @@
     struct, array                                       its fields or elements in order, as columns
 
 Booleans are 0 or 1, smaller integers are sign-extended, -0.0 is 0.0, and every NaN is Java's NaN. A year-month interval is
-an int. Spark rejects maps and variants. Source: HashPartitioning, HashExpression and Murmur3_x86_32.hashUnsafeBytes of
-Spark 4.2; the bytes behind the last word differ from the published algorithm.
+an int. Spark's hash function rejects maps and variants. The bytes behind the last word differ from the published algorithm.
+Source: HashPartitioning, HashExpression and Murmur3_x86_32.hashUnsafeBytes of Spark 4.2.
 
 Numpy computes a whole batch of rows at once. The loops below count positions in strings and arrays, never rows.
 """
@@ -62,7 +62,7 @@ def partitions_of(hashes: Hashes, partitions: int) -> Hashes:
 
 
 def require_hashes(columns: Iterable[pa.Field]) -> None:
-    """Raise `UnsupportedType` for the first column, at any depth, that Spark does not hash."""
+    """Raise `UnsupportedType` for the first column, at any depth, whose type Spark's hash function does not support."""
     for field in columns:
         _require_hash(field.type, field.name)
 
@@ -82,8 +82,8 @@ def _require_hash(kind: pa.DataType, path: str) -> None:
         _require_hash(kind.value_type, f"{path}.element")
     elif not (machine_type(kind) or _is_bytes(kind) or pa.types.is_null(kind) or _is_long_in_arrow_only(kind)):
         raise UnsupportedType(
-            f"column {path} has the type {kind}, which Spark does not hash",
-            hint="partition by columns of other types",
+            f"column {path} has the type {kind}, which Spark's hash function does not support",
+            hint="keep the number of partitions, or group by columns of other types",
         )
 
 

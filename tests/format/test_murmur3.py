@@ -77,5 +77,5 @@ def test_a_partition_is_never_negative() -> None:
 )
 def test_a_type_without_a_hash_is_rejected_at_any_depth(kind: pa.DataType) -> None:
     for nested in (kind, pa.list_(kind), pa.struct([("a", pa.list_(kind))])):
-        with pytest.raises(UnsupportedType, match=r"column x.* which Spark does not hash"):
+        with pytest.raises(UnsupportedType, match=r"column x.* which Spark's hash function does not support"):
             row_hashes(pa.table({"x": pa.nulls(1, nested)}))

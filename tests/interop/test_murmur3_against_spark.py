@@ -158,5 +158,5 @@ def test_maps_have_no_hash(spark: SparkSession) -> None:
     for one in (table, pa.table({"m": pa.array([[[("a", 1)]]], pa.list_(kind))})):
         with pytest.raises(AnalysisException, match="HASH_MAP_TYPE"):
             frame(spark, one).select(F.hash("m"))
-        with pytest.raises(UnsupportedType, match=r"column m.* which Spark does not hash"):
+        with pytest.raises(UnsupportedType, match=r"column m.* which Spark's hash function does not support"):
             row_hashes(one)
