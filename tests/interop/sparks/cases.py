@@ -26,6 +26,7 @@ from tests.interop.sparks import remote
 from tests.interop.sparks.remote import MINORS, Refused, RemoteQuery, Sparks
 from tests.support import twins
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS
+from tests.support.placed_rows import placed_rows
 
 READER = "4.2"
 """Which Spark reads the state where that of the query cannot."""
@@ -135,6 +136,7 @@ class Origin:
     def _restart(self, to: str) -> None:
         self._is_clean()
         self._is_recognised(to)
+        self._is_placed()
         twins.dump_is_what_spark_shows(self.query, self._oracle(to))
         twins.savepoint_is_what_spark_shows(self.query, self._oracle(to), self.folder)
         self._with_snapshots(to)
@@ -310,6 +312,12 @@ class Origin:
     def _is_recognised(self, minor: str) -> None:
         found = json.loads(twins.statekeeper("inspect", str(self.query.checkpoint), "--output", "json"))
         assert found["written_by"] == _RECOGNISED[minor]
+
+    def _is_placed(self) -> None:
+        """Spark has each row in the partition that the rule gives for its key."""
+        found = placed_rows(self.query.checkpoint, self.folder)
+        assert found.rows
+        assert +found.elsewhere == {}
 
 
 _RECOGNISED = {minor: [minor] for minor in MINORS} | {"4.0": ["4.0", "4.1"]}
