@@ -176,6 +176,13 @@ def read_changelog(
     return header, _windows(head, start, blocks, path, layout=layout, most_record_bytes=most_record_bytes)
 
 
+def read_records(data: Readable, path: str, *, most_record_bytes: int = MOST_RECORD_BYTES) -> Iterator[Changes]:
+    """Read a compressed file that has only plain records and their end mark, without a header. Raises as
+    `read_changelog`."""
+    blocks = compression.blocks(data, path)
+    return _windows(b"", 0, blocks, path, layout=_PLAIN, most_record_bytes=most_record_bytes)
+
+
 @dataclass(frozen=True)
 class _Layout:
     """The layout of records: the number of bytes before each record, and the end mark after the last one."""
@@ -211,7 +218,7 @@ def _windows(
             if needed_bytes > most_record_bytes:
                 raise RecordTooLarge(
                     f"has a record of {needed_bytes:,} bytes, above the limit of {most_record_bytes:,}; "
-                    "the changelog cannot be read",
+                    "the file cannot be read",
                     path=path,
                     hint="raise --memory; if the record size is wrong, restore the file from a backup",
                 )

@@ -43,10 +43,10 @@ class ChangelogWriter:
     `LineageCeiling` if the lineage does not fit.
     """
 
-    def __init__(self, sink: BinaryIO, header: Header) -> None:
+    def __init__(self, sink: BinaryIO, header: Header, *, codec: str = "lz4") -> None:
         self.records = 0
         self.record_bytes = 0
-        self._stream = compression.BlockWriter(sink)
+        self._stream = compression.writer(codec, sink)
         if header.lineage is not None:
             text = lineage_json(header.lineage)
             if len(text) > UTF_LIMIT_BYTES:

@@ -4,12 +4,13 @@
     delete          key = int32 CRC32C(key), key                                     the database gets the bare key
     delete-range    begin, end as a value                                            the database gets the bare end
 
-All integers are little-endian.
+All integers are little-endian. Files of Spark's default provider have no length: value = int32 CRC32C(key, value), value.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import google_crc32c
 import numpy as np
@@ -40,11 +41,7 @@ def verified(changes: Changes, path: str) -> Changes:
                 value_start[place] += _HEAD_BYTES
                 value_length[place] -= _HEAD_BYTES
         if not is_right:
-            raise CorruptFile(
-                f"has a record that does not match its checksum; its key starts with {bytes(key[:24]).hex()}",
-                path=path,
-                hint="restore the file from a backup, or load an older version",
-            )
+            raise _mismatch(key, path)
     return Changes(
         buffer=changes.buffer,
         key_start=key_start,
@@ -52,6 +49,44 @@ def verified(changes: Changes, path: str) -> Changes:
         value_start=value_start,
         value_length=value_length,
         kinds=changes.kinds,
+    )
+
+
+def without(changes: Changes, path: str) -> Changes:
+    """Verify the checksums in a file of Spark's default provider; return the records without them. Raises `CorruptFile`
+    for a mismatch."""
+    buffer = memoryview(changes.buffer)
+    for key_at, key_size, value_at, value_size in zip(*(c.tolist() for c in changes.columns), strict=True):
+        key, value = buffer[key_at : key_at + key_size], buffer[value_at : value_at + max(0, value_size)]
+        covered, rest = ((key,), value) if value_size >= 0 else ((), key)
+        expected, row = rest[:_CHECKSUM_BYTES], rest[_CHECKSUM_BYTES:]
+        if len(expected) < _CHECKSUM_BYTES or checksum(*covered, row) != _INT.unpack(expected)[0]:
+            raise _mismatch(key, path)
+    cut_from_key = np.where(changes.value_length < 0, _CHECKSUM_BYTES, 0)
+    cut_from_value = _CHECKSUM_BYTES - cut_from_key
+    return Changes(
+        buffer=changes.buffer,
+        key_start=changes.key_start + cut_from_key,
+        key_length=changes.key_length - cut_from_key,
+        value_start=changes.value_start + cut_from_value,
+        value_length=changes.value_length - cut_from_value,
+    )
+
+
+def added(keys: Sequence[bytes], values: Sequence[bytes | None]) -> tuple[list[bytes], list[bytes | None]]:
+    """Add checksums to the values, and to the removed keys, as `without` expects them."""
+    with_checksum: list[tuple[bytes, bytes | None]] = [
+        (_INT.pack(checksum(key)) + key, None) if value is None else (key, _INT.pack(checksum(key, value)) + value)
+        for key, value in zip(keys, values, strict=True)
+    ]
+    return [key for key, _ in with_checksum], [value for _, value in with_checksum]
+
+
+def _mismatch(key: memoryview, path: str) -> CorruptFile:
+    return CorruptFile(
+        f"has a record that does not match its checksum; its key starts with {bytes(key[:24]).hex()}",
+        path=path,
+        hint="restore the file from a backup, or load an older version",
     )
 
 

@@ -11,24 +11,33 @@
 Without a checksum, only `changelog` checks the bytes, and it detects wrong lengths but not wrong values. A flip is
 undetected if the result has other records; the shares were measured with small changelogs of Spark. Without an end
 mark, the codec accepts a file that is cut between two blocks; the end mark of the records is then missing. Changelogs
-are written with lz4.
+are written with lz4; files of Spark's default provider with the codec of their query, the only one that it reads.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
-from statestore.errors import CorruptFile
+from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.compression import lz4_java, lzf, xerial_snappy, zstd
+from statestore.format.compression.block_writer import CompressedWriter
 from statestore.format.compression.compressed_file import CompressedFile
 from statestore.format.compression.lz4_java import BlockWriter
 
-__all__ = ["BlockWriter", "blocks", "is_guarded"]
+__all__ = ["BlockWriter", "CompressedWriter", "blocks", "is_guarded", "writer"]
 
 _CODECS: dict[bytes, Callable[[CompressedFile], Iterator[bytes]]] = {
     codec.MAGIC: codec.blocks for codec in (lz4_java, zstd, xerial_snappy, lzf)
 }
+_WRITERS: dict[str, Callable[[BinaryIO], CompressedWriter]] = {
+    "lz4": lz4_java.BlockWriter,
+    "zstd": zstd.FrameWriter,
+    "snappy": xerial_snappy.SnappyWriter,
+    "lzf": lzf.ChunkWriter,
+}
+_CLASS = "org.apache.spark.io."
 _LONGEST_MAGIC_BYTES = max(map(len, _CODECS))
 
 
@@ -49,6 +58,18 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
         path=path,
         hint="restore the file from a backup, or load an older version. A custom codec class of the query is not supported",
     )
+
+
+def writer(codec: str, sink: BinaryIO) -> CompressedWriter:
+    """Return a writer of a codec, by its name or class name in the offset log. Raises `UnknownFormatVersion` for another
+    one."""
+    name = codec.removeprefix(_CLASS).lower().removesuffix("compressioncodec")
+    if name not in _WRITERS:
+        raise UnknownFormatVersion(
+            f"the compression codec {codec} is not supported (supported: {', '.join(_WRITERS)})",
+            hint="nothing was changed; a query's own codec class cannot be written",
+        )
+    return _WRITERS[name](sink)
 
 
 def is_guarded(data: bytes | mmap.mmap) -> bool:

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import lz4.block
 import xxhash
 
+from statestore.format.compression.block_writer import Blocks
 from statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = b"LZ4Block"
@@ -38,29 +39,15 @@ class BlockWriter:
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
-        self._open_block = bytearray()
+        self._blocks = Blocks(_BLOCK_BYTES, self._write_block)
 
     def write(self, plain: bytes | memoryview) -> None:
         """Append plain bytes; full blocks go to the sink at once."""
-        view = memoryview(plain)
-        position = 0
-        if self._open_block:
-            position = min(_BLOCK_BYTES - len(self._open_block), len(view))
-            self._open_block += view[:position]
-            if len(self._open_block) < _BLOCK_BYTES:
-                return
-            self._write_block(bytes(self._open_block))
-            self._open_block.clear()
-        while len(view) - position >= _BLOCK_BYTES:
-            self._write_block(view[position : position + _BLOCK_BYTES])
-            position += _BLOCK_BYTES
-        self._open_block += view[position:]
+        self._blocks.write(plain)
 
     def finish(self) -> None:
         """Write what is left and the end mark. The sink stays open."""
-        if self._open_block:
-            self._write_block(bytes(self._open_block))
-            self._open_block.clear()
+        self._blocks.flush()
         self._sink.write(_HEADER.pack(MAGIC, _RAW | _LEVEL, 0, 0, 0))
 
     def _write_block(self, plain: bytes | memoryview) -> None:

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import BinaryIO
 
+from statestore.format.compression.block_writer import Blocks
 from statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = b"ZV"
@@ -29,6 +31,27 @@ _RAW, _PACKED = 0, 1
 _FIRST_COPY = 0b00100000
 _HIGH_OFFSET_BITS = 0b00011111
 _LONG = 0b111
+_LONGEST_CHUNK_BYTES = 65_535
+
+
+class ChunkWriter:
+    """Writes plain bytes to `sink` as uncompressed LZF chunks, which every LZF reader accepts."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._blocks = Blocks(_LONGEST_CHUNK_BYTES, self._write_chunk)
+
+    def write(self, plain: bytes | memoryview) -> None:
+        """Append plain bytes; full chunks go to the sink at once."""
+        self._blocks.write(plain)
+
+    def finish(self) -> None:
+        """Write what is left. The sink stays open."""
+        self._blocks.flush()
+
+    def _write_chunk(self, plain: bytes | memoryview) -> None:
+        self._sink.write(_HEADER.pack(MAGIC, _RAW, len(plain)))
+        self._sink.write(plain)
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import pyarrow as pa
 
+from statestore.format.compression.block_writer import Blocks
 from statestore.format.compression.compressed_file import LARGEST_BLOCK_BYTES, CompressedFile
 
 MAGIC = b"\x82SNAPPY\0"
@@ -23,6 +25,30 @@ _LENGTH = struct.Struct(">i")
 _LONGEST_VARINT_BYTES = 5
 _MOST_PLAIN_BYTES_FOR_ONE = 22
 """Three bytes copy at most 64."""
+_BLOCK_BYTES = 32 * 1024
+
+
+class SnappyWriter:
+    """Writes plain bytes to `sink` as a snappy stream with blocks of 32 KiB, as Spark does by default."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._snappy = pa.Codec("snappy")
+        self._blocks = Blocks(_BLOCK_BYTES, self._write_block)
+        sink.write(_HEADER)
+
+    def write(self, plain: bytes | memoryview) -> None:
+        """Append plain bytes; full blocks go to the sink at once."""
+        self._blocks.write(plain)
+
+    def finish(self) -> None:
+        """Write what is left. The sink stays open."""
+        self._blocks.flush()
+
+    def _write_block(self, plain: bytes | memoryview) -> None:
+        packed = self._snappy.compress(pa.py_buffer(plain), asbytes=True)
+        self._sink.write(_LENGTH.pack(len(packed)))
+        self._sink.write(packed)
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:

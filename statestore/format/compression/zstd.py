@@ -6,6 +6,7 @@ The content checksum of a frame is verified if it exists. Spark does not enable 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -13,6 +14,36 @@ from statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = bytes.fromhex("28b52ffd")
 _PIECE_BYTES = 256 * 1024
+
+
+class _Sink:
+    """The sink as a file that Arrow may close."""
+
+    closed = False
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self.write = sink.write
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FrameWriter:
+    """Writes plain bytes to `sink` as one Zstandard frame."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._stream = pa.CompressedOutputStream(pa.PythonFile(_Sink(sink), mode="w"), "zstd")
+
+    def write(self, plain: bytes | memoryview) -> None:
+        """Append plain bytes."""
+        self._stream.write(plain)
+
+    def finish(self) -> None:
+        """Write what is left and end the frame. The sink stays open."""
+        self._stream.close()
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:
