@@ -18,7 +18,7 @@ from benchmarks.turns import Contender, Course, Start, compared
 from pipelines.batch_log import LogLayout
 from pipelines.session import spark_session
 from pipelines.sinks import DeltaSink, Writer
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.provider import PROVIDER, Provider
 
 PARTITIONS = 2
 TASKS = "Statekeeper, tasks write the files"
@@ -30,7 +30,7 @@ _OURS_ONLY = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.streami
 _CONF = {
     "spark.sql.shuffle.partitions": str(PARTITIONS),
     "spark.sql.streaming.pollingDelay": "1s",  # waiting queries must not slow down the running one
-    PROVIDER: ROCKSDB_PROVIDER,
+    PROVIDER: Provider.ROCKSDB.class_name,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 

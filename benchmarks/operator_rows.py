@@ -17,7 +17,7 @@ from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.turns import QUICK_MILLISECONDS, Contender, Course, Start, compared
 from pipelines.session import spark_session
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.provider import PROVIDER, Provider
 
 PARTITIONS = 2
 OURS = "Statekeeper"
@@ -34,7 +34,7 @@ _COMMON = {
     "spark.sql.shuffle.partitions": str(PARTITIONS),
     # Waiting queries must not slow down the running one.
     "spark.sql.streaming.pollingDelay": "1s",
-    PROVIDER: ROCKSDB_PROVIDER,
+    PROVIDER: Provider.ROCKSDB.class_name,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 _OURS_ONLY = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.streaming.stateStore.checkpointFormatVersion")

@@ -14,7 +14,7 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
 from statestore.errors import UnsupportedEnvironment
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.provider import PROVIDER, Provider
 
 _GET_JAVA = (
     "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless, brew install openjdk@17, or adoptium.net"
@@ -50,7 +50,7 @@ _CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.jars.excludes": ",".join(_LEFT_OUT),
     # Spark's state reader needs these settings; a checkpoint does not contain them.
-    PROVIDER: ROCKSDB_PROVIDER,
+    PROVIDER: Provider.ROCKSDB.class_name,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }

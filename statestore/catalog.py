@@ -17,6 +17,7 @@ from statestore.format import state_conf as conf
 from statestore.format.batch_log import object_of
 from statestore.format.changelog import read_header
 from statestore.format.names import StoreFileKind, StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.state_conf import StateConf
 from statestore.format.structure import Structure
 from statestore.lineage import Lineage
@@ -80,31 +81,35 @@ class FilesByStore(dict[StorePath, StoreFiles]):
         return self.get(store) or StoreFiles(damaged=self.damaged)
 
 
-def files(storage: Storage, folder: str = names.STATE) -> FilesByStore:
+def files(storage: Storage, folder: str = names.STATE, *, provider: Provider = Provider.ROCKSDB) -> FilesByStore:
     """List all files below `state/`, or below the folder of one store, by store, with the members of batch logs.
 
-    Two listings, and the requests of `list_members`.
+    Files of another provider are `others`. Two listings, and the requests of `list_members`.
     """
-    return with_members(list_members(storage, folder), storage.list(folder))
+    return with_members(list_members(storage, folder), storage.list(folder), provider)
 
 
-def with_members(members: Members, entries: Iterable[Entry]) -> FilesByStore:
+def with_members(members: Members, entries: Iterable[Entry], provider: Provider = Provider.ROCKSDB) -> FilesByStore:
     """Group the files of a listing, and the members of batch logs, by store."""
     damaged = {path: FileProblem(path, Flaw.of(error), error.what) for path, error in members.damaged.items()}
     # A member comes before a file, so that an unpacked file of the same version replaces it.
-    return by_store([*members.entries, *entries], damaged)
+    return by_store([*members.entries, *entries], damaged, provider)
 
 
-def by_store(entries: Iterable[Entry], damaged: Mapping[str, FileProblem] | None = None) -> FilesByStore:
+def by_store(
+    entries: Iterable[Entry],
+    damaged: Mapping[str, FileProblem] | None = None,
+    provider: Provider = Provider.ROCKSDB,
+) -> FilesByStore:
     """Group the files of a listing by store. Files outside of stores are left out. `damaged`: see `StoreFiles`."""
     found = FilesByStore(damaged or {})
     for entry in entries:
-        place = names.parse_place(entry.path)
+        place = names.parse_place(entry.path, provider)
         if place is None:
             continue
         store, name = place
         of_store = found.setdefault(store, StoreFiles(damaged=found.damaged))
-        parsed = names.parse_store_file(name)
+        parsed = names.parse_store_file(name, provider)
         if parsed is None:
             shared = names.parse_shared_file(name)
             if shared is None:
@@ -239,10 +244,11 @@ def commit_log(storage: Storage, *, down_to: int | None = None, at: int | None =
     return log
 
 
-def state_conf(storage: Storage, heads: Heads) -> StateConf:
+def state_conf(storage: Storage, heads: Heads, supported: Collection[Provider] = conf.ROCKSDB) -> StateConf:
     """Read the state configuration of Spark's query, which each offset log repeats. A stateless query has none.
 
-    Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
+    Raises `UnsupportedProvider` for a provider that is not `supported`, `ObjectMissing`, `CorruptFile`,
+    `UnknownFormatVersion`.
     """
     if stateless(storage, heads.batch, heads.heads.keys()) is not None:
         return StateConf()
@@ -256,7 +262,9 @@ def state_conf(storage: Storage, heads: Heads) -> StateConf:
             hint="restore the file from a backup. To find the batch from which a restart is possible, run: "
             "statekeeper audit ROOT",
         )
-    return conf.state_conf(logs.parse_offsets(data, path), path)
+    found = conf.state_conf(logs.parse_offsets(data, path), path)
+    conf.require_provider(found, supported, path)
+    return found
 
 
 def _batches(storage: Storage) -> list[int]:
@@ -290,12 +298,14 @@ def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePat
     log = logs.parse_commit(storage.read(path), path)
     marks = log.marks
     found: dict[StorePath, VersionId] = {}
-    for operator in _operators(storage, batch, None if marks is None else marks.keys(), known.metadata):
+    # Only RocksDB has ids, and only roots of Statekeeper have digests.
+    provider = known.partitions.provider(batch) if marks is None else Provider.ROCKSDB
+    for operator in _operators(storage, batch, None if marks is None else marks.keys(), known):
         named_partitions = None if marks is None else len(marks[operator.operator])
         partitions = known.partitions.at(batch, operator, named_partitions)
         for place, info in enumerate(operator.stores):
             for partition in range(partitions):
-                store = StorePath(operator.operator, partition, info.name)
+                store = StorePath(operator.operator, partition, info.name, provider)
                 if marks is None:
                     found[store] = VersionId(batch + 1)
                 else:
@@ -332,17 +342,19 @@ def _operators(
     storage: Storage,
     batch: int,
     numbers: Collection[int] | None,
-    known: dict[int, operators.OperatorMetadata | None],
+    described_before: _Described,
 ) -> list[operators.OperatorMetadata]:
     """The metadata of these operators, or of all operators. The latter needs a listing."""
+    known, of_logs = described_before.metadata, described_before.partitions
     if numbers is None:
         if not known:
             paths = [entry.path for entry in storage.list(names.STATE)]
             described = newest_metadata(paths)
             known.update({number: _parsed(storage, path) for number, path in described.items()})
-            bare = {store for store in _stores(paths) if store.operator not in described}
+            stores = (names.parse_store_path(path, of_logs.provider(batch)) for path in paths)
+            bare = {place[0] for place in stores if place is not None and place[0].operator not in described}
             if bare:
-                known.update({one.operator: one for one in undescribed(bare, _shuffle_partitions(storage, batch))})
+                known.update({one.operator: one for one in undescribed(bare, of_logs.shuffled(batch))})
         numbers = known.keys()
     for number in numbers:
         if number not in known:
@@ -401,16 +413,6 @@ def width(seen: Collection[int], partitions: int | None) -> int:
     query; None if unknown. In structure V1 only this number shows that the folder of a partition is missing."""
     newest = max(seen, default=-1)
     return newest + 1 if newest < 1 or partitions is None else partitions
-
-
-def _stores(paths: Iterable[str]) -> set[StorePath]:
-    return {place[0] for path in paths if (place := names.parse_store_path(path))}
-
-
-def _shuffle_partitions(storage: Storage, batch: int) -> int | None:
-    path = names.offsets(batch)
-    data = read_or_none(storage, path)
-    return None if data is None else conf.shuffle_partitions(logs.parse_offsets(data, path), path)
 
 
 def _mark_of(marks: logs.ByStore, store: StorePath, place: int, what: str, path: str) -> str:

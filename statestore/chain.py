@@ -20,6 +20,7 @@ from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
 from statestore.loading.base import OF_ANOTHER_PAST
 from statestore.loading.sidecars import misfit
@@ -56,7 +57,7 @@ class ReadFault:
 class StoredSnapshot:
     """Facts about the zip of a snapshot and its tables.
 
-    metadata     None if the zip cannot be read
+    metadata     None if the zip cannot be read, and for Spark's default provider
     damage       the problem of the zip or of its tables; None if they are whole
     is_ours      known not to be written by Spark
     fault        the damage that a full read found in `faulty_file`; `damage` names it, too
@@ -287,11 +288,15 @@ def look_at_snapshot(
     pending_delete: Collection[str] = (),
     faults: Mapping[str, ReadFault] | None = None,
 ) -> StoredSnapshot:
-    """Read the zip of a snapshot and compare it with the existing tables and with its sidecar.
+    """Read the zip of a snapshot and compare it with the existing tables and with its sidecar. Of a snapshot of Spark's
+    default provider, only the size is compared.
 
     One request, and one more for a sidecar. Raises `StorageError`.
     """
     path = store.snapshot(version)
+    if store.provider is Provider.HDFS_BACKED:
+        is_empty = files.snapshots[version].size_bytes == 0
+        return StoredSnapshot(metadata=None, damage=FileProblem(path, Flaw.CORRUPT, "is empty") if is_empty else None)
     try:
         body = storage.read(path)
         snapshot = read_snapshot(body, path)

@@ -19,9 +19,10 @@ from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import names, operators
-from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
+from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix
 from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.state_conf import UNSAFE_ROW, StateConf
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.loading.loader import Loader
@@ -72,8 +73,8 @@ def contents_at(storage: Storage, batch: int | None = None, *, any_encoding: boo
     """Find the contents at a batch, by default the newest committed one; None if no batch is committed.
 
     Raises `VersionNotLoadable` for a batch that is not in the commit log, `UnknownFormatVersion` for a state whose encoding
-    is not unsaferow (unless `any_encoding`) or whose state store provider is not RocksDB, `NotACheckpoint`, `CorruptFile`,
-    `StorageError`.
+    is not unsaferow (unless `any_encoding`) or whose state store provider is of another library, `NotACheckpoint`,
+    `CorruptFile`, `StorageError`.
     """
     origin = origin_of(storage)
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
@@ -82,7 +83,7 @@ def contents_at(storage: Storage, batch: int | None = None, *, any_encoding: boo
     # Every offset log repeats the confs. Those of old batches may have been purged, and version 0 has none.
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
-    conf = origin.state_conf(storage, replace(heads, batch=described_by))
+    conf = origin.state_conf(storage, replace(heads, batch=described_by), tuple(Provider))
     if conf.encoding != UNSAFE_ROW and not any_encoding:
         raise _other_encoding(conf, names.offsets(described_by))
     return Contents(storage=storage, batch=heads.batch, stores=heads.heads, origin=origin, conf=conf)
@@ -125,6 +126,8 @@ def layout(contents: Contents, store: StorePath) -> Layout:
         return Layout(families, path)
     path = names.store_schema(store.operator, store.store)
     key_json, value_json = operators.parse_schema(storage.read(path), path)
+    if store.provider is Provider.HDFS_BACKED:
+        return Layout({None: hdfs_backed_family(key_json, value_json, path)}, path, is_described=info is not None)
     family = plain_family(
         key_json, value_json, info.prefix_columns if info else undescribed_prefix(key_json, value_json), path
     )

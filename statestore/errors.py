@@ -4,6 +4,7 @@
     ├── CorruptFile                        1  corrupt_file            restore the file, or load an older version
     │   └── RecordTooLarge                 1  record_too_large        give it more memory, or restore the file
     ├── UnknownFormatVersion              12  unknown_format_version  upgrade Statekeeper
+    │   └── UnsupportedProvider           12  unsupported_provider    convert the checkpoint to RocksDB
     ├── NotACheckpoint                    10  not_a_checkpoint        give another path
     ├── StorageError                       1  storage                 check the storage, try again
     │   ├── ObjectMissing                  1  object_missing
@@ -109,6 +110,12 @@ class UnknownFormatVersion(StatekeeperError):
 
     code = "unknown_format_version"
     exit_code = 12
+
+
+class UnsupportedProvider(UnknownFormatVersion):
+    """The command does not support the state store provider of the query. Nothing was changed."""
+
+    code = "unsupported_provider"
 
 
 class NotACheckpoint(StatekeeperError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 
 from statestore import catalog
 from statestore.commit_log import Heads
 from statestore.format import names
-from statestore.format.state_conf import OURS, StateConf
+from statestore.format.provider import Provider
+from statestore.format.state_conf import OURS, ROCKSDB, StateConf
 from statestore.stateless import Stateless, stateless
 from statestore.storage import Entry, Storage
 
@@ -22,9 +23,9 @@ class Origin(Enum):
     OWN = "own"
     NATIVE = "native"
 
-    def state_conf(self, storage: Storage, heads: Heads) -> StateConf:
+    def state_conf(self, storage: Storage, heads: Heads, supported: Collection[Provider] = ROCKSDB) -> StateConf:
         """Return the state configuration. It is fixed for a Python job: no request. Raises as `catalog.state_conf`."""
-        return OURS if self is Origin.OWN else catalog.state_conf(storage, heads)
+        return OURS if self is Origin.OWN else catalog.state_conf(storage, heads, supported)
 
     def stateless(self, storage: Storage, heads: Heads) -> Stateless | None:
         """Find out why the query has no state; None if it has state, as every Python job. Requests: see `stateless`."""

@@ -1,4 +1,4 @@
-"""The number of partitions of each operator at a batch."""
+"""Facts in the offset log: the number of partitions of each operator at a batch, and the state store provider."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import logs, names
 from statestore.format.operators import AGGREGATION, OperatorMetadata, has_one_partition, parse_schema, partitions_at
+from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import shuffle_partitions
 from statestore.storage import Storage
 
@@ -24,7 +25,7 @@ class Partitions:
     def __init__(self, storage: Storage, batches: Collection[int]) -> None:
         self._storage = storage
         self._oldest, self._newest = min(batches, default=0), max(batches, default=0)
-        self._pinned: dict[int, int | None] = {}
+        self._logs: dict[int, logs.OffsetLog | None] = {}
         self._lone: dict[int, bool] = {}
 
     def at(self, batch: int, operator: OperatorMetadata, named: int | None) -> int:
@@ -46,22 +47,36 @@ class Partitions:
             )
         return found
 
+    def provider(self, batch: int) -> Provider:
+        """The provider of a batch in structure V1; of the newest batch if its offsets cannot be read."""
+        log = self._log(batch) or self._log(self._newest)
+        # The verbs reject a provider of another library by its conf.
+        return (provider_of(log.conf) if log else None) or Provider.ROCKSDB
+
+    def shuffled(self, batch: int) -> int | None:
+        """The number of shuffle partitions in the offsets of a batch; None if they cannot be read or lack it."""
+        log = self._log(batch)
+        try:
+            return None if log is None else shuffle_partitions(log, names.offsets(batch))
+        except CorruptFile:
+            return None  # the audit reports the file
+
     def _pinned_at(self, batch: int, *, is_every: bool) -> int | None:
         if is_every:
-            oldest, newest = self._read(self._oldest), self._read(self._newest)
+            oldest, newest = self.shuffled(self._oldest), self.shuffled(self._newest)
             if oldest == newest:
                 return newest
-        return self._read(batch)
+        return self.shuffled(batch)
 
-    def _read(self, batch: int) -> int | None:
-        if batch not in self._pinned:
+    def _log(self, batch: int) -> logs.OffsetLog | None:
+        if batch not in self._logs:
             path = names.offsets(batch)
             try:
-                self._pinned[batch] = shuffle_partitions(logs.parse_offsets(self._storage.read(path), path), path)
+                self._logs[batch] = logs.parse_offsets(self._storage.read(path), path)
             except _UNREADABLE:
                 # The audit reports the file. The other facts about the operators are still valid.
-                self._pinned[batch] = None
-        return self._pinned[batch]
+                self._logs[batch] = None
+        return self._logs[batch]
 
     def _is_lone(self, operator: OperatorMetadata) -> bool:
         number = operator.operator

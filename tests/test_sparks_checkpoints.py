@@ -5,46 +5,25 @@ The dumps are compared with the rows that Spark's reader showed when Spark wrote
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from statestore import catalog
 from statestore.clock import RandomIds, SystemClock
 from statestore.maintenance import audit, retention, runs
 from statestore.maintenance import snapshot as snapshots
-from statestore.storage import Storage, open_storage
-from tests.support.dumped import dumped, expected, shown
+from statestore.storage import Storage
+from tests.support.dumped import dumped
 from tests.support.switching import structure_of, switch
-from tests.support.unpacked import unpacked
+from tests.support.written import Written, is_clean_and_as_spark_shows, written_checkpoints
 
-FIXTURES = sorted((Path(__file__).parent / "fixtures" / "checkpoints").glob("spark-*.zip"))
+FIXTURES = written_checkpoints("v")
 FEWEST = 20
-
-
-@dataclass
-class Written:
-    """A native checkpoint, and the rows that Spark's reader showed, by the reader's options."""
-
-    checkpoint: Path
-    views: dict[str, list[str]]
-
-    @property
-    def storage(self) -> Storage:
-        return open_storage(str(self.checkpoint))
-
-    def differing(self, rows: list[dict[str, Any]]) -> list[str]:
-        """Return the views in which these rows differ from Spark's."""
-        told = {view: json.loads(view) for view in self.views}
-        return [v for v, options in told.items() if shown(rows, options) != expected(self.views[v], options)]
 
 
 @pytest.fixture(params=FIXTURES, ids=lambda path: path.stem.removeprefix("spark-"))
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
-    return Written(unpacked(request.param, tmp_path), json.loads((tmp_path / "shown.json").read_text()))
+    return Written.unpacked(request.param, tmp_path)
 
 
 def test_all_of_them_are_there() -> None:
@@ -52,17 +31,7 @@ def test_all_of_them_are_there() -> None:
 
 
 def test_the_audit_is_clean_and_the_dump_equals_sparks_rows(written: Written, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")}
-    found = audit.judge(audit.gather(written.storage, scratch=tmp_path / "scratch"))
-    assert found.findings == ()
-    heads = catalog.heads(written.storage)
-    assert heads is not None
-    assert [store.store for store in found.stores] == sorted(heads.heads)
-    rows = dumped(written.checkpoint)
-    assert rows
-    assert written.differing(rows) == []
-    assert written.differing(rows[1:]), "a row less is seen"
-    assert {path: path.stat().st_mtime_ns for path in written.checkpoint.rglob("*")} == before
+    is_clean_and_as_spark_shows(written, tmp_path)
 
 
 def test_a_snapshot_at_the_head_alone_contains_all_rows(written: Written, tmp_path: Path) -> None:

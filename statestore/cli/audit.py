@@ -15,6 +15,7 @@ from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
 from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
+from statestore.format.provider import Provider
 from statestore.maintenance import passes
 from statestore.maintenance.audit import Finding, Severity, StoreAudit
 from statestore.maintenance.codes import code
@@ -152,11 +153,14 @@ def _summary(looked: Looked) -> str:
         read += f", {records:,} records and {keys:,} keys of snapshots decoded"
     if result.stateless is not None:
         return f"{tables.when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
-    garbage = f"the next gc deletes at most {totals['garbage_files']:,} files ({totals['garbage_bytes']:,} bytes)"
-    if result.breaks:
+    if looked.facts.root.provider is Provider.HDFS_BACKED:
+        garbage = f"Spark's maintenance deletes old files ({Provider.HDFS_BACKED.value})"
+    elif result.breaks:
         garbage = f"gc deletes nothing until the errors are fixed ({totals['garbage_files']:,} files wait for deletion)"
-    elif looked.forecast is not None and looked.forecast.floor is not None:
-        garbage += f"; it retains version {looked.forecast.floor:,} and later"
+    else:
+        garbage = f"the next gc deletes at most {totals['garbage_files']:,} files ({totals['garbage_bytes']:,} bytes)"
+        if looked.forecast is not None and looked.forecast.floor is not None:
+            garbage += f"; it retains version {looked.forecast.floor:,} and later"
     return (
         f"{tables.when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
         f"{result.restart.explained}; {read}; {garbage}"

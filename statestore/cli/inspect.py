@@ -15,6 +15,7 @@ from statestore.cli.lineage import lineage_lines, lineage_object
 from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
 from statestore.format import names
+from statestore.format.provider import Provider
 from statestore.lineage import BaseKind
 from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
@@ -44,7 +45,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return 0
-    gathered = snapshots.gather(root.storage, at_head=True)
+    gathered = snapshots.gather(root.storage, at_head=True, supported=tuple(Provider))
     found = advice(root.storage, gathered)
     about = describe(root.storage, gathered)
     output.show(_facts_object(gathered, about, found), lambda console: _print_facts(console, gathered, about, found))
@@ -77,6 +78,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "version": None if batch is None else batch + 1,
         "stateless": gathered.stateless and code(gathered.stateless),
         "structure": about.structure and about.structure.value,
+        "provider": gathered.conf.provider.value,
         "operators": {str(number): name for number, name in about.operators.items()},
         "batch_logs": about.batch_logs and asdict(about.batch_logs),
         "cloned": about.cloned and {"source": about.cloned.source, "batch": about.cloned.batch},
@@ -171,9 +173,11 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     debt = sum(gathered.restore_seconds(fact) for fact in facts)
     by = f", Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
     structure = f", structure {about.structure.value.upper()}" if about.structure else ""
+    provider = "" if gathered.conf.provider is Provider.ROCKSDB else f", {gathered.conf.provider.value}"
     table = tables.table(
-        f"{tables.when(gathered.batch)}{structure}{by}: {len(facts):,} stores, {sum(fact.files for fact in facts):,} files "
-        f"with {sum(fact.size_bytes for fact in facts):,} bytes, restore time {debt:,.1f} s",
+        f"{tables.when(gathered.batch)}{structure}{provider}{by}: {len(facts):,} stores, "
+        f"{sum(fact.files for fact in facts):,} files with "
+        f"{sum(fact.size_bytes for fact in facts):,} bytes, restore time {debt:,.1f} s",
         *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))

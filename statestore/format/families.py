@@ -13,7 +13,7 @@ and the number of prefix columns in the operator's metadata.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -41,6 +41,14 @@ class KeyEncoder(Enum):
     TIME_LAST = "TimestampAsPostfixKeyStateEncoderSpec"
 
 
+class RowHead(Enum):
+    """What precedes each row of a key or value."""
+
+    VERSION = "version byte"
+    NOTHING = "nothing"
+    """With Spark's default provider."""
+
+
 @dataclass(frozen=True)
 class Family:
     """The layout of rows.
@@ -53,6 +61,7 @@ class Family:
     value: pa.Schema
     encoder: KeyEncoder = KeyEncoder.WHOLE
     front: tuple[int, ...] = ()
+    head: RowHead = RowHead.VERSION
 
 
 def undescribed_prefix(key_json: str, value_json: str) -> int:
@@ -81,6 +90,12 @@ def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str)
         )
     encoder = KeyEncoder.PREFIX if prefix_columns else KeyEncoder.WHOLE
     return Family(key, _schema(value_json, path), encoder, tuple(range(prefix_columns)))
+
+
+def hdfs_backed_family(key_json: str, value_json: str, path: str) -> Family:
+    """Return the layout of a store of Spark's default provider, which encodes all columns of a key as one row. Raises as
+    `plain_family`."""
+    return replace(plain_family(key_json, value_json, 0, path), head=RowHead.NOTHING)
 
 
 def parse_families(data: bytes, path: str) -> dict[str, Family]:

@@ -9,6 +9,8 @@
     value    version · row, or for a list, once per element: int32 LE size · version · row
     with row checksums, for each put or append: int32 LE CRC32C(key, the value) · int32 LE size · the value
 
+Spark's default provider stores bare rows: no version, one row for all columns of a key, no lists.
+
 The version is a byte, 0. Bytes that sort: 0 negative, 1 not negative, 2 null, then the number, big-endian; negative
 floats with flipped bits. The 8 bytes of a timestamp: big-endian, with the sign bit flipped. If all columns are front
 columns, RANGE has no second row. If the merge operator uses a delimiter, it separates the elements.
@@ -27,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statestore.errors import CorruptFile
-from statestore.format.families import Family, KeyEncoder
+from statestore.format.families import Family, KeyEncoder, RowHead
 from statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
 from statestore.format.row_checksum import checksum
 from statestore.format.state_conf import StateConf
@@ -65,6 +67,8 @@ def decode_keys(keys: Sequence[bytes], family: Family, *, skip: int = 0) -> pa.T
     """Decode keys to columns, without their first `skip` bytes. Raises `CorruptFile`."""
     packed = _packed(keys)
     starts, sizes = packed.offsets[:-1] + skip, packed.lengths - skip
+    if family.head is RowHead.NOTHING:
+        return _decoded(packed.data, starts, sizes, family.key, head_bytes=0)
     match family.encoder:
         case KeyEncoder.WHOLE:
             return _rows(packed.data, starts, sizes, family.key)
@@ -80,6 +84,10 @@ def decode_rows_of(
     """Decode keys with their values; `skip` as in `decode_keys`. Verifies row checksums. Raises `CorruptFile`."""
     packed, pieces = _packed(values), None
     starts, sizes = packed.offsets[:-1], packed.lengths
+    if family.head is RowHead.NOTHING:
+        # A load has verified and removed the checksums.
+        decoded = _decoded(packed.data, starts, sizes, family.value, head_bytes=0)
+        return DecodedRows(decode_keys(keys, family), decoded, np.ones(len(values), np.int64), are_lists=False)
     if conf.row_checksums:
         pieces = _pieces(keys, values, conf.merge_delimiter)
         starts, sizes = _edges(pieces, packed.offsets)
@@ -211,12 +219,16 @@ def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema) -> pa.T
     """Decode rows that follow their version byte."""
     _require((sizes >= _VERSION_BYTES).all(), "a row has no version byte")
     _require((data[starts] == 0).all(), "a row has an unknown version byte")
-    found = decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=_VERSION_BYTES)
+    return _decoded(data, starts, sizes, schema, head_bytes=_VERSION_BYTES)
+
+
+def _decoded(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema, *, head_bytes: int) -> pa.Table:
+    found = decode_rows(gather(data, starts, sizes).to_arrow(), schema, skip=head_bytes)
     if all(machine_type(field.type) is not None for field in schema):
         # If all columns have a fixed width, all rows have the same size. A longer row has another schema.
         words = (len(schema) + 63) // 64 + len(schema)
         _require(
-            (sizes == _VERSION_BYTES + 8 * words).all(),
+            (sizes == head_bytes + 8 * words).all(),
             "a row is longer than its columns; it was written with another schema",
         )
     return found

@@ -18,11 +18,10 @@ from typing import Any
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format.json_object import json_object
 from statestore.format.names import VersionId
+from statestore.format.provider import PROVIDER, Provider
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
 
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 _RESTORE = "restore the file from a backup; to list the batches that can be restored, run: statekeeper audit ROOT"
@@ -39,7 +38,7 @@ _DIGESTS = "statekeeperDigests"
 """Spark ignores unknown fields."""
 
 STATE_CONF = {
-    PROVIDER: ROCKSDB_PROVIDER,
+    PROVIDER: Provider.ROCKSDB.class_name,
     _STATE + "rocksdb.formatVersion": "5",
     _STATE + "rocksdb.mergeOperatorVersion": "2",
     ENCODING: "unsaferow",

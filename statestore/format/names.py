@@ -9,6 +9,7 @@
     state/<operator>/<partition>/              a store
         <version>.changelog     <version>_<id>.changelog         structure V1, V2
         <version>.zip           <version>_<id>.zip
+        <version>.delta, <version>.snapshot                  the same two files of Spark's default provider
         <changelog or zip>.crc                               its checksum, by Spark 4.1 and later
         SSTs/<local number>-<uuid>.sst
         logs/<local number>-<uuid>.log                           archived write-ahead logs
@@ -36,6 +37,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+
+from statestore.format.provider import Provider
 
 QUERY_METADATA = "metadata"
 OFFSETS = "offsets"
@@ -66,10 +69,8 @@ _LOG = ".log"
 SIDECAR = ".crc"
 """The suffix of a checksum file after the name of its file."""
 
-_ZIP = ".zip"
-_PARSED = (_ZIP, ".changelog")
-_STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<kind>changelog|zip)")
-_LARGEST_VERSION = 2**63 - 1
+_STORE_FILE = re.compile(r"(?P<version>0|[1-9][0-9]*)(?:_(?P<id>[0-9a-f-]{36}))?\.(?P<suffix>[a-z]+)")
+LARGEST_VERSION = 2**63 - 1
 """Spark stores versions in a long and fails on a larger number in a name."""
 LARGEST_NUMBER = 2**31 - 1
 """Spark stores the numbers of operators and partitions in an int."""
@@ -130,7 +131,13 @@ class StoreFileKind(Enum):
     """The kind of a file directly inside a store's folder."""
 
     CHANGELOG = "changelog"
-    SNAPSHOT = "zip"
+    SNAPSHOT = "snapshot"
+
+
+_SUFFIXES = {
+    Provider.ROCKSDB: {StoreFileKind.CHANGELOG: "changelog", StoreFileKind.SNAPSHOT: "zip"},
+    Provider.HDFS_BACKED: {StoreFileKind.CHANGELOG: "delta", StoreFileKind.SNAPSHOT: "snapshot"},
+}
 
 
 @dataclass(frozen=True)
@@ -139,20 +146,21 @@ class StoreFile:
 
     kind: StoreFileKind
     version: VersionId
+    provider: Provider = Provider.ROCKSDB
 
     @property
     def name(self) -> str:
-        return f"{self.version}.{self.kind.value}"
+        return f"{self.version}.{_SUFFIXES[self.provider][self.kind]}"
 
 
-def changelog(version: VersionId) -> str:
+def changelog(version: VersionId, provider: Provider = Provider.ROCKSDB) -> str:
     """Return the file name of a version's changelog."""
-    return StoreFile(StoreFileKind.CHANGELOG, version).name
+    return StoreFile(StoreFileKind.CHANGELOG, version, provider).name
 
 
-def snapshot(version: VersionId) -> str:
+def snapshot(version: VersionId, provider: Provider = Provider.ROCKSDB) -> str:
     """Return the file name of a version's snapshot."""
-    return StoreFile(StoreFileKind.SNAPSHOT, version).name
+    return StoreFile(StoreFileKind.SNAPSHOT, version, provider).name
 
 
 def cached_changelog(version: VersionId) -> str:
@@ -177,17 +185,21 @@ def is_checkpoint_id(text: str) -> bool:
     return _CHECKPOINT_ID.fullmatch(text) is not None
 
 
-def parse_store_file(name: str) -> StoreFile | None:
-    """Parse a file name inside a store's folder; None for a name that Spark does not write."""
+def parse_store_file(name: str, provider: Provider = Provider.ROCKSDB) -> StoreFile | None:
+    """Parse a file name inside a store's folder; None for a name that Spark does not write with this provider."""
     match = _STORE_FILE.fullmatch(name)
-    if match is None or int(match["version"]) > _LARGEST_VERSION:
+    if match is None or int(match["version"]) > LARGEST_VERSION:
         return None
-    return StoreFile(StoreFileKind(match["kind"]), VersionId(int(match["version"]), match["id"]))
+    kind = next((kind for kind, suffix in _SUFFIXES[provider].items() if suffix == match["suffix"]), None)
+    # Only RocksDB has checkpoint ids.
+    if kind is None or (match["id"] and provider is not Provider.ROCKSDB):
+        return None
+    return StoreFile(kind, VersionId(int(match["version"]), match["id"]), provider)
 
 
-def is_sidecar(name: str) -> bool:
+def is_sidecar(name: str, provider: Provider = Provider.ROCKSDB) -> bool:
     """Return whether a file name inside a store's folder is that of a sidecar of Spark 4.1 or later."""
-    return name.endswith(SIDECAR) and parse_store_file(name.removesuffix(SIDECAR)) is not None
+    return name.endswith(SIDECAR) and parse_store_file(name.removesuffix(SIDECAR), provider) is not None
 
 
 def sidecar(path: str) -> str:
@@ -201,45 +213,17 @@ def hidden_checksum(path: str) -> str:
     return f"{folder}/.{name}{SIDECAR}" if folder else f".{name}{SIDECAR}"
 
 
-def stops_loads(name: str) -> bool:
-    """Return whether a file with this name in a V1 store's folder makes Spark unable to load the store.
-
-    Spark parses each name that ends in `.zip`, hidden or not, as the number of a version.
-    """
-    if not name.endswith(_ZIP) or "/" in name:
-        return False
-    parsed = parse_store_file(name)
-    return parsed is None or parsed.version.id is not None
-
-
-def counted_as(name: str) -> int | None:
-    """Return the version that Spark's cleanup assigns to a file with this name; None if it does not count it as a
-    snapshot."""
-    number = name.removesuffix(_ZIP).partition("_")[0]
-    is_taken = name.endswith(_ZIP) and "/" not in name and not stops_cleanup(name)
-    return int(number) if is_taken else None
-
-
-def stops_cleanup(name: str) -> bool:
-    """Return whether a file with this name in a store's folder makes Spark's cleanup of the store fail, silently and
-    each time.
-
-    Spark expects a number, optionally followed by one word.
-    """
-    base, dot, kind = name.rpartition(".")
-    number, *words = base.split("_")
-    if f"{dot}{kind}" not in _PARSED or "/" in name:
-        return False
-    return len(words) > 1 or not (number.isascii() and number.isdecimal() and int(number) <= _LARGEST_VERSION)
-
-
 @dataclass(frozen=True, order=True, slots=True)
 class StorePath:
-    """The path of a store, the unit of versioning. A store has its own folder unless its name is `default`."""
+    """The path of a store, the unit of versioning. A store has its own folder unless its name is `default`.
+
+    `provider`: decides the names of its files. `==` ignores it, because a folder is one store.
+    """
 
     operator: int
     partition: int
     store: str = DEFAULT_STORE
+    provider: Provider = field(default=Provider.ROCKSDB, compare=False)
 
     @property
     def folder(self) -> str:
@@ -248,11 +232,11 @@ class StorePath:
 
     def changelog(self, version: VersionId) -> str:
         """Return the path of a version's changelog, relative to the checkpoint."""
-        return f"{self.folder}/{changelog(version)}"
+        return f"{self.folder}/{changelog(version, self.provider)}"
 
     def snapshot(self, version: VersionId) -> str:
         """Return the path of a version's snapshot, relative to the checkpoint."""
-        return f"{self.folder}/{snapshot(version)}"
+        return f"{self.folder}/{snapshot(version, self.provider)}"
 
     def table_file(self, dfs_name: str) -> str:
         """Return the path of an SST or archived log with the name that a snapshot gives it."""
@@ -262,7 +246,7 @@ class StorePath:
         return self.folder
 
 
-def parse_place(path: str) -> tuple[StorePath, str] | None:
+def parse_place(path: str, provider: Provider = Provider.ROCKSDB) -> tuple[StorePath, str] | None:
     """Split a path relative to the checkpoint into its store and the name inside the store; None for a path in no
     store.
 
@@ -278,7 +262,7 @@ def parse_place(path: str) -> tuple[StorePath, str] | None:
         store, *inside = inside
     if not inside or "_metadata" in (store, inside[0]):
         return None
-    place, name = StorePath(int(operator), int(partition), store), "/".join(inside)
+    place, name = StorePath(int(operator), int(partition), store, provider), "/".join(inside)
     return (place, name) if f"{place.folder}/{name}" == path else None
 
 
@@ -305,11 +289,11 @@ def parse_shared_file(name: str) -> str | None:
     return dfs_name if f"{folder}{slash}" == expected else None
 
 
-def parse_store_path(path: str) -> tuple[StorePath, StoreFile] | None:
+def parse_store_path(path: str, provider: Provider = Provider.ROCKSDB) -> tuple[StorePath, StoreFile] | None:
     """Parse a path relative to the checkpoint into the store and its changelog or snapshot; None for all other
     paths."""
-    place = parse_place(path)
-    file = parse_store_file(place[1]) if place else None
+    place = parse_place(path, provider)
+    file = parse_store_file(place[1], provider) if place else None
     return None if place is None or file is None else (place[0], file)
 
 
@@ -327,7 +311,7 @@ def parse_batch(path: str) -> int | None:
     """Return the batch of a path or file name in `offsets/` or `commits/`; None for another name."""
     name = path.rpartition("/")[2]
     # Spark stores both the batch and its version, batch + 1, in a long.
-    return int(name) if _BATCH.fullmatch(name) and int(name) < _LARGEST_VERSION else None
+    return int(name) if _BATCH.fullmatch(name) and int(name) < LARGEST_VERSION else None
 
 
 def operator_metadata(operator: int) -> str:

@@ -6,11 +6,13 @@ releases. So they are read from the log and never guessed from the version.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.logs import ENCODING, PROVIDER, ROCKSDB_PROVIDER, SHUFFLE_PARTITIONS, OffsetLog
+from statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
+from statestore.format.logs import ENCODING, SHUFFLE_PARTITIONS, OffsetLog
 from statestore.format.names import MOST_PARTITIONS
+from statestore.format.provider import PROVIDER, Provider, provider_of
 from statestore.format.sparks import MERGES, Spark, writers
 
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
@@ -29,6 +31,7 @@ class StateConf:
     rows are encoded, by Spark's name; `written_by`: the releases that may have written the state;
     `is_strictly_distributed`: whether each operator partitions its rows by all columns of its key (SPARK-38204). If not,
     Spark may have partitioned them by some of the columns.
+    `provider`: of the state files.
     """
 
     merge_delimiter: bytes = b""
@@ -36,6 +39,7 @@ class StateConf:
     encoding: str = UNSAFE_ROW
     written_by: tuple[Spark, ...] = ()
     is_strictly_distributed: bool = True
+    provider: Provider = Provider.ROCKSDB
 
 
 def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
@@ -61,15 +65,14 @@ OURS = StateConf()
 
 
 def state_conf(log: OffsetLog, path: str) -> StateConf:
-    """Return the confs of a query's state. Raises `UnknownFormatVersion` for a state store other than RocksDB, or an
-    unknown merge operator."""
-    provider = log.conf.get(PROVIDER, "")
-    if provider != ROCKSDB_PROVIDER:
-        raise UnknownFormatVersion(
-            f"the query's state store provider is {provider.rpartition('.')[2] or 'not named'}; "
-            "Statekeeper supports only Spark's RocksDB provider",
+    """Return the confs of a query's state. Raises `UnsupportedProvider` for a provider of another library, and
+    `UnknownFormatVersion` for an unknown merge operator."""
+    provider = provider_of(log.conf)
+    if provider is None:
+        raise UnsupportedProvider(
+            f"the query's state store provider is {log.conf[PROVIDER]}; Statekeeper supports only the providers of Spark",
             path=path,
-            hint=f"start the query with {PROVIDER}={ROCKSDB_PROVIDER} and a new checkpoint",
+            hint=f"start the query with {PROVIDER}={Provider.ROCKSDB.class_name} and a new checkpoint",
         )
     # Spark before 4.2 lacks this conf and merges with a comma. A query that was first started there keeps the comma.
     version = log.conf.get(MERGES, "1")
@@ -80,7 +83,8 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
             hint="nothing was changed; upgrade Statekeeper",
         )
     row_checksums = log.conf.get(_ROW_CHECKSUMS, "false") == "true"
-    encoding = log.conf.get(ENCODING, UNSAFE_ROW)
+    # The default provider ignores the encoding.
+    encoding = log.conf.get(ENCODING, UNSAFE_ROW) if provider is Provider.ROCKSDB else UNSAFE_ROW
     return StateConf(
         merge_delimiter=_DELIMITERS[version],
         row_checksums=row_checksums,
@@ -88,4 +92,20 @@ def state_conf(log: OffsetLog, path: str) -> StateConf:
         written_by=writers(log.conf),
         # Queries that were first started before Spark 3.3 lack it.
         is_strictly_distributed=log.conf.get(_STRICT_DISTRIBUTION, "false") == "true",
+        provider=provider,
     )
+
+
+ROCKSDB = (Provider.ROCKSDB,)
+"""What a command supports unless it says otherwise."""
+
+
+def require_provider(conf: StateConf, supported: Collection[Provider], path: str) -> None:
+    """Raise `UnsupportedProvider` if a command does not support the provider."""
+    if conf.provider not in supported:
+        raise UnsupportedProvider(
+            f"the query's state store provider is {conf.provider.value}, Spark's default, which this command does not "
+            "support; nothing was changed",
+            path=path,
+            hint="stop the query, then run: statekeeper convert ROOT --to rocksdb",
+        )

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, NotAFile, ObjectMissing
-from statestore.format import names
+from statestore.format import hdfs_backed, names
+from statestore.format.changelog import Changes
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot, rocksdb_files
 from statestore.format.state_conf import StateConf
 from statestore.format.table import NotVerified, require_whole
 from statestore.loading.local_file import readable
+from statestore.loading.records import windows
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage, at_once
 from statestore.storage.content import require_size
@@ -58,7 +61,8 @@ def open_base(
     compare_sidecar: bool = False,
     verified: bool = False,
 ) -> Base:
-    """Fetch the snapshot of a version into the new directory `path`, and open it.
+    """Fetch the snapshot of a version into the new directory `path`, and open it. That of Spark's default provider is
+    written into a new database.
 
     at_hand          tables on the same disk that need not be fetched, by their name in storage
     compare_sidecar  reject a snapshot whose sidecar does not fit, as Spark does in structure V2; one request
@@ -66,6 +70,8 @@ def open_base(
 
     Raises `SnapshotUnusable`; `UnknownFormatVersion` for an unknown format; `StorageError`.
     """
+    if store.provider is Provider.HDFS_BACKED:
+        return _written(storage, store.snapshot(version), path, limits, conf)
     zip_path = store.snapshot(version)
     tables: tuple[TableFile, ...] = ()
     unverified: list[str] = []
@@ -116,6 +122,33 @@ def open_base(
         raise SnapshotUnusable(f"{blamed_file(error.what, store, version, tables)}: {what}") from error
     except (ObjectMissing, NotAFile, CorruptFile) as error:
         raise SnapshotUnusable(f"{error.path}: {error.what}" if error.path else error.what) from error
+
+
+_UNCOUNTED = SnapshotMetadata(header="", tables=(), key_count=-1, column_families={})
+"""Snapshots of Spark's default provider have no metadata."""
+
+
+def _written(storage: Storage, snapshot: str, path: Path, limits: EngineLimits, conf: StateConf) -> Base:
+    """Write the rows of a snapshot of Spark's default provider into a new database. Raises as `open_base`."""
+    fetched = path.with_name(f"{path.name}.snapshot")
+    try:
+        with translated(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.download(snapshot, fetched)
+            pieces = hdfs_backed.read_snapshot(
+                readable(fetched), snapshot, row_checksums=conf.row_checksums, most_record_bytes=limits.record_bytes
+            )
+            database = Database.create(path, limits)
+            try:
+                database.apply(map(Changes.pairs, windows(pieces, limits.replay_bytes)), None)
+            except BaseException:
+                database.close()
+                raise
+        return Base(database, _UNCOUNTED)
+    except (ObjectMissing, NotAFile, CorruptFile) as error:
+        raise SnapshotUnusable(f"{snapshot}: {error.what}") from error
+    finally:
+        fetched.unlink(missing_ok=True)
 
 
 def _require_readable(database: Database) -> None:

@@ -14,12 +14,11 @@ from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
+from statestore.format.changelog import Changes, Header, Readable
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.replay import Window
-from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
+from statestore.loading import records
 from statestore.loading.local_file import readable
 from statestore.storage import Storage, at_once
 
@@ -136,10 +135,10 @@ class Changelogs:
         self.fetch(base, [version])
         path = self._store.changelog(version)
         try:
-            return read_header(self._content(version), path)
+            return records.header_of(self._content(version), path, self._conf)
         except CorruptFile:
             self.fetch_again(base, [version])
-            return read_header(self._content(version), path)
+            return records.header_of(self._content(version), path, self._conf)
 
     def windows(self, versions: Iterable[VersionId], memory_bytes: int) -> Iterator[Changes]:
         """Read the changes of these versions in windows of bounded size, oldest first.
@@ -147,20 +146,13 @@ class Changelogs:
         A window has the last record of each key, in key order. No window is empty. The files must be on this host and
         contain only puts and deletions. Raises `CorruptFile` when it reaches the corrupt bytes.
         """
-        window = Window(memory_bytes)
-        for version in versions:
-            for changes in self.pieces(version):
-                window.add(changes)
-                if window.is_full:
-                    yield window.survivors()
-        if window:
-            yield window.survivors()
+        return records.windows(itertools.chain.from_iterable(map(self.pieces, versions)), memory_bytes)
 
     def pieces(self, version: VersionId) -> Iterator[Changes]:
         """Read the records of one changelog in order. Raises as `windows`."""
         path = self._store.changelog(version)
-        _, pieces = read_changelog(self._content(version), path, most_record_bytes=self._most_record_bytes)
-        return (verified(piece, path) for piece in pieces) if self._conf.row_checksums else pieces
+        content = self._content(version)
+        return records.changes_of(content, path, self._conf, most_record_bytes=self._most_record_bytes)[1]
 
     def check(self, version: VersionId) -> bool:
         """Read a changelog to its end. Return whether it contains only puts and deletions. Raises as `windows`."""

@@ -36,7 +36,7 @@ def gather(request: LoadRequest, storage: Storage) -> LoadFacts:
     if request.target != EMPTY:
         for entry in storage.list(request.store.folder):
             folder, _, name = entry.path.rpartition("/")
-            parsed = parse_store_file(name)
+            parsed = parse_store_file(name, request.store.provider)
             if folder == request.store.folder and parsed is not None and parsed.kind is StoreFileKind.SNAPSHOT:
                 found.add(parsed.version)
     return LoadFacts(frozenset(found))

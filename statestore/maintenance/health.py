@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statestore.clock import Clock
+from statestore.format.provider import Provider
 from statestore.maintenance import passes, snapshot
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.config import Policies
@@ -58,7 +59,7 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
     """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`.
     Raises the errors of the first two."""
     before = storage.requests.snapshot()
-    gathered = snapshot.gather(storage, at_head=True)
+    gathered = snapshot.gather(storage, at_head=True, supported=tuple(Provider))
     looked = passes.audit.look(storage, policies, clock=clock)
     audit = looked.audit
     reclaimable = looked.forecast.now if looked.forecast else Amount()

@@ -20,7 +20,7 @@ from statestore import catalog
 from statestore.catalog import StoreFiles
 from statestore.commit_log import Heads
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names
+from statestore.format import names, names_in_spark
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
 from statestore.format.snapshot import encode_snapshot, read_snapshot
@@ -276,7 +276,7 @@ def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
             found += [
                 (path, RepairReason.NO_NUMBER)
                 for path in zips
-                if names.stops_loads(path.removeprefix(f"{store.folder}/"))
+                if names_in_spark.stops_loads(path.removeprefix(f"{store.folder}/"))
             ]
         for path, reason in dict(reversed(found)).items():
             yield Quarantine(path, reason)

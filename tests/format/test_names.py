@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.format import names
+from statestore.format import names, names_in_spark
 from statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
 
 ID = "6ad1c2f0-1111-4222-8333-444455556666"
@@ -108,9 +108,9 @@ def test_invalid_ids_are_rejected(text: str) -> None:
 def test_names_that_break_loads_or_cleanup_of_spark_4_2_are_recognized(
     name: str, stops_loads: bool, stops_cleanup: bool, counted_as: int | None
 ) -> None:
-    assert names.stops_loads(name) == stops_loads
-    assert names.stops_cleanup(name) == stops_cleanup
-    assert names.counted_as(name) == counted_as
+    assert names_in_spark.stops_loads(name) == stops_loads
+    assert names_in_spark.stops_cleanup(name) == stops_cleanup
+    assert names_in_spark.counted_as(name) == counted_as
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.provider import PROVIDER, Provider
 from tests.support.native import OPERATORS, NativeQuery, state
 
 folder, batches, done, confs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.sql.shuffle.partitions", "2").config(PROVIDER, ROCKSDB_PROVIDER)
+builder = builder.config("spark.sql.shuffle.partitions", "2").config(PROVIDER, Provider.ROCKSDB.class_name)
 for name, value in confs.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()

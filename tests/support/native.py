@@ -33,17 +33,24 @@ except ImportError:  # Spark 3.5 has none, and the queries without one run there
     StatefulProcessor = object
 
 STATE_STORE = "spark.sql.streaming.stateStore."
+_PROVIDER = f"{STATE_STORE}providerClass"
 FORMAT = f"{STATE_STORE}checkpointFormatVersion"
 CHANGELOGS = f"{STATE_STORE}rocksdb.changelogCheckpointing.enabled"
 NAMED_SINKS = "spark.sql.streaming.queryEvolution.enableSinkEvolution"
 """Spark 4.2: sinks have names, and commit logs contain them, in their own log version."""
 ONLY_CHANGELOGS: Mapping[str, str] = {
-    f"{STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    _PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     CHANGELOGS: "true",
     f"{STATE_STORE}minDeltasForSnapshot": "2147483647",
     f"{STATE_STORE}forceSnapshotUploadOnLag": "false",
 }
 """The settings of a query whose snapshots Statekeeper makes."""
+
+DEFAULT_PROVIDER: Mapping[str, str] = {
+    _PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    FORMAT: "1",
+}
+"""The settings of a query with Spark's default provider; only structure V1."""
 
 _EXPIRES = re.compile(r"ttlExpirationMs=\d+")
 """Expiry times depend on the time of day at which a twin ran."""
@@ -236,6 +243,9 @@ OPERATORS: Mapping[str, Operator] = {
 
 HERE = tuple(name for name, operator in OPERATORS.items() if operator.runs_on("4.2"))
 """The operators that Spark 4.2 runs, the release in the environment."""
+
+ON_DEFAULT_PROVIDER = tuple(name for name in HERE if name not in ("join 3", "join 4", "transformWithState"))
+"""Those that it runs with its default provider, which has no column families."""
 
 
 class NativeQuery:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
-from statestore.format.logs import PROVIDER, ROCKSDB_PROVIDER
+from statestore.format.provider import PROVIDER, Provider
 from statestore.format.structure import Structure
 
 _CONF = {
-    PROVIDER: ROCKSDB_PROVIDER,
+    PROVIDER: Provider.ROCKSDB.class_name,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
 }

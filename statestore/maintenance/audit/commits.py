@@ -80,7 +80,7 @@ def committed(
             # Limit the loop to the partitions that exist: a corrupt number of partitions could mean billions.
             partitions = min(width or max(info.partitions for info in infos), root.seen[operator])
             for partition, (place, info) in itertools.product(range(partitions), enumerate(infos)):
-                store = StorePath(operator, partition, info.name)
+                store = StorePath(operator, partition, info.name, root.provider)
                 of_store = found.setdefault(store, {})
                 if is_gone:
                     first.setdefault(store, batch + 1)

@@ -18,6 +18,7 @@ from statestore.format.families import Family
 from statestore.format.logs import CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
+from statestore.format.provider import Provider
 from statestore.format.state_conf import shuffle_partitions
 from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
@@ -104,6 +105,7 @@ class RootFacts:
     binding           None on a native checkpoint
     seen              the number of partitions of each operator in logs and files
     strangers         unrecognized files, and hidden files that Spark's maintenance fails on
+    provider          the state store provider of the query
     switched          the version with which the newest switchover begins
     half_switched     the journal of an incomplete switchover
     quarantined       stores with quarantined snapshots, which may require any SST file of their store
@@ -122,6 +124,7 @@ class RootFacts:
     seen: Mapping[int, int]
     strangers: tuple[str, ...]
     omitted: tuple[Omitted, ...]
+    provider: Provider = Provider.ROCKSDB
     switched: int | None = None
     half_switched: OpenJournal | FileProblem | None = None
     quarantined: frozenset[StorePath] = frozenset()

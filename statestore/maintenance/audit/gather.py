@@ -14,9 +14,10 @@ from statestore.catalog import StoreFiles
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
-from statestore.format import logs, names, operators
+from statestore.format import logs, names, names_in_spark, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line, verification
 from statestore.maintenance.audit import checksums, commits
@@ -60,19 +61,21 @@ def gather(
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
     members = list_members(storage, listed=control)
-    files = catalog.with_members(members, state)
+    provider = _provider(log, origin)
+    files = catalog.with_members(members, state, provider)
     log = commits.with_commits(storage, log, batches, files)
     without_state = None if listed or origin is Origin.OWN else _stateless(log)
-    # Raises for another state store provider: its files have other names.
+    # Raises for a state store provider of another library.
     conf, codec = _conf(log, has_state=origin is Origin.NATIVE and without_state is None)
     hidden = frozenset(entry.path for entry in listed if is_hidden(entry.path))
     if not log.commits:
         catalog.heads(storage)  # raises NotACheckpoint
     if origin is Origin.NATIVE:
-        strangers += [path for path in hidden if (place := names.parse_place(path)) and names.stops_cleanup(place[1])]
+        places = ((path, names.parse_place(path)) for path in hidden)
+        strangers += [path for path, place in places if place and names_in_spark.stops_cleanup(place[1], provider)]
         log = replace(log, newest_version=_newest_version(storage, log, files))
-    root = _root(storage, origin, log, state, control, files, strangers)
-    root = replace(root, batch_logs=tuple(files.damaged.values()))
+    root = _root(storage, origin, log, state, control, files, [*strangers, *_strangers(state, provider)])
+    root = replace(root, provider=provider, batch_logs=tuple(files.damaged.values()))
     if origin is Origin.NATIVE:
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
         found_moved = (
@@ -80,7 +83,7 @@ def gather(
         )
         root = replace(
             root,
-            layouts=layouts(storage, root.operators, {entry.path for entry in state}),
+            layouts=layouts(storage, root.operators, {entry.path for entry in state}, provider),
             moved=tuple(one for one in found_moved if one is not None),
             older_metadata=_older_metadata(storage, root, state),
         )
@@ -162,6 +165,12 @@ def _stateless(log: LogFacts) -> Stateless | None:
 def _newest_offsets(log: LogFacts) -> logs.OffsetLog | None:
     readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
     return readable[max(readable)] if readable else None
+
+
+def _provider(log: LogFacts, origin: Origin) -> Provider:
+    """Return the provider that the newest readable offsets name. `_conf` rejects one of another library."""
+    offsets = _newest_offsets(log) if origin is Origin.NATIVE else None
+    return (provider_of(offsets.conf) if offsets else None) or Provider.ROCKSDB
 
 
 def _conf(log: LogFacts, *, has_state: bool) -> tuple[StateConf, str | None]:
@@ -279,7 +288,7 @@ def _root(
             if origin is Origin.OWN or names.state_schema(operator) in paths
         },
         seen=seen,
-        strangers=tuple(sorted([*strangers, *_strangers(state)])),
+        strangers=tuple(sorted(strangers)),
         omitted=storage.omissions.below(""),
         switched=switched,
         half_switched=half_switched,
@@ -327,8 +336,8 @@ def _schema(storage: Storage, operator: int) -> tuple[str, str] | FileProblem:
     return attempt(path, lambda: operators.parse_schema(storage.read(path), path))
 
 
-def _strangers(state: Sequence[Entry]) -> list[str]:
-    """Return unrecognized files below `state/`."""
+def _strangers(state: Sequence[Entry], provider: Provider) -> list[str]:
+    """Return unrecognized files below `state/`. Files of another provider are unrecognized."""
     found = []
     for entry in state:
         place = names.parse_place(entry.path)
@@ -337,7 +346,8 @@ def _strangers(state: Sequence[Entry]) -> list[str]:
         else:
             name = place[1]
             is_table = (names.parse_shared_file(name) or "").endswith((".sst", ".log"))
-            known = is_table or names.is_sidecar(name) or names.parse_store_file(name) is not None
+            is_of_store = names.is_sidecar(name, provider) or names.parse_store_file(name, provider) is not None
+            known = is_of_store or (is_table and provider is Provider.ROCKSDB)
         if not known:
             found.append(entry.path)
     return found

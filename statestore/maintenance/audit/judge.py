@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.names import StorePath
+from statestore.format.provider import Provider
 from statestore.maintenance.audit import actions, judge_spark
 from statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
@@ -19,7 +22,7 @@ _NO_CHECKSUM = (
     "a file that was replaced by another valid file of the same name is detected only by its name, size, lineage, digest "
     "or key count",
 )
-_BYTES_NOT_READ = "the contents of changelogs and SST files were not read: --deep reads every byte"
+_BYTES_NOT_READ = "the contents of changelogs, snapshots and SST files were not read: --deep reads every byte"
 _NO_STORE = "the checkpoint has no store: the query has no stateful operators, or its state was deleted"
 _SCANNED = (
     "a full scan verified the block checksums of SST files; filter blocks, which only point lookups read, were not "
@@ -57,12 +60,19 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
         requests=facts.requests,
         unproven=(
             *(() if facts.root.operators or not facts.logs.commits else (_NO_STORE,)),
-            _SCANNED if facts.deep else _BYTES_NOT_READ,
+            *_unread(facts),
             *_NO_CHECKSUM,
             *judge_spark.unproven(facts),
         ),
         stateless=facts.stateless,
     )
+
+
+def _unread(facts: AuditFacts) -> Iterator[str]:
+    if not facts.deep:
+        yield _BYTES_NOT_READ
+    elif facts.root.provider is Provider.ROCKSDB:
+        yield _SCANNED
 
 
 def _begins(facts: AuditFacts, store: StoreAuditFacts) -> int:

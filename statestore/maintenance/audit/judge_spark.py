@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from statestore.catalog import StoreFiles
 from statestore.file_problem import FileProblem
-from statestore.format import names
+from statestore.format import names, names_in_spark
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.format.structure import FORMAT_VERSION, Structure
 from statestore.maintenance import time_line
-from statestore.maintenance.audit.actions import REPAIR
+from statestore.maintenance.audit.actions import REPAIR, move_away
 from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
@@ -36,9 +37,10 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
     for path in facts.root.strangers:
         place = names.parse_place(path)
         name = "" if place is None or facts.root.origin is Origin.OWN else place[1]
-        if is_v1(facts) and names.stops_loads(name):
-            yield _stops_loads(path, "has a name that ends in .zip and is not a snapshot")
-        elif names.stops_cleanup(name):
+        if is_v1(facts) and names_in_spark.stops_loads(name, facts.root.provider):
+            suffix = ".zip" if facts.root.provider is Provider.ROCKSDB else ".snapshot"
+            yield _stops_loads(path, f"has a name that ends in {suffix} and is not a snapshot", facts.root.provider)
+        elif names_in_spark.stops_cleanup(name, facts.root.provider):
             yield root_finding(
                 FindingKind.NAME_STOPS_CLEANUP,
                 path,
@@ -48,7 +50,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 Severity.WARNING,
             )
         else:
-            number = names.counted_as(name)
+            number = names_in_spark.counted_as(name, facts.root.provider)
             yield root_finding(
                 FindingKind.FOREIGN_FILE,
                 path,
@@ -75,14 +77,14 @@ def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
         )
 
 
-def _stops_loads(path: str, problem: str) -> Finding:
-    is_hidden = path.rpartition("/")[2].startswith(".")
+def _stops_loads(path: str, problem: str, provider: Provider = Provider.ROCKSDB) -> Finding:
+    is_left = path.rpartition("/")[2].startswith(".") or provider is not Provider.ROCKSDB
     return root_finding(
         FindingKind.NAME_STOPS_LOADS,
         path,
         problem,
         "Spark reads it as a snapshot and cannot load any version of this store; the query cannot start",
-        _MOVE if is_hidden else f"stop the query and run: {REPAIR}; or {_MOVE}",
+        _MOVE if is_left else f"stop the query and run: {REPAIR}; or {_MOVE}",
     )
 
 
@@ -166,7 +168,7 @@ def _of_strays(one: View) -> Iterator[Finding]:
     for version in one.facts.strays:
         if version.version < one.oldest:
             continue  # retention deletes a checksum file after its zip
-        zipped = names.snapshot(version)
+        zipped = names.snapshot(version, one.facts.store.provider)
         yield Finding(
             severity=Severity.WARNING,
             kind=FindingKind.SIDECAR_STRAY,
@@ -203,7 +205,7 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
     if traps:
         meaning = (
             f"the query was rolled back, and these files remain; once the query reaches version {traps[0].version:,} "
-            f"again, a restart loads the old {names.snapshot(traps[0])} and silently uses wrong state"
+            f"again, a restart loads the old {names.snapshot(traps[0], store.provider)} and silently uses wrong state"
         )
     elif zips:
         # Spark's maintenance keeps the newest snapshot below the retention floor, and deletes older files.
@@ -228,8 +230,8 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         if len(dead) > 1
         else f"belongs to {numbers}, but {logged}",
         meaning=meaning,
-        action=f"before you start the query, run: {REPAIR}; if the logs were lost instead, restore {names.COMMITS}/ and "
-        f"{names.OFFSETS}/ from a backup",
+        action=f"before you start the query, {move_away(store.provider, 'these files')}; if the logs were lost instead, "
+        f"restore {names.COMMITS}/ and {names.OFFSETS}/ from a backup",
     )
 
 
@@ -324,6 +326,8 @@ def unproven(facts: AuditFacts) -> Iterator[str]:
             f"changelogs with codec {facts.codec} have no checksums: without a checksum file, a wrong byte in a value is "
             "not detected"
         )
+    if facts.root.provider is Provider.HDFS_BACKED and facts.deep:
+        yield "the checksum files (.crc) that Spark 4.1 writes beside snapshots were not compared"
     yield ("the progress files of sources (sources/) were not read: each source has its own format")
     unread = sorted(bad.path for bad in facts.root.layouts.values() if isinstance(bad, FileProblem))
     if unread and facts.deep:

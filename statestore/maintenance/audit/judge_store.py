@@ -11,8 +11,9 @@ from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.names import VersionId
+from statestore.format.provider import Provider
 from statestore.lineage import shortened
-from statestore.maintenance.audit.actions import RESTORE
+from statestore.maintenance.audit.actions import RESTORE, move_away
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.audit.view import View, ranges
@@ -241,10 +242,11 @@ def _groups(causes: Sequence[VersionId], bad: Mapping[VersionId, FileProblem]) -
 def _problem(one: View, group: Sequence[VersionId]) -> str:
     bad = one.facts.changelogs[group[0]]
     if len(group) > 1:
-        return f"and all changelogs up to {names.changelog(group[-1])} are missing ({len(group):,} in a row)"
+        last = names.changelog(group[-1], one.facts.store.provider)
+        return f"and all changelogs up to {last} are missing ({len(group):,} in a row)"
     others = [v for v in one.chain.files.changelogs if v.version == group[0].version and v != group[0]]
     if bad.flaw is Flaw.MISSING and others:
-        there = ", ".join(names.changelog(version) for version in others)
+        there = ", ".join(names.changelog(version, one.facts.store.provider) for version in others)
         return f"is missing; uncommitted changelogs of the same version exist: {there}"
     return bad.text
 
@@ -334,15 +336,11 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             continue
         bad = one.facts.snapshots[versions[0]]
         is_table = path != one.facts.store.snapshot(versions[0])
-        zips = ", ".join(names.snapshot(version) for version in sorted(versions))
+        zips = ", ".join(names.snapshot(version, one.facts.store.provider) for version in sorted(versions))
         if lost:
             meaning, action = _lost(one, lost, restart), _way_out(one, lost, restart)
         else:
-            meaning = "every version can still be restored, but with a longer replay"
-            action = (
-                f"to quarantine {zips}, stop the query and run: statekeeper repair ROOT --deep --apply --confirm-stopped; "
-                f"then run: statekeeper snapshot ROOT --all"
-            )
+            meaning, action = _longer(one, zips)
         if trapped:
             # A load opens it without an error. Later reads fail or return wrong values, and each new load uses it again.
             meaning = (
@@ -357,6 +355,18 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
             meaning=meaning,
             action=action,
         )
+
+
+def _longer(one: View, zips: str) -> tuple[str, str]:
+    """Return the consequence and the next step of snapshots that no version needs."""
+    meaning = "every version can still be restored, but with a longer replay"
+    if one.facts.store.provider is Provider.HDFS_BACKED:
+        meaning += "; Spark 4.1 and earlier releases cannot restore versions from this file on"
+        return meaning, f"stop the query and {move_away(one.facts.store.provider, zips)}; Spark takes another snapshot"
+    return meaning, (
+        f"to quarantine {zips}, stop the query and run: statekeeper repair ROOT --deep --apply --confirm-stopped; "
+        f"then run: statekeeper snapshot ROOT --all"
+    )
 
 
 def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names, operators
-from statestore.format.families import Family, parse_families, plain_family, undescribed_prefix
+from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix
 from statestore.format.operators import OperatorMetadata, StoreInfo
+from statestore.format.provider import Provider
 from statestore.maintenance.audit.facts import Layout, StoreKind, attempt
 from statestore.storage import Storage
 
@@ -24,17 +25,21 @@ class _Wanted:
     operator: int
     info: StoreInfo
     is_described: bool
+    provider: Provider
 
 
 def layouts(
-    storage: Storage, described: Mapping[int, OperatorMetadata | FileProblem], paths: Collection[str]
+    storage: Storage,
+    described: Mapping[int, OperatorMetadata | FileProblem],
+    paths: Collection[str],
+    provider: Provider,
 ) -> dict[StoreKind, Layout | FileProblem]:
     """Return the layout of each store, which is the same for all partitions. `paths`: the existing files. One request for
     each schema file. Raises `StorageError`."""
     found: dict[StoreKind, Layout | FileProblem] = {}
     for operator, metadata in described.items():
         for info in metadata.stores if isinstance(metadata, OperatorMetadata) else ():
-            wanted = _Wanted(operator, info, bool(isinstance(metadata, OperatorMetadata) and metadata.name))
+            wanted = _Wanted(operator, info, bool(isinstance(metadata, OperatorMetadata) and metadata.name), provider)
             found[operator, info.name] = _layout(storage, wanted, paths)
     return found
 
@@ -60,6 +65,8 @@ def _families(storage: Storage, path: str) -> Layout:
 
 def _plain(storage: Storage, path: str, wanted: _Wanted) -> Layout:
     key_json, value_json = operators.parse_schema(storage.read(path), path)
+    if wanted.provider is Provider.HDFS_BACKED:
+        return Layout(path, {None: _lenient(hdfs_backed_family(key_json, value_json, path))})
     prefix = wanted.info.prefix_columns if wanted.is_described else undescribed_prefix(key_json, value_json)
     return Layout(path, {None: _lenient(plain_family(key_json, value_json, prefix, path))})
 

@@ -15,13 +15,12 @@ from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
-from statestore.format.changelog import read_changelog
 from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.row_checksum import verified
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
 from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
 from statestore.loading.local_file import readable
+from statestore.loading.records import changes_of
 from statestore.maintenance import verification
 from statestore.maintenance.audit import checksums
 from statestore.maintenance.audit.facts import Decoded, Layout, NotAudited, Refused, StoreAuditFacts, StoreKind, attempt
@@ -257,9 +256,7 @@ class _Decoding:
 
         def read() -> tuple[Lineage | None, int]:
             self.way.storage.download(store.changelog(version), target)
-            header, pieces = read_changelog(readable(target), path)
-            if self.way.conf.row_checksums:
-                pieces = (verified(piece, path) for piece in pieces)
+            header, pieces = changes_of(readable(target), path, self.way.conf)
             records, rows = 0, self._rows(version)
             for piece in pieces:
                 records += len(piece)

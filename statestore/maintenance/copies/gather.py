@@ -12,6 +12,7 @@ from statestore.commit_log import CommitLog
 from statestore.errors import NotACheckpoint
 from statestore.format import file_source, logs, names
 from statestore.format.names import StorePath
+from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.copies import record
 from statestore.maintenance.copies.facts import CloneFacts, Place
@@ -23,11 +24,17 @@ _METADATA_BY_BATCH = "/_metadata/v2/"
 
 
 def gather(
-    source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False, since: int | None = None
+    source: Storage,
+    destination: Storage,
+    *,
+    batch: int | None = None,
+    stopped: bool = False,
+    since: int | None = None,
+    supported: Collection[Provider] = tuple(Provider),
 ) -> CloneFacts:
     """Gather the facts for a batch of the source, by default the newest one whose files no longer change.
 
-    `since`: also follow the chains back to this older batch.
+    `since`: also follow the chains back to this older batch. `supported`: the providers that the verb supports.
 
     In structure V1, a running Spark query may replace the files of its newest batches: without `stopped`, the default is
     `LIVE_MARGIN_VERSIONS` batches before the newest. Requests: listings of both roots; for each store the lineage of its
@@ -48,9 +55,9 @@ def gather(
         batch = max(0, newest - LIVE_MARGIN_VERSIONS) if changes else newest
     log = catalog.commit_log(source, at=batch)
     assert log is not None
-    origin.state_conf(source, log.newest)
+    conf = origin.state_conf(source, log.newest, supported)
     entries = {entry.path: entry for entry in source.list("")}
-    files = catalog.with_members(list_members(source), entries.values())
+    files = catalog.with_members(list_members(source), entries.values(), conf.provider)
     families = catalog.with_families(entries)
     oldest = batch if since is None else min(batch, since)
     chains = _chains(source, log, files, families, down_to=oldest + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statestore.commit_log import batches_of
 from statestore.format import mirror_names, names
+from statestore.format.state_conf import ROCKSDB
 from statestore.maintenance import copies
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts
@@ -21,7 +22,7 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
     existing = destination.list("")
     lists = tuple(sorted(_numbers(existing)))
     since = None if record is None or record.batch < 0 else _since(source, existing, record)
-    facts = copies.gather(source, destination, batch=batch, stopped=stopped, since=since)
+    facts = copies.gather(source, destination, batch=batch, stopped=stopped, since=since, supported=ROCKSDB)
     return MirrorFacts(
         copy=facts,
         record=record,

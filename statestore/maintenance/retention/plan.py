@@ -9,7 +9,7 @@ from functools import cached_property
 
 from statestore.chain import Chain, StoredSnapshot
 from statestore.file_problem import FileProblem
-from statestore.format import names
+from statestore.format import names, names_in_spark
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
@@ -129,7 +129,8 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
                 )
         for entry in chain.files.others:
             name = entry.path.rpartition("/")[2]
-            if gathered.origin is Origin.NATIVE and (names.stops_loads(name) or names.stops_cleanup(name)):
+            stops = names_in_spark.stops_loads(name) or names_in_spark.stops_cleanup(name)
+            if gathered.origin is Origin.NATIVE and stops:
                 yield f"{entry.path}: Spark reads the name as a version and fails; move the file out of the folder"
     if floor is not None and floor >= gathered.wanted_floor:
         return

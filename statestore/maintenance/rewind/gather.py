@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from statestore import attempts, binding, catalog
 from statestore.chain import Chain, walk
 from statestore.commit_log import batches_of
-from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe, UnknownFormatVersion, VersionNotLoadable
+from statestore.errors import (
+    CorruptFile,
+    NotACheckpoint,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    UnknownFormatVersion,
+    VersionNotLoadable,
+)
 from statestore.format import file_source, logs, names
 from statestore.format.logs import OffsetLog
 from statestore.format.names import StorePath
@@ -80,6 +87,8 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     if newest is None or log is None:
         raise _no_batch(storage)
     origin = origin_of(storage)
+    with suppress(ObjectMissing, CorruptFile):
+        origin.state_conf(storage, log.newest)  # raises for another state store provider
     entries = {entry.path: entry for entry in storage.list("")}
     files = catalog.with_members(list_members(storage), entries.values())
     families = catalog.with_families(entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from statestore import catalog
@@ -9,7 +10,9 @@ from statestore.chain import look_at_snapshot
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.sparks import with_checksums
+from statestore.format.state_conf import ROCKSDB
 from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statestore.maintenance.history import newest_outcome
 from statestore.maintenance.history_records import TakenSnapshot
@@ -24,22 +27,22 @@ LIVE_MARGIN_VERSIONS = 2
 """In structure V1, an attempt that Spark considers dead may still replace the newest changelogs of a running query."""
 
 
-def gather(storage: Storage, *, at_head: bool = False) -> SnapshotFacts:
+def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Provider] = ROCKSDB) -> SnapshotFacts:
     """Gather the facts about all stores at the newest committed batch.
 
     `at_head`: use that batch also for a Spark checkpoint in structure V1, which requires a stopped query; else use a batch
     `LIVE_MARGIN_VERSIONS` earlier there. Requests: two listings of `state/`, one of `commits/`, one of the history; one
     request for each operator; the newest offsets of a Spark checkpoint; one request for each store, for the lineage of its
     newest changelog or the snapshot at its head. Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`,
-    `StorageError`.
+    `UnsupportedProvider` for a provider that is not `supported`, `StorageError`.
     """
     origin = origin_of(storage)
     heads = catalog.heads(storage)
     if heads is None:
         return SnapshotFacts(batch=None, origin=origin, stores=())
-    conf = origin.state_conf(storage, heads)
+    conf = origin.state_conf(storage, heads, supported)
     without_state = origin.stateless(storage, heads)
-    files = catalog.files(storage)
+    files = catalog.files(storage, provider=conf.provider)
     found: dict[StorePath, StoreSnapshotFacts] = {}
 
     def look(store: StorePath) -> None:

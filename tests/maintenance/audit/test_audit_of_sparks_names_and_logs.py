@@ -13,8 +13,9 @@ from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names
 from statestore.format.changelog import Header
 from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.logs import PROVIDER, STATE_CONF, OffsetLog
+from statestore.format.logs import STATE_CONF, OffsetLog
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import PROVIDER
 from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
 from statestore.maintenance import retention
 from statestore.maintenance.audit import FindingKind, Severity, gather
