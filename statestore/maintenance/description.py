@@ -13,6 +13,7 @@ from statestore.binding import Claim, parse_binding
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
@@ -91,7 +92,9 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
     keys: dict[StorePath, int] = {}
 
     def read(fact: StoreSnapshotFacts) -> None:
-        if fact.load is not None and fact.load.base_kind is BaseKind.SNAPSHOT:
+        # Snapshots of Spark's default provider do not state it.
+        is_stated = gathered.conf.provider is Provider.ROCKSDB
+        if is_stated and fact.load is not None and fact.load.base_kind is BaseKind.SNAPSHOT:
             found = _keys(storage, fact.store, fact.load.base)
             if found is not None:
                 keys[fact.store] = found

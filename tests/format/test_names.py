@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from statestore.format import names, names_in_spark
 from statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
+from statestore.format.provider import Provider
 
 ID = "6ad1c2f0-1111-4222-8333-444455556666"
 versions = st.builds(VersionId, st.integers(0, 10**9), st.none() | st.uuids().map(str))
@@ -111,6 +112,30 @@ def test_names_that_break_loads_or_cleanup_of_spark_4_2_are_recognized(
     assert names_in_spark.stops_loads(name) == stops_loads
     assert names_in_spark.stops_cleanup(name) == stops_cleanup
     assert names_in_spark.counted_as(name) == counted_as
+
+
+@pytest.mark.parametrize(
+    ("name", "stops_loads", "stops_cleanup"),
+    [
+        ("24.snapshot", False, False),
+        ("24.delta", False, False),
+        ("foo.snapshot", True, True),
+        ("foo.delta", False, True),
+        (".DS_Store", False, True),
+        (".24.delta.crc", False, False),
+        ("24.snapshot.crc", False, False),
+        (".24.delta.0a1b.tmp", False, False),
+        ("foo", False, False),
+        ("_metadata/a.b", False, False),
+        (f"{2**63}.snapshot", True, True),
+    ],
+)
+def test_names_that_break_sparks_default_provider_are_recognized(
+    name: str, stops_loads: bool, stops_cleanup: bool
+) -> None:
+    assert names_in_spark.stops_loads(name, Provider.HDFS_BACKED) == stops_loads
+    assert names_in_spark.stops_cleanup(name, Provider.HDFS_BACKED) == stops_cleanup
+    assert names_in_spark.counted_as(name, Provider.HDFS_BACKED) is None
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,23 @@ from pyspark.sql import SparkSession
 from statestore import catalog
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.support.native import HERE, OPERATORS, NativeQuery, state
+from tests.support.native import DEFAULT_PROVIDER, HERE, ON_DEFAULT_PROVIDER, OPERATORS, NativeQuery, state
 from tests.support.twins import clean, statekeeper, take_wrong_snapshots
 
 pytestmark = pytest.mark.spark
 
-MATRIX = [(name, structure) for structure in Structure for name in HERE]
-IN_CI = [("aggregation", Structure.V2)]
+ROCKSDB = {f"RocksDB {structure.value}": structure.conf for structure in Structure}
+CONFS = {**ROCKSDB, "default provider": DEFAULT_PROVIDER}
+MATRIX = [
+    *((name, kind) for kind in ROCKSDB for name in HERE),
+    *((name, "default provider") for name in ON_DEFAULT_PROVIDER),
+]
+IN_CI = [("aggregation", "RocksDB v2"), ("applyInPandasWithState", "default provider")]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
 
 def _shown(value: object) -> str:
-    return value.value if isinstance(value, Structure) else str(value).replace(" ", "-")
+    return str(value).replace(" ", "-")
 
 
 def cloned(query: NativeQuery, batch: int) -> None:
@@ -32,12 +37,12 @@ def cloned(query: NativeQuery, batch: int) -> None:
 
 
 @pytest.mark.parametrize("back", [0, 2])
-@pytest.mark.parametrize(("name", "structure"), CASES, ids=_shown)
+@pytest.mark.parametrize(("name", "kind"), CASES, ids=_shown)
 def test_spark_continues_from_a_clone_like_its_twin(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: Structure, back: int
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, kind: str, back: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cloned")
-    query = NativeQuery(spark, folder / "query", OPERATORS[name], structure.conf)
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], CONFS[kind])
     query.run(3)
     original = query.checkpoint
     # With a watermark, Spark adds a batch without input.

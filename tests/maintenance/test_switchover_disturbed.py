@@ -239,7 +239,7 @@ def test_a_switchover_that_another_run_completed_is_not_aborted(
     clock, journal = after_the_dead(), switchover.open_journal(storage)
     assert journal is not None
     switch(storage, source.other, tmp_path, clock=clock)
-    with pytest.raises(RefusedAsUnsafe, match="has ended the switchover to structure v. in the meantime"):
+    with pytest.raises(RefusedAsUnsafe, match=r"has ended the switchover to structure v. in the meantime"):
         runs.abort_switch(storage, journal, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
     assert structure_of(storage) is source.other
     assert is_right(switchable, storage, tmp_path)
