@@ -21,6 +21,7 @@ from statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld
 from statestore.format import names
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
+from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number, store_name, table_name
 from statestore.storage import Storage
@@ -58,6 +59,7 @@ class Begun:
     stores      the new version of each store, in the order of the commit log
     reused      stores whose snapshot at the head is reused
     partitions  the number of partitions after a rescale or a conversion; None for a switchover
+    provider    of the new snapshots
     """
 
     number: int
@@ -70,6 +72,7 @@ class Begun:
     reused: frozenset[StorePath] = frozenset()
     rewrite: RewriteKind = RewriteKind.SWITCH
     partitions: int | None = None
+    provider: Provider = Provider.ROCKSDB
 
     @property
     def described(self) -> str:
@@ -80,7 +83,18 @@ class Begun:
             case RewriteKind.RESCALE:
                 return f"rescale to {self.partitions} partitions"
             case RewriteKind.CONVERT:
-                return f"conversion to RocksDB in structure {self.to.value}"
+                return f"conversion to {self.provider.value} in structure {self.to.value}"
+
+    @property
+    def first_version(self) -> int | None:
+        """The first version whose files have other names than those before it; None after a rescale."""
+        match self.rewrite:
+            case RewriteKind.SWITCH:
+                return self.batch + 1
+            case RewriteKind.CONVERT:
+                return self.batch + 2
+            case RewriteKind.RESCALE:
+                return None
 
     @property
     def goal(self) -> tuple[str, ...]:
@@ -91,7 +105,7 @@ class Begun:
             case RewriteKind.RESCALE:
                 return "--partitions", str(self.partitions)
             case RewriteKind.CONVERT:
-                return "--to", "rocksdb", "--structure", self.to.value
+                return "--to", self.provider.option, "--structure", self.to.value
 
     @property
     def finishing(self) -> str:
@@ -159,7 +173,8 @@ def require_none(storage: Storage) -> None:
 
 
 def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
-    """Find the first version after the newest switchover that was not aborted; None if there is none.
+    """Find the first version whose files have other names than those before it: after the newest switchover or conversion
+    that was not aborted; None if there is none.
 
     `paths`: a listing that includes the journals. Two requests for each journal that is read. Raises as `open_journal`.
     """
@@ -169,8 +184,8 @@ def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
         is_aborted = ended and json_object(storage.read(ended), ended).get("how") == Ending.ABORTED.value
         if (path := parts.get((number, "begun"))) and not is_aborted:
             begun = _parse_begun(storage.read(path), number, path)
-            if begun.rewrite is RewriteKind.SWITCH:
-                return begun.batch + 1
+            if (first := begun.first_version) is not None:
+                return first
     return None
 
 
@@ -183,10 +198,14 @@ def next_number(storage: Storage) -> int:
 def begin(storage: Storage, begun: Begun) -> None:
     """Open the journal. Raises `RootHeld` if another process opens one at the same time."""
     is_switch = begun.rewrite is RewriteKind.SWITCH
-    of_others = {} if is_switch else {"rewrite": begun.rewrite.value, "partitions": begun.partitions}
+    of_others = {
+        "rewrite": begun.rewrite.value,
+        "partitions": begun.partitions,
+        "provider": begun.provider.value,
+    }
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
-        **of_others,
+        **({} if is_switch else of_others),
         "run": begun.run,
         "to": begun.to.value,
         "batch": begun.batch,
@@ -197,7 +216,7 @@ def begin(storage: Storage, begun: Begun) -> None:
                 "operator": store.operator,
                 "partition": store.partition,
                 "store": store.store,
-                "snapshot": names.snapshot(version),
+                "snapshot": names.snapshot(version, begun.provider),
                 "digest": version.digest,
                 "reused": store in begun.reused,
             }
@@ -278,11 +297,12 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
     try:
         stores = {}
         reused = set()
+        is_switch = body["format"] == _FORMAT
+        provider = Provider.ROCKSDB if is_switch else Provider(body["provider"])
         for one in body["stores"]:
-            store = StorePath(
-                plain_number(str(one["operator"])), plain_number(str(one["partition"])), store_name(one["store"])
-            )
-            file = parse_store_file(str(one["snapshot"]))
+            numbers = plain_number(str(one["operator"])), plain_number(str(one["partition"]))
+            store = StorePath(*numbers, store_name(one["store"]), provider)
+            file = parse_store_file(str(one["snapshot"]), provider)
             if file is None:
                 raise CorruptFile(
                     f"names {one['snapshot']!r}, which is no snapshot; the rewrite cannot be finished or reversed",
@@ -302,8 +322,9 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             commit=str(body["commit"]),
             stores=stores,
             reused=frozenset(reused),
-            rewrite=RewriteKind.SWITCH if body["format"] == _FORMAT else RewriteKind(body["rewrite"]),
-            partitions=None if body["format"] == _FORMAT else plain_number(str(body["partitions"])),
+            rewrite=RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"]),
+            partitions=None if is_switch else plain_number(str(body["partitions"])),
+            provider=provider,
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error

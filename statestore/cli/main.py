@@ -10,6 +10,7 @@ from statestore.cli.audit import audit
 from statestore.cli.claim import claim
 from statestore.cli.clone import clone
 from statestore.cli.common import Verbs, config_option
+from statestore.cli.convert import convert
 from statestore.cli.diff import diff
 from statestore.cli.dump import dump
 from statestore.cli.gc import gc
@@ -31,15 +32,15 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, claim and savepoint --delete show a plan. They change nothing unless you add
-    --apply.
+    gc, repair, rewind, switch, rescale, convert, claim and savepoint --delete show a plan. They change nothing unless you
+    add --apply.
 
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see the plan of one of these
     five verbs and change nothing, add --dry-run. They add files. Only mirror also deletes files: old copies in the mirror
     that the source no longer has and that the mirror does not need.
 
-    repair --undo, rewind --undo, switch --abort, rescale --abort and lease --break also run immediately. All other verbs
-    only read.
+    repair --undo, rewind --undo, lease --break, and --abort of switch, rescale and convert also run immediately. All other
+    verbs only read.
 
     The mode of ROOT also limits the changes. For a Spark query without Statekeeper's operator, the default mode is observe:
     snapshot and gc --apply are rejected unless you add --mode.
@@ -61,6 +62,7 @@ for verb in (
     rewind,
     switch,
     rescale,
+    convert,
     clone,
     mirror,
     savepoint,

@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -29,6 +28,7 @@ from rocksdict import (
     SstFileWriter,
 )
 
+from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import (
     LocalDiskFull,
     LocalStateDamaged,
@@ -53,7 +53,6 @@ _SCAN_BATCH_BYTES = 32 * 1024 * 1024
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
-_DIGEST_BYTES = 16
 _READERS_MEMORY = "rocksdb.estimate-table-readers-mem"
 _REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 _FORMAT_VERSION = 5
@@ -270,18 +269,13 @@ class Database:
 
     def digest(self) -> str:
         """Compute a digest of all keys and values with a full scan. It does not depend on the tables."""
-        total = count = 0
+        digest = RowsDigest()
         with translated(self.path):
             entries = self._rdict.iter()
             entries.seek_to_first()
-            while entries.valid():
-                key = entries.key()
-                pair = len(key).to_bytes(4, "big") + key + entries.value()
-                total += int.from_bytes(blake2b(pair, digest_size=_DIGEST_BYTES).digest(), "big")
-                count += 1
-                entries.next()
+            digest.add(_pairs(entries))
             entries.status()
-        return f"{count}:{total % 2 ** (8 * _DIGEST_BYTES):0{2 * _DIGEST_BYTES}x}"
+        return str(digest)
 
     def count_by_beginning(self, size_bytes: int) -> Mapping[bytes, int]:
         """Count the keys by their first `size_bytes` bytes, with a full scan."""
@@ -336,6 +330,13 @@ class Database:
         writer = SstFileWriter(_options(self._limits))
         writer.open(str(path))
         return writer
+
+
+def _pairs(entries: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over the pairs from the position of an iterator of rocksdict on."""
+    while entries.valid():
+        yield entries.key(), entries.value()
+        entries.next()
 
 
 def _write_window(writer: SstFileWriter, window: Iterable[tuple[bytes, bytes | None]]) -> int:

@@ -22,6 +22,11 @@ class Provider(Enum):
         """The value of the conf."""
         return _PACKAGE + self.value
 
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return "rocksdb" if self is Provider.ROCKSDB else "hdfs"
+
 
 def provider_of(conf: Mapping[str, str]) -> Provider | None:
     """Return the provider that the confs of an offset log name, or Spark's default, HDFS_BACKED; None for a class of

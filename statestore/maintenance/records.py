@@ -158,6 +158,7 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
         "rewrite": plan.rewrite.value,
         "batch": plan.batch,
         "partitions": plan.partitions,
+        "provider": plan.provider.value,
         "structure": plan.structure.value,
         "is_there": plan.is_there,
         "half_done": plan.half_done.begun.number if plan.half_done else None,

@@ -74,7 +74,7 @@ def gather(
         places = ((path, names.parse_place(path)) for path in hidden)
         strangers += [path for path, place in places if place and names_in_spark.stops_cleanup(place[1], provider)]
         log = replace(log, newest_version=_newest_version(storage, log, files))
-    root = _root(storage, origin, log, state, control, files, [*strangers, *_strangers(state, provider)])
+    root = _root(storage, origin, log, state, control, files, [*strangers, *_strangers(state, provider)], provider)
     root = replace(root, provider=provider, batch_logs=tuple(files.damaged.values()))
     if origin is Origin.NATIVE:
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
@@ -247,6 +247,7 @@ def _root(
     control: Sequence[Entry],
     files: Mapping[StorePath, StoreFiles],
     strangers: list[str],
+    provider: Provider,
 ) -> RootFacts:
     marks = [commit.marks for commit in log.readable.values()]
     numbers = {operator for of_commit in marks for operator in of_commit or ()}
@@ -276,6 +277,7 @@ def _root(
         with_files = [store for store, of_store in files.items() if of_store.changelogs or of_store.snapshots]
         metadata = {one.operator: one for one in catalog.undescribed(with_files, shuffled)}
     switched, half_switched = _switchovers(storage, control)
+    strangers = [path for path in strangers if not _is_former(path, provider, switched)]
     return RootFacts(
         query=attempt(names.QUERY_METADATA, lambda: _query(storage, origin)),
         origin=origin,
@@ -334,6 +336,17 @@ def _operator(storage: Storage, path: str) -> OperatorMetadata | FileProblem:
 def _schema(storage: Storage, operator: int) -> tuple[str, str] | FileProblem:
     path = names.state_schema(operator)
     return attempt(path, lambda: operators.parse_schema(storage.read(path), path))
+
+
+def _is_former(path: str, provider: Provider, switched: int | None) -> bool:
+    """Whether a file is of the provider from which the checkpoint was converted: gc deletes it later."""
+    other = next(one for one in Provider if one is not provider)
+    place = None if switched is None else names.parse_place(path.removesuffix(names.SIDECAR), other)
+    if place is None:
+        return False
+    file = names.parse_store_file(place[1], other)
+    is_table = other is Provider.ROCKSDB and names.parse_shared_file(place[1]) is not None
+    return is_table or (file is not None and file.version.version < (switched or 0))
 
 
 def _strangers(state: Sequence[Entry], provider: Provider) -> list[str]:

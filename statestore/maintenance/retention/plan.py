@@ -11,6 +11,7 @@ from statestore.chain import Chain, StoredSnapshot
 from statestore.file_problem import FileProblem
 from statestore.format import names, names_in_spark
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.format.sparks import RETAINED_VERSIONS
 from statestore.maintenance import announcements
@@ -249,12 +250,21 @@ class Judge:
 
     def _other(self, chain: Chain, base: VersionId | None, entry: Entry) -> Verdict:
         """Return the verdict on a checksum: the rule of its file, or of its version if the file is missing."""
+        former = names.parse_store_path(entry.path, Provider.HDFS_BACKED)
+        if former is not None and former[1].version.version < (self.gathered.switched or 0):
+            return Verdict(entry.path, entry.size_bytes, self._former_rule(base, entry))
         place = names.parse_store_path(entry.path.removesuffix(names.SIDECAR))
         if place is None or not entry.path.endswith(names.SIDECAR):
             return Verdict(entry.path, entry.size_bytes, Rule.UNKNOWN)
         is_snapshot = place[1].kind is names.StoreFileKind.SNAPSHOT
         rule = self.version_rule(chain, base, place[1].version, entry, is_snapshot=is_snapshot)
         return Verdict(entry.path, entry.size_bytes, rule)
+
+    def _former_rule(self, base: VersionId | None, entry: Entry) -> Rule:
+        """Return the rule of a file of the provider from which the checkpoint was converted."""
+        if base is None or base.version < (self.gathered.switched or 0):
+            return Rule.WAY_BACK
+        return Rule.YOUNG if self.is_young(entry) else Rule.SUPERSEDED
 
     def _reusable(self, seen: Mapping[VersionId, StoredSnapshot]) -> set[str]:
         """Return the tables that a running Spark may reference in its next snapshot, because it loaded or wrote them

@@ -36,7 +36,7 @@ class Rule(Enum):
     RUNNING = "newer than the head; its batch may be running"
     YOUNG = "younger than the grace period, or a record younger than the history period"
     LOG = "belongs to a retained batch"
-    WAY_BACK = "written before the switchover; kept until the retention floor reaches a later snapshot"
+    WAY_BACK = "written before the switchover or conversion; kept until the retention floor reaches a later snapshot"
     REUSABLE = "the next snapshot of Spark may reference this table again"
     UPLOADED = "no snapshot references this table yet; a snapshot that Spark is writing may"
     QUARANTINE = "in quarantine, or referenced by a quarantined snapshot; needed to undo the repair or the switchover"

@@ -1,16 +1,17 @@
 """Rewrites of native state: new snapshots of every store, made from the rows of all, and one batch that names them.
 
-    gather(storage)  ->  RewriteFacts  ->  plan(facts, partitions)  ->  RewritePlan  ->  execute(storage, plan)
+    gather(storage)  ->  RewriteFacts  ->  plan(facts, goal)  ->  RewritePlan  ->  execute(storage, plan)
     open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
 
-A rescale moves each row to the partition of its key. Source: SPARK-54346, which repartitions with Spark's own reader and
-writer; FLIP-428.
+A rescale moves each row to the partition of its key. A conversion encodes each row for the other state store provider.
+Source: SPARK-54346, which repartitions with Spark's own reader and writer; FLIP-428.
 """
 
 from statestore.maintenance.rewrites.execute import execute
 from statestore.maintenance.rewrites.gather import gather
 from statestore.maintenance.rewrites.plan import plan
 from statestore.maintenance.rewrites.plans import (
+    Convert,
     Goal,
     OperatorFacts,
     Rescale,
@@ -21,6 +22,7 @@ from statestore.maintenance.rewrites.plans import (
 from statestore.maintenance.rewrites.roll_back import roll_back
 
 __all__ = [
+    "Convert",
     "Goal",
     "OperatorFacts",
     "Rescale",

@@ -20,6 +20,7 @@ from statestore.format import logs, names
 from statestore.format.json_object import json_object
 from statestore.format.logs import SHUFFLE_PARTITIONS
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import PROVIDER
 from statestore.maintenance.rewrites.plans import RewritePlan
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun
@@ -69,7 +70,7 @@ def _require_unchanged(storage: Storage, begun: Begun) -> None:
 
 
 def _require_snapshots(storage: Storage, begun: Begun) -> None:
-    files = catalog.files(storage)
+    files = catalog.files(storage, provider=begun.provider)
     for store, version in begun.stores.items():
         if version not in files.of(store).snapshots:
             raise ObjectMissing(
@@ -98,10 +99,12 @@ def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
 
 
 def _offsets(planned: RewritePlan, begun: Begun) -> bytes:
-    """Return the offsets of the newest batch with the new number of partitions. Unknown fields are kept."""
+    """Return the offsets of the newest batch with the new confs. Unknown fields are kept."""
     header, head, *sources = planned.offsets.split("\n")
     body = json_object(head.encode(), names.offsets(begun.batch))
     watermark = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
     body["batchWatermarkMs"] = max(int(body["batchWatermarkMs"]), watermark)
-    body["conf"] = {**body["conf"], SHUFFLE_PARTITIONS: str(planned.partitions)}
+    body["conf"] = {**body["conf"], PROVIDER: planned.provider.class_name}
+    if planned.partitions is not None:
+        body["conf"][SHUFFLE_PARTITIONS] = str(planned.partitions)
     return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from statestore import switch_journal as journal
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
@@ -89,7 +91,7 @@ def guards(begun: Begun, planned: RewritePlan) -> list[str]:
 def guards_of(begun: Begun, stores: set[StorePath]) -> list[str]:
     """Return the path of the guard in each of these stores."""
     version = VersionId(begun.batch + 2, begun.run)
-    return [store.snapshot(version) for store in sorted(stores)]
+    return [replace(store, provider=Provider.ROCKSDB).snapshot(version) for store in sorted(stores)]
 
 
 def _guard(storage: Storage, path: str) -> None:
@@ -125,6 +127,7 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         stores=new_versions(planned, machine.ids.fresh),
         rewrite=planned.rewrite,
         partitions=planned.partitions,
+        provider=planned.provider,
     )
     journal.begin(storage, begun)
     return begun

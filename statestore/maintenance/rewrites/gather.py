@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from statestore import catalog
 from statestore.contents import Contents, layout
-from statestore.errors import StatekeeperError
+from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.format.partition_keys import partition_rules
+from statestore.format.provider import Provider
+from statestore.format.row_encodings import RowEncoding
 from statestore.maintenance import switchover
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, Rules
@@ -23,10 +26,12 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
 
     Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
     """
-    stopped = switchover.gather(storage, scratch=scratch, policy=policy)
+    stopped = switchover.gather(storage, scratch=scratch, policy=policy, supported=tuple(Provider))
     if stopped.batch is None or stopped.origin is not Origin.NATIVE:
         return RewriteFacts(stopped=stopped)
-    offsets = read_or_none(storage, names.offsets(stopped.batch))
+    # A rewrite that was interrupted after its commit has no offsets of its batch yet.
+    batch = stopped.batch if stopped.half_done is None else stopped.half_done.begun.batch
+    offsets = read_or_none(storage, names.offsets(batch))
     return RewriteFacts(
         stopped=stopped,
         operators=tuple(_operators(storage, stopped, stopped.batch)),
@@ -49,7 +54,8 @@ def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int) -> list[O
                 name=name,
                 stores=stores_of,
                 partitions=len({store.partition for store in of_operator}),
-                rules={one: _rules(contents, StorePath(number, 0, one), name) for one in stores_of},
+                rules={one: _rules(contents, _first(contents, number, one), name) for one in stores_of},
+                encodings={one: _encoding(contents, _first(contents, number, one)) for one in stores_of},
             )
         )
     return found
@@ -61,3 +67,22 @@ def _rules(contents: Contents, store: StorePath, operator: str) -> Rules | State
         return partition_rules(operator, store, layout(contents, store).families, contents.conf)
     except StatekeeperError as error:
         return error
+
+
+def _first(contents: Contents, operator: int, name: str) -> StorePath:
+    return StorePath(operator, 0, name, contents.conf.provider)
+
+
+def _encoding(contents: Contents, store: StorePath) -> RowEncoding | StatekeeperError:
+    """Return how RocksDB encodes the rows of a store. Raises nothing: the error states why only RocksDB can hold them."""
+    try:
+        families = layout(contents, replace(store, provider=Provider.ROCKSDB)).families
+    except StatekeeperError as error:
+        return error
+    if None not in families:
+        return RefusedAsUnsafe(
+            "the store has column families, which Spark's default provider does not support",
+            path=str(store),
+            hint="keep the RocksDB provider",
+        )
+    return RowEncoding(families[None], contents.conf.row_checksums)

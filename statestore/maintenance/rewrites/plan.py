@@ -1,4 +1,4 @@
-"""Plans a rescale, or states why it is blocked. Pure."""
+"""Plans a rewrite of native state, or states why it is blocked. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.names import MOST_PARTITIONS, StorePath
+from statestore.format.provider import Provider
+from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.audit import FindingKind
-from statestore.maintenance.rewrites.plans import Goal, OperatorFacts, RewriteFacts, RewritePlan, StoreGroup
+from statestore.maintenance.rewrites.plans import (
+    Conversion,
+    Convert,
+    Goal,
+    Rescale,
+    RewriteFacts,
+    RewritePlan,
+    StoreGroup,
+)
 from statestore.maintenance.switchover import SwitchoverFacts
 from statestore.origin import Origin
 from statestore.switch_journal import RewriteKind
@@ -24,22 +34,23 @@ _LOCAL_BYTES_PER_TAIL = 8
 
 def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> RewritePlan:
     """Plan a rewrite. `spark`: the release that continues, if known. Pure."""
-    stopped, partitions = facts.stopped, goal.partitions
+    stopped = facts.stopped
     half_done = stopped.half_done
-    is_there = half_done is None and stopped.batch is not None and stopped.partitions == partitions
-    groups = () if is_there else tuple(_groups(facts, partitions))
+    is_there = half_done is None and stopped.batch is not None and _is_there(stopped, goal)
+    groups = () if is_there else tuple(_groups(facts, goal))
     local_bytes = _local_bytes(groups)
-    refusals = () if is_there else tuple(_refusals(facts, groups, partitions, spark, local_bytes))
-    structure = stopped.structure or Structure.V1
+    refusals = () if is_there else tuple(_refusals(facts, goal, spark, local_bytes))
+    structure = goal.structure if isinstance(goal, Convert) else stopped.structure or Structure.V1
     header = "v1"
     if half_done is not None:
         header = half_done.begun.header
     elif structure is Structure.V2 and spark is not None:
         header = spark.header
     return RewritePlan(
-        rewrite=RewriteKind.RESCALE,
+        rewrite=RewriteKind.CONVERT if isinstance(goal, Convert) else RewriteKind.RESCALE,
         batch=stopped.batch if half_done is None else half_done.begun.batch,
-        partitions=partitions,
+        partitions=goal.partitions if isinstance(goal, Rescale) else stopped.partitions,
+        provider=_provider(stopped, goal),
         structure=structure,
         header=header,
         groups=groups,
@@ -54,22 +65,32 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
     )
 
 
-def _groups(facts: RewriteFacts, partitions: int) -> Iterator[StoreGroup]:
+def _provider(stopped: SwitchoverFacts, goal: Goal) -> Provider:
+    return goal.provider if isinstance(goal, Convert) else stopped.conf.provider
+
+
+def _is_there(stopped: SwitchoverFacts, goal: Goal) -> bool:
+    if isinstance(goal, Rescale):
+        return stopped.partitions == goal.partitions
+    return (stopped.conf.provider, stopped.structure) == (goal.provider, goal.structure)
+
+
+def _groups(facts: RewriteFacts, goal: Goal) -> Iterator[StoreGroup]:
+    provider = _provider(facts.stopped, goal)
     for operator in facts.operators:
-        count = operator.partitions if operator.is_lone else partitions
+        moves = isinstance(goal, Rescale) and not operator.is_lone
+        count = goal.partitions if isinstance(goal, Rescale) and moves else operator.partitions
         for name in operator.stores:
-            sources = [
-                one
-                for one in facts.stopped.stores
-                if (one.store.operator, one.store.store) == (operator.operator, name)
-            ]
-            rules = operator.rules[name]
+            place = operator.operator, name
+            rules, encoding = operator.rules[name], operator.encodings[name]
+            converts = isinstance(goal, Convert) and isinstance(encoding, RowEncoding)
             yield StoreGroup(
                 operator=operator.operator,
                 name=name,
-                sources=tuple(sources),
-                targets=tuple(StorePath(operator.operator, number, name) for number in range(count)),
-                rules=None if operator.is_lone or isinstance(rules, StatekeeperError) else rules,
+                sources=tuple(s for s in facts.stopped.stores if (s.store.operator, s.store.store) == place),
+                targets=tuple(StorePath(operator.operator, number, name, provider) for number in range(count)),
+                rules=rules if moves and not isinstance(rules, StatekeeperError) else None,
+                conversion=Conversion(encoding, provider) if converts and isinstance(encoding, RowEncoding) else None,
             )
 
 
@@ -82,34 +103,26 @@ def _local_bytes(groups: tuple[StoreGroup, ...]) -> int:
     return max(sizes, default=0)
 
 
-def _refusals(
-    facts: RewriteFacts,
-    groups: tuple[StoreGroup, ...],
-    partitions: int,
-    spark: Spark | None,
-    local_bytes: int,
-) -> Iterator[str]:
+def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes: int) -> Iterator[str]:
     stopped = facts.stopped
     if stopped.origin is Origin.OWN:
-        yield "the checkpoint is the state root of a job on `pipelines`; this release rescales only native checkpoints"
+        yield "the checkpoint is the state root of a job on `pipelines`; this release rewrites only native checkpoints"
         return
     if stopped.batch is None:
-        yield f"no batch is committed yet: start the query with spark.sql.shuffle.partitions={partitions}"
-        return
-    if not 0 < partitions <= MOST_PARTITIONS:
-        yield f"--partitions {partitions} is not between 1 and {MOST_PARTITIONS:,}"
+        yield "no batch is committed yet: nothing to rewrite; start the query with the new settings"
         return
     if not stopped.stores:
-        yield "the checkpoint has no state: a query without state takes its number of partitions from the session"
+        yield "the checkpoint has no state: nothing to rewrite; start the query with the new settings"
         return
-    yield from _of_half_done(stopped, partitions)
+    yield from _of_half_done(stopped, goal)
     yield from _of_logs(stopped)
     for one in stopped.stores:
         if one.load is None or one.problem:
             yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
-    yield from _of_operators(facts.operators)
+    yield from _of_rescale(facts, goal) if isinstance(goal, Rescale) else _of_conversion(facts, goal)
     yield from _of_audit(stopped)
-    if stopped.structure is Structure.V2 and spark is None and stopped.may_be_of_4_0 and stopped.half_done is None:
+    structure = goal.structure if isinstance(goal, Convert) else stopped.structure
+    if structure is Structure.V2 and spark is None and stopped.may_be_of_4_0 and stopped.half_done is None:
         yield (
             "Spark 4.0 needs other snapshots in structure V2 than later releases, and the checkpoint does not show the "
             "release: add --for-spark"
@@ -121,11 +134,44 @@ def _refusals(
         )
 
 
-def _of_half_done(stopped: SwitchoverFacts, partitions: int) -> Iterator[str]:
+def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
+    assert facts.stopped.batch is not None
+    if not 0 < goal.partitions <= MOST_PARTITIONS:
+        yield f"--partitions {goal.partitions} is not between 1 and {MOST_PARTITIONS:,}"
+    if facts.stopped.partitions is None:
+        path = names.offsets(facts.stopped.batch)
+        yield f"{path} does not name spark.sql.shuffle.partitions: the present number is unknown"
+    for operator in facts.operators:
+        yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
+
+
+def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
+    if facts.stopped.conf.provider is goal.provider:
+        yield (
+            f"the checkpoint has the provider {goal.provider.value} already: to change its structure, run: statekeeper "
+            f"switch ROOT --to {goal.structure.value}"
+        )
+        return
+    if goal.provider is Provider.HDFS_BACKED and goal.structure is Structure.V2:
+        yield f"{goal.provider.value} supports only structure V1: omit --structure"
+    if goal.provider is Provider.HDFS_BACKED and facts.stopped.structure is Structure.V2:
+        yield "the default provider has no structure V2: first run: statekeeper switch ROOT --to v1"
+    for operator in facts.operators:
+        for name, encoding in operator.encodings.items():
+            if isinstance(encoding, StatekeeperError):
+                yield f"operator {operator.operator} ({operator.name or 'unnamed'}), store {name}: {encoding.what}"
+
+
+def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
     if stopped.half_done is None:
         return
     begun = stopped.half_done.begun
-    if begun.rewrite is not RewriteKind.RESCALE or begun.partitions != partitions:
+    match goal:
+        case Rescale(partitions):
+            is_same = (begun.rewrite, begun.partitions) == (RewriteKind.RESCALE, partitions)
+        case Convert(provider, structure):
+            is_same = (begun.rewrite, begun.provider, begun.to) == (RewriteKind.CONVERT, provider, structure)
+    if not is_same:
         yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
 
 
@@ -138,13 +184,6 @@ def _of_logs(stopped: SwitchoverFacts) -> Iterator[str]:
             f"batch {stopped.begun} is started but not committed, so the sink may already have its rows: run the query "
             f"until it commits this batch, then stop it"
         )
-    if stopped.partitions is None:
-        yield f"{names.offsets(stopped.batch)} does not name spark.sql.shuffle.partitions: the present number is unknown"
-
-
-def _of_operators(found: tuple[OperatorFacts, ...]) -> Iterator[str]:
-    for operator in found:
-        yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
 
 
 def _of_audit(stopped: SwitchoverFacts) -> Iterator[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from statestore.errors import StatekeeperError
+from statestore.format import logs, names
+from statestore.format.hdfs_backed import DEFAULT_CODEC
+from statestore.format.logs import CODEC
 from statestore.format.names import StorePath, VersionId
 from statestore.format.partition_keys import PartitionColumns, PartitionRule
+from statestore.format.provider import Provider
+from statestore.format.row_encodings import RowEncoding, Rows
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
@@ -30,15 +35,40 @@ class Rescale:
     partitions: int
 
 
-Goal = Rescale
+@dataclass(frozen=True)
+class Convert:
+    """The goal of another state store provider. `structure`: of the versions afterwards."""
+
+    provider: Provider
+    structure: Structure = Structure.V1
+
+
+Goal = Rescale | Convert
 """The goal of a rewrite."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The re-encoding of the rows of a store for another provider."""
+
+    encoding: RowEncoding
+    to: Provider
+
+    def converted(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Encode rows of the present provider for the other one."""
+        return self.encoding.encoded(keys, values) if self.to is Provider.ROCKSDB else self.encoding.bare(keys, values)
+
+    def bare(self, keys: Sequence[bytes], values: Sequence[bytes], of: Provider) -> Rows:
+        """Decode rows of a provider to the rows without an encoding, which both have in common."""
+        return (keys, values) if of is Provider.HDFS_BACKED else self.encoding.bare(keys, values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorFacts:
     """One operator: the names of its stores, and its number of partitions.
 
-    rules  by store, how its rows are partitioned, or why that is unknown
+    rules      by store, how its rows are partitioned, or why that is unknown
+    encodings  by store, how RocksDB encodes its rows, or why only one provider can hold them
     """
 
     operator: int
@@ -46,6 +76,7 @@ class OperatorFacts:
     stores: tuple[str, ...]
     partitions: int
     rules: Mapping[str, Rules | StatekeeperError]
+    encodings: Mapping[str, RowEncoding | StatekeeperError]
 
     @property
     def is_lone(self) -> bool:
@@ -75,14 +106,16 @@ class StoreGroup:
 
     sources   the present partitions
     targets   the partitions afterwards
-    rules     how rows are partitioned; None if each source becomes the target with its number
+    rules       how rows are partitioned; None if each source becomes the target with its number
+    conversion  the re-encoding of rows; None if they keep their bytes
     """
 
     operator: int
     name: str
     sources: tuple[StoreSwitchFacts, ...]
     targets: tuple[StorePath, ...]
-    rules: Rules | None
+    rules: Rules | None = None
+    conversion: Conversion | None = None
 
     @property
     def read_bytes(self) -> int:
@@ -97,10 +130,11 @@ class RewritePlan:
 
     batch        the newest committed batch; the rewrite appends batch + 1
     partitions   the number of partitions afterwards
+    provider     the state store provider afterwards
     structure    the structure of the new versions
     header       header of the snapshots' metadata
     commit, offsets   the newest logs, as text; the execution is refused if they have changed
-    is_there     the checkpoint has this number of partitions already
+    is_there     the goal is reached already
     half_done    the journal of an interrupted run, which this plan completes
     local_bytes  upper bound of the local disk
     seconds      estimated duration
@@ -108,7 +142,8 @@ class RewritePlan:
 
     rewrite: RewriteKind
     batch: int | None
-    partitions: int
+    partitions: int | None
+    provider: Provider
     structure: Structure
     header: str = "v1"
     groups: tuple[StoreGroup, ...] = ()
@@ -120,6 +155,11 @@ class RewritePlan:
     conf: StateConf = OURS
     local_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def codec(self) -> str:
+        """The codec of the query's files, by its name in the offset log."""
+        return logs.parse_offsets(self.offsets.encode(), names.offsets(self.batch or 0)).conf.get(CODEC, DEFAULT_CODEC)
 
     @property
     def version(self) -> int:

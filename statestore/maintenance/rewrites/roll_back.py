@@ -10,8 +10,8 @@ from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites.batch import is_appended
-from statestore.maintenance.rewrites.build import tables_of
 from statestore.maintenance.rewrites.execute import guards_of
+from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage
 from statestore.switch_journal import Ending, OpenJournal

@@ -29,7 +29,7 @@ class Spool:
         self._writing = Lock()
 
     def add(self, rows: Iterator[tuple[Partitions, Sequence[bytes], Sequence[bytes]]]) -> None:
-        """Add the rows of one source: pieces of targets, ascending keys, and values. Several threads may add, each another
+        """Add the rows of one source: pieces of targets, keys and values. Several threads may add, each another
         source. Raises `LocalStateError`."""
         piece = _Piece()
         for targets, keys, values in rows:
@@ -45,10 +45,10 @@ class Spool:
         with self._writing:
             self._database.apply([piece.sorted_rows()], None)
 
-    def rows_of(self, target: int) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the rows of a target, in the order of their keys."""
+    def rows_of(self, target: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Iterate over the rows of a target, in the order of their keys, in batches of keys and values."""
         for keys, values in self._database.scan(_prefix(target)):
-            yield from zip((key[_TARGET_BYTES:] for key in keys), values, strict=True)
+            yield [key[_TARGET_BYTES:] for key in keys], values
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +60,7 @@ class Spool:
 
 
 class _Piece:
-    """Rows of one source that are not written yet. Their keys ascend."""
+    """Rows of one source that are not written yet."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -76,9 +76,10 @@ class _Piece:
 
     def sorted_rows(self) -> Iterator[tuple[bytes, bytes]]:
         targets = np.concatenate(self._targets)
-        # A stable sort keeps the order of the keys within a target.
-        order = np.argsort(targets, kind="stable")
         prefixes = {int(target): _prefix(int(target)) for target in np.unique(targets)}
+        # A conversion changes the order of keys. If it did not, the sort finds them in order.
+        places = sorted(range(len(self.keys)), key=self.keys.__getitem__)
+        order = np.array(places)[np.argsort(targets[places], kind="stable")]
         for place, target in zip(order.tolist(), targets[order].tolist(), strict=True):
             yield prefixes[target] + self.keys[place], self._values[place]
 

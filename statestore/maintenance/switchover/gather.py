@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from statestore import catalog
@@ -10,27 +11,35 @@ from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath
+from statestore.format.provider import Provider
 from statestore.format.sparks import Spark
-from statestore.format.state_conf import shuffle_partitions
+from statestore.format.state_conf import ROCKSDB, shuffle_partitions
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
 from statestore.storage import Storage, at_once, read_or_none
 
 
-def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> SwitchoverFacts:
-    """Gather the facts, with an audit unless a switchover is half done. `scratch`: the folder for local work.
+def gather(
+    storage: Storage,
+    *,
+    scratch: Path,
+    policy: AuditPolicy | None = None,
+    supported: Collection[Provider] = ROCKSDB,
+) -> SwitchoverFacts:
+    """Gather the facts, with an audit unless a switchover is half done. `scratch`: the folder for local work; `supported`:
+    the providers that the command supports.
 
     Requests: the requests of an audit and of `snapshot.gather`, one for each base, and a few for the logs. Raises
-    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `UnsupportedProvider`, `StorageError`.
     """
     half_done = journal.open_journal(storage)
-    of_snapshots = snapshot.gather(storage, at_head=True)
+    of_snapshots = snapshot.gather(storage, at_head=True, supported=supported)
     if of_snapshots.batch is None:
         return SwitchoverFacts(origin=of_snapshots.origin, half_done=half_done)
     batch = of_snapshots.batch
     order = catalog.heads_at(storage, batch).heads
-    files = catalog.files(storage)
+    files = catalog.files(storage, provider=of_snapshots.conf.provider)
     by_store = {fact.store: fact for fact in of_snapshots.stores}
     measured: dict[StorePath, StoreSwitchFacts] = {}
 

@@ -1,0 +1,35 @@
+"""A digest of rows that depends neither on their order nor on the tables that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+_MODULUS = 2 ** (8 * _DIGEST_BYTES)
+
+
+class RowsDigest:
+    """The number of rows, and the sum of their hashes. As text: `<rows>:<sum>`."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sum = 0
+
+    def add(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add keys with their values."""
+        total = count = 0
+        for key, value in pairs:
+            pair = len(key).to_bytes(4, "big") + key + value
+            total += int.from_bytes(blake2b(pair, digest_size=_DIGEST_BYTES).digest(), "big")
+            count += 1
+        self.rows += count
+        self._sum += total
+
+    def merge(self, other: RowsDigest) -> None:
+        """Add the rows of another digest."""
+        self.rows += other.rows
+        self._sum += other._sum
+
+    def __str__(self) -> str:
+        return f"{self.rows}:{self._sum % _MODULUS:0{2 * _DIGEST_BYTES}x}"

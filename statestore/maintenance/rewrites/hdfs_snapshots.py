@@ -1,0 +1,52 @@
+"""Snapshots of a rewrite for Spark's default provider: one file with all rows of a version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from statestore.errors import AlreadyExists
+from statestore.format.hdfs_backed import HdfsBackedWriter
+from statestore.format.names import StorePath
+from statestore.format.state_conf import StateConf
+from statestore.maintenance import snapshot
+from statestore.storage import Storage
+from statestore.switch_journal import Begun, Made
+
+_PIECE_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class HdfsSnapshots:
+    """Writes the snapshot files of the new partitions below `folder`, and publishes them. `codec`: of the query."""
+
+    storage: Storage
+    begun: Begun
+    conf: StateConf
+    folder: Path
+    codec: str
+
+    def build(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Write the rows into a new file."""
+        with self._path(target).open("wb") as file:
+            writer = HdfsBackedWriter(file, self.codec, row_checksums=self.conf.row_checksums)
+            while piece := list(islice(rows, _PIECE_ROWS)):
+                writer.append([key for key, _ in piece], [value for _, value in piece])
+            writer.finish()
+
+    def publish(self, target: StorePath, digest: str) -> Made:
+        """Publish a file, and compare the published rows with `digest`."""
+        version = self.begun.stores[target]
+        # An interrupted run may have published it. It is compared below.
+        with suppress(AlreadyExists):
+            self.storage.create(target.snapshot(version), self._path(target))
+        back = self.folder / f"back-{target.partition}"
+        conf = replace(self.conf, provider=target.provider)
+        snapshot.require_same(self.storage, target, version, digest, back, conf=conf, at_hand={})
+        return Made(digest, ())
+
+    def _path(self, target: StorePath) -> Path:
+        return self.folder / f"target-{target.partition}.snapshot"

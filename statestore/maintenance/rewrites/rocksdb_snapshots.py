@@ -1,0 +1,106 @@
+"""Snapshots of a rewrite for Spark's RocksDB provider: a zip and SST files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from statestore import catalog
+from statestore.engine.rocks import Database, EngineLimits
+from statestore.format.family_rows import FAMILY_BYTES, family_id
+from statestore.format.names import StorePath
+from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statestore.format.state_conf import StateConf
+from statestore.maintenance import snapshot
+from statestore.maintenance.rewrites.read import BLOCK_BYTES
+from statestore.storage import Storage, at_once
+from statestore.switch_journal import Begun, Made
+
+
+@dataclass(frozen=True)
+class RocksDbSnapshots:
+    """Builds the databases of the new partitions below `folder`, and publishes them.
+
+    `families`: the metadata that names the column families; None for stores without families.
+    """
+
+    storage: Storage
+    begun: Begun
+    conf: StateConf
+    folder: Path
+    families: SnapshotMetadata | None
+
+    def build(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Write the rows, whose keys ascend, into a new database."""
+        with Database.create(self._path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
+            first = next(rows, None)
+            if first is not None:
+                database.apply([itertools.chain([first], rows)], None)
+
+    def publish(self, target: StorePath, digest: str) -> Made:
+        """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
+        version, captured = self.begun.stores[target], self.folder / f"captured-{target.partition}"
+        with self._reopened(self._path(target)) as database:
+            metadata = self._metadata(database, int(digest.partition(":")[0]))
+            database.capture(captured)
+        files = catalog.files(self.storage, target.folder).of(target)
+        tables = tables_of(self.begun, files)
+        # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
+        if version not in files.snapshots:
+            self.storage.delete(target.table_file(name) for name in tables)
+            tables = self._upload(target, captured, metadata)
+        back = self.folder / f"back-{target.partition}"
+        conf = replace(self.conf, provider=target.provider)
+        snapshot.require_same(self.storage, target, version, digest, back, conf=conf, at_hand={})
+        return Made(digest, tables)
+
+    def _path(self, target: StorePath) -> Path:
+        return self.folder / f"target-{target.partition}"
+
+    def _reopened(self, path: Path) -> Database:
+        """Open a database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
+        limits = EngineLimits(block_bytes=BLOCK_BYTES)
+        if self.families is None:
+            return Database.open_for_writing(path, limits)
+        return Database.open_with_merges(path, limits, self.conf.merge_delimiter)
+
+    def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
+        """Upload the tables and then the zip. Return the names of the tables."""
+        tables = tuple(
+            TableFile(path.name, f"{path.stem}{_ending(self.begun)}", path.stat().st_size)
+            for path in sorted(captured.glob("*.sst"))
+        )
+
+        def upload(table: TableFile) -> None:
+            self.storage.create(target.table_file(table.dfs_name), captured / table.local_name)
+
+        at_once(upload, tables)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
+        body = encode_snapshot(Snapshot(small, replace(metadata, tables=tables)))
+        self.storage.create(target.snapshot(self.begun.stores[target]), body)
+        return tuple(table.dfs_name for table in tables)
+
+    def _metadata(self, database: Database, rows: int) -> SnapshotMetadata:
+        header = self.begun.header
+        if self.families is None:
+            return SnapshotMetadata(header=header, tables=(), key_count=rows, column_families={})
+        names = {number: name for name, number in self.families.column_families.items()}
+        own = internal = 0
+        for beginning, count in database.count_by_beginning(FAMILY_BYTES).items():
+            if self.families.internal_families.get(names[family_id(beginning)], False):
+                internal += count
+            else:
+                own += count
+        return replace(self.families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+
+
+def tables_of(begun: Begun, files: catalog.StoreFiles) -> tuple[str, ...]:
+    """Return the names of the tables of a store that a rewrite has uploaded, whether a snapshot names them or not."""
+    return tuple(sorted(name for name in files.tables if name.endswith(_ending(begun))))
+
+
+def _ending(begun: Begun) -> str:
+    """The end of the name of each table of a rewrite."""
+    return f"-{begun.run}.sst"

@@ -1,0 +1,88 @@
+"""Spark continues from a converted checkpoint like a twin that kept its state store provider."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statestore import catalog
+from statestore.format.provider import PROVIDER, Provider
+from statestore.format.structure import Structure
+from statestore.storage import open_storage
+from tests.interop.test_rescale_of_sparks import without
+from tests.support.native import HERE, OPERATORS, NativeQuery, state
+from tests.support.twins import clean, forgetful, statekeeper
+
+pytestmark = pytest.mark.spark
+
+ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
+BOTH = [name for name in HERE if name not in ONLY_ROCKSDB]
+MATRIX = [(name, structure) for structure in Structure for name in BOTH]
+IN_CI = [("sessions", Structure.V2)]
+CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
+
+
+def _shown(value: object) -> str:
+    return value.value if isinstance(value, Structure) else str(value).replace(" ", "-")
+
+
+def of(provider: Provider) -> dict[str, str]:
+    return {PROVIDER: provider.class_name}
+
+
+def convert(query: NativeQuery, to: Provider, structure: Structure = Structure.V1) -> int:
+    """Convert the checkpoint, configure the query for it, and return the batch that the conversion appends."""
+    options = ("--apply", "--confirm-stopped", "--scratch", str(query.folder), "--for-spark", "4.2")
+    statekeeper("convert", query.root, "--to", to.option, "--structure", structure.value, *options)
+    query.confs = {**query.confs, **of(to), **structure.conf}
+    batch = catalog.newest_batch(open_storage(query.root))
+    assert batch is not None
+    return batch
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES, ids=_shown)
+def test_spark_continues_from_a_conversion_to_rocksdb_like_its_twin(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: Structure
+) -> None:
+    folder = tmp_path_factory.mktemp("converted")
+    twin = NativeQuery(spark, folder / "twin", OPERATORS[name], of(Provider.HDFS_BACKED))
+    twin.run(3)
+    middle = state(twin)
+    twin.run(2)
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], of(Provider.HDFS_BACKED))
+    query.run(3)
+    appended = convert(query, Provider.ROCKSDB, structure)
+    assert state(query) == middle
+    clean(open_storage(query.root), folder)
+    query.run(2)
+    assert without(query.outputs, appended) == twin.outputs
+    assert state(query) == state(twin)
+    clean(open_storage(query.root), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH, ids=_shown)
+def test_spark_continues_from_a_conversion_to_the_default_provider_like_its_twin(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    folder = tmp_path_factory.mktemp("back")
+    twin = NativeQuery(spark, folder / "twin", OPERATORS[name], Structure.V1.conf)
+    twin.run(5)
+    query = NativeQuery(spark, folder / "query", OPERATORS[name], Structure.V1.conf)
+    query.run(3)
+    appended = convert(query, Provider.HDFS_BACKED)
+    query.run(2)
+    assert without(query.outputs, appended) == twin.outputs
+    assert state(query) == state(twin)
+
+
+def test_the_comparison_detects_a_conversion_that_loses_a_key(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("wrong")
+    query = NativeQuery(spark, folder / "query", OPERATORS["aggregation"], of(Provider.HDFS_BACKED))
+    query.run(3)
+    before = state(query)
+    with forgetful(), pytest.raises(AssertionError, match="digest"):
+        convert(query, Provider.ROCKSDB)
+    assert state(query) == before
