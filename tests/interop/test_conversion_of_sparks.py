@@ -27,7 +27,7 @@ def _shown(value: object) -> str:
 
 
 def of(provider: Provider) -> dict[str, str]:
-    return {PROVIDER: provider.class_name}
+    return {PROVIDER: provider.class_name, **Structure.V1.conf}
 
 
 def convert(query: NativeQuery, to: Provider, structure: Structure = Structure.V1) -> int:
