@@ -354,7 +354,7 @@ def _operators(
             stores = (names.parse_store_path(path, of_logs.provider(batch)) for path in paths)
             bare = {place[0] for place in stores if place is not None and place[0].operator not in described}
             if bare:
-                known.update({one.operator: one for one in undescribed(bare, of_logs.shuffled(batch))})
+                known.update({one.operator: one for one in undescribed(bare, _shuffle_partitions(storage, batch))})
         numbers = known.keys()
     for number in numbers:
         if number not in known:
@@ -413,6 +413,12 @@ def width(seen: Collection[int], partitions: int | None) -> int:
     query; None if unknown. In structure V1 only this number shows that the folder of a partition is missing."""
     newest = max(seen, default=-1)
     return newest + 1 if newest < 1 or partitions is None else partitions
+
+
+def _shuffle_partitions(storage: Storage, batch: int) -> int | None:
+    path = names.offsets(batch)
+    data = read_or_none(storage, path)
+    return None if data is None else conf.shuffle_partitions(logs.parse_offsets(data, path), path)
 
 
 def _mark_of(marks: logs.ByStore, store: StorePath, place: int, what: str, path: str) -> str:

@@ -53,20 +53,19 @@ class Partitions:
         # The verbs reject a provider of another library by its conf.
         return (provider_of(log.conf) if log else None) or Provider.ROCKSDB
 
-    def shuffled(self, batch: int) -> int | None:
-        """The number of shuffle partitions in the offsets of a batch; None if they cannot be read or lack it."""
+    def _pinned_at(self, batch: int, *, is_every: bool) -> int | None:
+        if is_every:
+            oldest, newest = self._read(self._oldest), self._read(self._newest)
+            if oldest == newest:
+                return newest
+        return self._read(batch)
+
+    def _read(self, batch: int) -> int | None:
         log = self._log(batch)
         try:
             return None if log is None else shuffle_partitions(log, names.offsets(batch))
         except CorruptFile:
             return None  # the audit reports the file
-
-    def _pinned_at(self, batch: int, *, is_every: bool) -> int | None:
-        if is_every:
-            oldest, newest = self.shuffled(self._oldest), self.shuffled(self._newest)
-            if oldest == newest:
-                return newest
-        return self.shuffled(batch)
 
     def _log(self, batch: int) -> logs.OffsetLog | None:
         if batch not in self._logs:

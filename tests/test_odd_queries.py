@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from statestore import catalog
 from statestore.cli import main
-from statestore.errors import UnknownFormatVersion
+from statestore.errors import UnsupportedProvider
+from statestore.format.provider import Provider
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import open_storage
 from tests.support.unpacked import unpacked
@@ -159,17 +160,17 @@ def test_damaged_newest_logs_of_a_query_without_state_are_still_errors(written: 
     assert found == {FindingKind.COMMIT_UNREADABLE, FindingKind.OFFSETS_UNREADABLE}
 
 
-def test_a_query_with_another_state_store_is_not_stateless(written: Written) -> None:
-    """Spark 3.5 writes no operator metadata. Only the file names show the default state store."""
+def test_a_query_with_state_in_the_default_state_store_is_not_stateless(written: Written) -> None:
+    """Spark 3.5 writes no operator metadata. Only the file names show the store."""
     root = written("stateless")
     store = root / "state/0/0"
     store.mkdir(parents=True)
-    (store / "1.delta").write_bytes(b"not RocksDB's")
-    with pytest.raises(UnknownFormatVersion, match="HDFSBackedStateStoreProvider"):
-        gather(open_storage(str(root)))
+    (store / "1.delta").write_bytes(b"a delta")
+    assert gather(open_storage(str(root))).stateless is None
     heads = catalog.heads(open_storage(str(root)))
     assert heads is not None
-    with pytest.raises(UnknownFormatVersion, match="HDFSBackedStateStoreProvider"):
+    assert [(found.folder, found.provider) for found in heads.heads] == [("state/0/0", Provider.HDFS_BACKED)]
+    with pytest.raises(UnsupportedProvider, match="HDFSBackedStateStoreProvider"):
         catalog.state_conf(open_storage(str(root)), heads)
 
 

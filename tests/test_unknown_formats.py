@@ -92,14 +92,14 @@ def inside_the_zip(change: Change) -> Change:
 METADATA, BY_BATCH = "state/0/_metadata/metadata", "state/0/_metadata/v2/0"
 SCHEMA, SCHEMAS = "state/0/0/_metadata/schema", "state/0/_stateSchema/default/*"
 HEADS = "state/0/*/3_*.changelog"
-HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+OTHER_PROVIDER = "com.example.StateStoreProvider"
 ALL = ("snapshot", "gc", "audit", "dump")
 CASES = {
     "operator metadata": (AGGREGATION, METADATA, with_version("v3"), "operator metadata version 'v3'", ALL),
     "operator metadata of families": (FAMILIES, BY_BATCH, with_version("v3"), "operator metadata version 'v3'", ALL),
     "commits": (AGGREGATION, "commits/*", with_version("v4"), "log version v4", ALL),
     "offsets": (AGGREGATION, "offsets/*", with_version("v3"), "log version v3", ("snapshot", "gc", "dump")),
-    "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", HDFS), "HDFSBackedStateStore", ALL),
+    "a state store": (AGGREGATION, "offsets/*", with_conf("providerClass", OTHER_PROVIDER), OTHER_PROVIDER, ALL),
     "a way to merge": (
         FAMILIES,
         "offsets/*",

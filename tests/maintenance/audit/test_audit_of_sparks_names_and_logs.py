@@ -9,7 +9,7 @@ import pytest
 
 from statestore import catalog
 from statestore.clock import SystemClock
-from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.errors import CorruptFile, UnsupportedProvider
 from statestore.format import logs, names
 from statestore.format.changelog import Header
 from statestore.format.changelog_writer import ChangelogWriter
@@ -98,12 +98,12 @@ def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Check
 
 
 def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage) -> None:
-    of_hdfs = {**STATE_CONF, PROVIDER: PROVIDER.replace("providerClass", "HDFSBackedStateStoreProvider")}
+    of_another = {**STATE_CONF, PROVIDER: "com.example.StateStoreProvider"}
     v1.replace(
-        names.offsets(5), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=of_hdfs, sources=()))
+        names.offsets(5), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=of_another, sources=()))
     )
     with pytest.raises(
-        UnknownFormatVersion, match="offsets/5: the query's state store provider is HDFSBackedStateStoreProvider"
+        UnsupportedProvider, match=r"offsets/5: the query's state store provider is com\.example\.StateStoreProvider"
     ):
         gather(v1)
 
