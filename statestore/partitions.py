@@ -48,10 +48,16 @@ class Partitions:
         return found
 
     def provider(self, batch: int) -> Provider:
-        """The provider of a batch in structure V1; of the newest batch if its offsets cannot be read."""
-        log = self._log(batch) or self._log(self._newest)
+        """The state store provider of a batch in structure V1. Only a conversion changes it: the offset logs of other
+        batches are read only if those of the oldest and the newest batch differ."""
+        oldest, newest = self._provider(self._oldest), self._provider(self._newest)
+        found = newest if oldest in (newest, None) else self._provider(batch) or newest
         # The verbs reject a provider of another library by its conf.
-        return (provider_of(log.conf) if log else None) or Provider.ROCKSDB
+        return found or Provider.ROCKSDB
+
+    def _provider(self, batch: int) -> Provider | None:
+        log = self._log(batch)
+        return None if log is None else provider_of(log.conf)
 
     def _pinned_at(self, batch: int, *, is_every: bool) -> int | None:
         if is_every:

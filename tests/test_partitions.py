@@ -10,6 +10,7 @@ from statestore.format import logs, names, operators
 from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
 from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
+from statestore.format.provider import Provider
 from statestore.maintenance.audit import FindingKind, gather, judge
 from statestore.storage import Storage, StorageSpec
 from tests.support.checkpoints import NO_ROWS, ROOT_ID
@@ -111,3 +112,29 @@ def test_with_unreadable_offsets_the_metadata_applies(storage: Storage) -> None:
         commit(storage, batch, None, 3)
         storage.replace(names.offsets(batch), b"v1\n{")
     assert partitions(storage) == 2
+
+
+@pytest.mark.parametrize("converted", [None, 2])
+def test_a_batch_has_the_provider_of_its_offset_log(storage: Storage, converted: int | None) -> None:
+    """A conversion of the default provider's state changes it from a batch on."""
+    begin(storage)
+    for batch in range(4):
+        commit(storage, batch, None)
+        if converted is None or batch < converted:
+            data = storage.read(names.offsets(batch))
+            default = data.replace(Provider.ROCKSDB.class_name.encode(), Provider.HDFS_BACKED.class_name.encode())
+            storage.replace(names.offsets(batch), default)
+    suffixes = []
+    for batch in range(4):
+        [first, _] = catalog.heads_at(storage, batch).heads
+        suffixes.append(first.changelog(VersionId(batch + 1)).rpartition(".")[2])
+    assert suffixes == (["delta"] * 4 if converted is None else ["delta", "delta", "changelog", "changelog"])
+
+
+def test_the_provider_needs_no_offset_log_for_each_batch(storage: Storage) -> None:
+    begin(storage)
+    for batch in range(9):
+        commit(storage, batch, None)
+    before = storage.requests.snapshot()
+    assert catalog.commit_log(storage, down_to=0) is not None
+    assert storage.requests.since(before).read == 9 + 2 + 2, "the commits, two offset logs, the metadata and the schema"
