@@ -78,7 +78,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "version": None if batch is None else batch + 1,
         "stateless": gathered.stateless and code(gathered.stateless),
         "structure": about.structure and about.structure.value,
-        "provider": gathered.conf.provider.value,
+        "provider": about.structure and gathered.conf.provider.value,
         "operators": {str(number): name for number, name in about.operators.items()},
         "batch_logs": about.batch_logs and asdict(about.batch_logs),
         "cloned": about.cloned and {"source": about.cloned.source, "batch": about.cloned.batch},

@@ -222,6 +222,7 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
         **nothing,
         "stateless": None,
         "structure": None,
+        "provider": None,
         "operators": {},
         "batch_logs": None,
         "cloned": None,
