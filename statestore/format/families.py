@@ -13,7 +13,7 @@ and the number of prefix columns in the operator's metadata.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -61,6 +61,7 @@ class Family:
     value: pa.Schema
     encoder: KeyEncoder = KeyEncoder.WHOLE
     front: tuple[int, ...] = ()
+    _: KW_ONLY
     head: RowHead = RowHead.VERSION
 
 
