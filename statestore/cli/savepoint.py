@@ -37,9 +37,9 @@ from statestore.cli.copy_progress import copy_progress
 from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
 from statestore.maintenance.config import Mode, Policies
+from statestore.maintenance.labels import Label
 from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
 from statestore.maintenance.savepoints import Tables
-from statestore.maintenance.savepoints.labels import Label
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.savepoints.record import StoreRows
 from statestore.storage import Storage

@@ -17,12 +17,11 @@ from statestore.format.provider import Provider
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.lineage import BaseKind
-from statestore.maintenance import mirrors
+from statestore.maintenance import labels, mirrors
 from statestore.maintenance.copies import CloneRecord
 from statestore.maintenance.copies import record as copies_record
+from statestore.maintenance.labels import Label
 from statestore.maintenance.mirrors import MirrorRecord
-from statestore.maintenance.savepoints import labels
-from statestore.maintenance.savepoints.labels import Label
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.origin import Origin
 from statestore.query_metrics import QueryMetrics

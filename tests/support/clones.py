@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from statestore.format import names
+from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
 from statestore.maintenance.config import Mode, Policies
@@ -77,3 +77,12 @@ def own(storage: Storage, folder: Path) -> Query:
 
 def without_leases(storage: Storage) -> list[Entry]:
     return [entry for entry in storage.list("") if not entry.path.startswith(names.LEASES)]
+
+
+def outer_checkpoint(storage: Storage, batches: int, query_id: str) -> None:
+    """The checkpoint of the query of a Python job, as Spark writes it: it has no stores."""
+    storage.create(names.QUERY_METADATA, logs.encode_metadata(query_id))
+    for batch in range(batches):
+        offsets = logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf={}, sources=('"a source"',))
+        storage.create(names.offsets(batch), logs.encode_offsets(offsets))
+        storage.create(names.commits(batch), b'v1\n{"nextBatchWatermarkMs":0}')

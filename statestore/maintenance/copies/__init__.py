@@ -14,6 +14,7 @@ from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.gather import chains, gather
 from statestore.maintenance.copies.plan import ClonePlan, CopyFile, FreshIds, Way, plan
 from statestore.maintenance.copies.record import CloneRecord
+from statestore.maintenance.copies.settled import newest_settled
 
 __all__ = [
     "CloneFacts",
@@ -26,5 +27,6 @@ __all__ = [
     "chains",
     "execute",
     "gather",
+    "newest_settled",
     "plan",
 ]

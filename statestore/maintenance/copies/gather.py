@@ -13,10 +13,9 @@ from statestore.errors import NotACheckpoint
 from statestore.format import file_source, logs, names
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
-from statestore.format.structure import Structure
 from statestore.maintenance.copies import record
 from statestore.maintenance.copies.facts import CloneFacts, Place
-from statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
+from statestore.maintenance.copies.settled import newest_settled
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members
 
@@ -36,11 +35,11 @@ def gather(
 
     `since`: also follow the chains back to this older batch. `supported`: the providers that the verb supports.
 
-    In structure V1, a running Spark query may replace the files of its newest batches: without `stopped`, the default is
-    `LIVE_MARGIN_VERSIONS` batches before the newest. Requests: listings of both roots; for each store the lineage of its
-    newest changelog and its snapshots down to the base; the commits down to the oldest base, on demand; one request for
-    each operator, for `metadata` and for the offsets. Raises `NotACheckpoint`, `VersionNotLoadable` for a batch that is not
-    committed, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    In structure V1, a running Spark query may replace the files of its newest batches: see `newest_settled`. Requests:
+    listings of both roots; for each store the lineage of its newest changelog and its snapshots down to the base; the
+    commits down to the oldest base, on demand; one request for each operator, for `metadata` and for the offsets. Raises
+    `NotACheckpoint`, `VersionNotLoadable` for a batch that is not committed, `CorruptFile`, `UnknownFormatVersion`,
+    `StorageError`.
     """
     newest = catalog.newest_batch(source)
     if newest is None:
@@ -50,9 +49,8 @@ def gather(
             hint="run this command again after the query has committed its first batch",
         )
     origin = origin_of(source)
-    if batch is None:
-        changes = origin is Origin.NATIVE and catalog.structure_at(source, newest) is Structure.V1 and not stopped
-        batch = max(0, newest - LIVE_MARGIN_VERSIONS) if changes else newest
+    settled = newest_settled(source, origin, newest, stopped=stopped)
+    batch = settled if batch is None else batch
     log = catalog.commit_log(source, at=batch)
     assert log is not None
     conf = origin.state_conf(source, log.newest, supported)
@@ -71,6 +69,7 @@ def gather(
         batch=batch,
         since=oldest,
         newest=newest,
+        settled=settled,
         structure=catalog.structure_at(source, batch),
         query_id=query_id if bound is None else bound.query_id,
         binding=bound,

@@ -47,8 +47,8 @@ def plan(
 ) -> PreparedClone:
     """Plan a clone of the source at a batch, by default the newest one. Reads only.
 
-    In structure V1, a running Spark query may replace its newest changelogs. Then the default is `LIVE_MARGIN_VERSIONS`
-    batches earlier, unless a person confirms that the query is `stopped`. `new_query`: the clone belongs to a new query,
+    In structure V1, a running Spark query may replace its newest changelogs: see `copies.newest_settled`. `stopped`: a
+    person confirms that the query is stopped. `new_query`: the clone belongs to a new query,
     with `query_id` or a random id. `policies`: of the source. `location`: the URL that Spark uses for the destination.
     Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped.
     """
@@ -57,7 +57,7 @@ def plan(
     gathered = copies.gather(source, destination, batch=batch, stopped=stopped)
     fresh = FreshIds(by.ids.fresh(), by.ids.fresh() if new_query else None)
     planned = copies.plan(gathered, fresh, query_id=query_id, location=location)
-    found = guards.refusals(is_settled(source, gathered, stopped), guards.half_switched(source), *planned.refusals)
+    found = guards.refusals(is_settled(source, gathered), guards.half_switched(source), *planned.refusals)
     origin = Origin.NATIVE if gathered.binding is None else Origin.OWN
     return PreparedClone(policies.mode_for(origin), gathered, planned, found)
 
@@ -100,15 +100,13 @@ def execute(
         copies.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
 
 
-def is_settled(source: Storage, gathered: CloneFacts, stopped: bool) -> RefusedAsUnsafe | None:
+def is_settled(source: Storage, gathered: CloneFacts) -> RefusedAsUnsafe | None:
     """Require that a running query can no longer replace the files of the batch."""
-    margin = gathered.newest - gathered.batch
-    is_final = gathered.structure is Structure.V2 or gathered.binding is not None
-    if stopped or is_final or margin >= LIVE_MARGIN_VERSIONS:
+    if gathered.structure is Structure.V2 or gathered.batch <= gathered.settled:
         return None
     return RefusedAsUnsafe(
         f"batch {gathered.batch} is one of the {LIVE_MARGIN_VERSIONS} newest batches; in structure V1, a running query "
         "may still replace its changelogs; nothing was written",
         path=source.url,
-        hint=f"use --batch {max(0, gathered.newest - LIVE_MARGIN_VERSIONS)}, or stop the query and add --confirm-stopped",
+        hint=f"use --batch {gathered.settled}, or stop the query and add --confirm-stopped",
     )

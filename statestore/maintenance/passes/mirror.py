@@ -53,7 +53,7 @@ def plan(
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = mirrors.gather(source, destination, batch=batch, stopped=stopped)
     planned = mirrors.plan(gathered, by.ids.fresh(), location=location)
-    found = guards.refusals(is_settled(source, gathered.copy, stopped), guards.half_switched(source), *planned.refusals)
+    found = guards.refusals(is_settled(source, gathered.copy), guards.half_switched(source), *planned.refusals)
     is_begun = gathered.record is not None and gathered.record.batch >= 0 and not found
     cleanup = _cleanup(source, destination) if is_begun else CleanupPlan((), {})
     origin = Origin.NATIVE if gathered.copy.binding is None else Origin.OWN

@@ -9,18 +9,18 @@ from pathlib import Path
 from statestore import switch_journal
 from statestore.errors import AlreadyExists, DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError
 from statestore.format import savepoint_names
-from statestore.maintenance import lease, savepoints
+from statestore.maintenance import labels, lease, savepoints
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CopyFile
+from statestore.maintenance.labels import Content, Label
 from statestore.maintenance.passes import clone, guards
 from statestore.maintenance.passes.clone import PreparedClone, is_settled
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables, labels, removal
+from statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables, removal
 from statestore.maintenance.savepoints.execute import begin
-from statestore.maintenance.savepoints.labels import Content, Label
 from statestore.maintenance.savepoints.manifest import Summary, summary_of
 from statestore.maintenance.savepoints.record import StoreRows
 from statestore.maintenance.savepoints.removal import Removal
@@ -58,7 +58,7 @@ def plan_rows(
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = savepoints.gather(source, destination, batch=batch, stopped=stopped)
     planned = savepoints.plan(gathered, tables, run=by.ids.fresh(), now_ms=int(by.clock.now_seconds() * 1000))
-    settled = is_settled(source, gathered.copied, stopped)
+    settled = is_settled(source, gathered.copied)
     found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
     if label is None:
         return PreparedRows(gathered, planned, found)

@@ -9,9 +9,8 @@ from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
 from statestore.format import names as checkpoint_names
 from statestore.format import savepoint_names as names
-from statestore.maintenance import lease
-from statestore.maintenance.savepoints import labels
-from statestore.maintenance.savepoints.labels import Label
+from statestore.maintenance import labels, lease
+from statestore.maintenance.labels import Label
 from statestore.storage import Entry, Storage
 
 _FIRST = (names.MANIFEST, f"{checkpoint_names.COMMITS}/", f"{checkpoint_names.OFFSETS}/")

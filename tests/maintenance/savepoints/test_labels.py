@@ -14,8 +14,8 @@ from statestore.format import names, savepoint_names
 from statestore.format.structure import Structure
 from statestore.maintenance import lease, passes
 from statestore.maintenance.config import Mode
+from statestore.maintenance.labels import Content, Label
 from statestore.maintenance.passes import PreparedFiles
-from statestore.maintenance.savepoints.labels import Content, Label
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
