@@ -66,7 +66,8 @@ class Claim:
 class Binding:
     """The properties of a root that never change, except for columns added at the end of a value.
 
-    claim  how the query became the owner; None for the query that created the root
+    claim       how the query became the owner; None for the query that created the root, and after a rewind
+    former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
     """
 
     root_id: str
@@ -75,6 +76,13 @@ class Binding:
     key_groups: int
     stores: tuple[StoreSchema, ...]
     claim: Claim | None = None
+    former_ids: tuple[str, ...] = ()
+
+    def owned_by(self, query_id: str, claim: Claim | None = None) -> Binding:
+        """Return the binding with another owner, whose former ids include the present one."""
+        former = dict.fromkeys((*self.former_ids, self.query_id))
+        former.pop(query_id, None)
+        return replace(self, query_id=query_id, claim=claim, former_ids=tuple(former))
 
 
 @dataclass(frozen=True)
@@ -285,6 +293,8 @@ def encode_binding(binding: Binding) -> bytes:
     }
     if binding.claim is not None:
         body["claim"] = {"at": binding.claim.at_seconds, "by": binding.claim.by, "former": binding.claim.former}
+    if binding.former_ids:
+        body["formerQueries"] = list(binding.former_ids)
     return json.dumps(body, indent=1).encode()
 
 
@@ -295,6 +305,15 @@ def _parsed_claim(body: Any) -> Claim | None:
     if not 0 <= at < _LATEST_SECONDS:
         raise ValueError("no time")
     return Claim(at_seconds=at, by=str(body["by"]), former=str(body["former"]))
+
+
+def _parsed_former_ids(body: dict[str, Any], claim: Claim | None) -> tuple[str, ...]:
+    """The former ids. Files of earlier releases have only that of the claim."""
+    of_claim = [] if claim is None or claim.former == body["query"] else [claim.former]
+    ids = body.get("formerQueries", of_claim)
+    if not isinstance(ids, list):
+        raise TypeError("no list of ids")
+    return tuple(map(str, ids))
 
 
 def parse_binding(data: bytes) -> Binding:
@@ -308,13 +327,15 @@ def parse_binding(data: bytes) -> Binding:
         )
     try:
         stores = tuple(StoreSchema(str(s["name"]), str(s["key"]), str(s["value"])) for s in body["stores"])
+        claim = _parsed_claim(body.get("claim"))
         return Binding(
             root_id=str(body["root"]),
             query_id=str(body["query"]),
             partitions=partition_count(body["partitions"]),
             key_groups=int(body["keyGroups"]),
             stores=stores,
-            claim=_parsed_claim(body.get("claim")),
+            claim=claim,
+            former_ids=_parsed_former_ids(body, claim),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

@@ -89,6 +89,7 @@ def _object(prepared: PreparedClaim, *, is_done: bool) -> dict[str, Any]:
         "files": [path for path, _ in planned.files],
         "refusals": [error_object(error) for error in prepared.refusals],
         "claimed": is_done,
+        "mirror_of": planned.mirror_of,
     }
 
 
@@ -99,6 +100,14 @@ def _print(console: Console, prepared: PreparedClaim, *, is_done: bool) -> None:
         written = "made" if is_done else "to make"
         paths = ", ".join(path for path, _ in planned.files)
         console.print(tables.plain(f"checkpoint {written} at batch {planned.newest:,}: {paths}"), soft_wrap=True)
+    if planned.mirror_of is not None:
+        console.print(
+            tables.plain(
+                f"this root is a mirror of {planned.mirror_of}. Stop the schedule of that mirror: after the claim, its "
+                "runs fail with mirror_started"
+            ),
+            soft_wrap=True,
+        )
     for refusal in prepared.refusals:
         console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
     if is_done:

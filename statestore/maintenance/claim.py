@@ -18,6 +18,7 @@ from statestore.binding import Binding, Claim
 from statestore.errors import DestinationNotEmpty, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StatekeeperError
 from statestore.format import file_source, logs, names
 from statestore.format.logs import OffsetLog
+from statestore.maintenance.mirrors import record as mirror_record
 from statestore.storage import Storage, read_or_none
 
 
@@ -29,6 +30,8 @@ class CheckpointFacts:
     newest    its newest committed batch; None before the first
     sources   the source offsets of that batch
     files     the paths of its files; the first thousand
+    is_root   it is a state root
+    overlaps  it is the root that is claimed, or one of both contains the other
     """
 
     url: str
@@ -36,6 +39,8 @@ class CheckpointFacts:
     newest: int | None
     sources: tuple[str, ...]
     files: tuple[str, ...]
+    is_root: bool
+    overlaps: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,7 @@ class ClaimFacts:
     newest      the newest batch of the root
     offsets     the offset logs of its newest two batches, and of the batch after them if it has begun
     checkpoint  None if the caller gives only a query id
+    mirror_of   the source of the root if it is a mirror
     """
 
     url: str
@@ -52,28 +58,39 @@ class ClaimFacts:
     newest: int
     offsets: dict[int, OffsetLog]
     checkpoint: CheckpointFacts | None
+    mirror_of: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimPlan:
     """The new owner, and the files that its checkpoint gets, in order.
 
-    former   the query id of the present owner
-    query    the query id of the new owner
-    newest   the newest batch of the root
-    is_done  the query already owns the root and has a checkpoint
+    former     the query id of the present owner
+    query      the query id of the new owner
+    newest     the newest batch of the root
+    begun      the newest batch of the root that has begun
+    is_done    the query already owns the root and has a checkpoint
+    mirror_of  the source of the root if it is a mirror: the next run of that mirror fails
     """
 
     former: str
     query: str
     newest: int
+    begun: int
     files: tuple[tuple[str, bytes], ...]
     refusals: tuple[StatekeeperError, ...]
     is_done: bool
+    mirror_of: str | None
+
+    def is_same(self, other: ClaimPlan) -> bool:
+        """Return whether both plans make the same changes at the same batch."""
+        mine, theirs = ((one.former, one.query, one.newest, one.begun, one.files) for one in (self, other))
+        return mine == theirs
 
 
 def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
-    """Gather the facts. Requests: the binding, the newest logs of both, and a listing of the checkpoint.
+    """Gather the facts. Requests: the binding, the newest logs of both, a listing of the checkpoint, and the records that
+    show a mirror and another state root.
 
     Raises `NotACheckpoint` for another folder than the root of a Python job; `ObjectMissing`, `CorruptFile`,
     `StorageError`.
@@ -87,13 +104,15 @@ def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
             hint="to give the checkpoint of another Spark query a new id, run: statekeeper clone CHECKPOINT DESTINATION "
             "--new-query",
         )
+    mirrored = mirror_record.read(root)
     batches = range(max(0, newest - 1), max(newest, catalog.newest_begun(root)) + 1)
     return ClaimFacts(
         url=root.url,
         binding=binding.parse_binding(data),
         newest=newest,
         offsets={batch: _offsets(root, batch) for batch in batches},
-        checkpoint=None if checkpoint is None else _checkpoint(checkpoint),
+        checkpoint=None if checkpoint is None else _checkpoint(root, checkpoint),
+        mirror_of=None if mirrored is None else mirrored.source,
     )
 
 
@@ -105,7 +124,8 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
     return logs.parse_offsets(data, path)
 
 
-def _checkpoint(storage: Storage) -> CheckpointFacts:
+def _checkpoint(root: Storage, storage: Storage) -> CheckpointFacts:
+    ours, theirs = root.location, storage.location
     metadata = read_or_none(storage, names.QUERY_METADATA)
     newest = catalog.newest_batch(storage)
     return CheckpointFacts(
@@ -114,6 +134,8 @@ def _checkpoint(storage: Storage) -> CheckpointFacts:
         newest=newest,
         sources=() if newest is None else _offsets(storage, newest).sources,
         files=tuple(entry.path for entry in storage.list("")[:1000]),
+        is_root=storage.stat(names.BINDING) is not None,
+        overlaps=ours.contains(theirs) or theirs.contains(ours),
     )
 
 
@@ -121,7 +143,7 @@ def plan(gathered: ClaimFacts, *, query_id: str | None = None) -> ClaimPlan:
     """Plan a claim. `query_id`: of the new owner, unless its checkpoint has one; None for the present one. Pure."""
     there, former = gathered.checkpoint, gathered.binding.query_id
     query = (there and there.query_id) or query_id or former
-    refusals: list[StatekeeperError] = []
+    refusals = [*_unusable_id(gathered, query), *_misplaced(gathered)]
     if there is not None and query_id not in (None, query):
         refusals.append(
             RefusedAsUnsafe(
@@ -142,9 +164,11 @@ def plan(gathered: ClaimFacts, *, query_id: str | None = None) -> ClaimPlan:
         former=former,
         query=query,
         newest=gathered.newest,
+        begun=max(gathered.offsets),
         files=files,
         refusals=tuple(refusals),
         is_done=query == former and not files,
+        mirror_of=gathered.mirror_of,
     )
 
 
@@ -157,6 +181,32 @@ def _files(gathered: ClaimFacts, query: str) -> Iterator[tuple[str, bytes]]:
         kept = {name: value for name, value in offsets.conf.items() if name == logs.SHUFFLE_PARTITIONS}
         yield names.offsets(batch), logs.encode_offsets(replace(offsets, conf=kept))
     yield names.commits(gathered.newest), logs.encode_commit(logs.CommitLog(0, None))
+
+
+def _unusable_id(gathered: ClaimFacts, query: str) -> Iterator[StatekeeperError]:
+    """Require the form of Spark's query ids, unless the root already knows the id."""
+    known = (gathered.binding.query_id, *gathered.binding.former_ids)
+    if query not in known and not names.is_checkpoint_id(query):
+        yield RefusedAsUnsafe(
+            f"{query!r} is not a UUID, and every query id of Spark is one; nothing was written",
+            path=gathered.url,
+            hint="give a UUID such as 6ad1c2f0-0000-4000-8000-000000000000, or leave out the query id",
+        )
+
+
+def _misplaced(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
+    """Require another folder than a state root: Spark writes the checkpoint of the query there."""
+    there = gathered.checkpoint
+    if there is None or not (there.overlaps or there.is_root):
+        return
+    problem = (
+        f"is the state root {gathered.url}, or one of both contains the other" if there.overlaps else "is a state root"
+    )
+    yield RefusedAsUnsafe(
+        f"{problem}, not the checkpoint of a query; nothing was written",
+        path=there.url,
+        hint="name the checkpointLocation of the query, or an empty folder outside of the state root",
+    )
 
 
 def _not_empty(there: CheckpointFacts, planned: set[str]) -> Iterator[StatekeeperError]:
@@ -219,17 +269,36 @@ def execute(root: Storage, checkpoint: Storage | None, planned: ClaimPlan, *, by
     """Execute the plan: the binding of the root, which stops the former driver, then the files of the checkpoint.
 
     *Guarantee*: the commit is the last file, so that no job starts before the claim is complete. A later run completes an
-    interrupted claim. Raises `RefusedAsUnsafe` if another claim came first, `AlreadyExists`, `StorageError`.
+    interrupted claim. Raises `RefusedAsUnsafe` if another claim came first, or if the former job has begun a batch at the
+    same time; `AlreadyExists`, `StorageError`.
     """
-    held = binding.parse_binding(root.read(names.BINDING))
+    before = root.read(names.BINDING)
+    held = binding.parse_binding(before)
     if held.query_id != planned.former:
-        raise RefusedAsUnsafe(
-            f"query {held.query_id} claimed the root after this plan was made; nothing was changed",
-            path=root.url,
-            hint="run this command again",
-        )
-    claim = Claim(at_seconds=now_seconds, by=by, former=planned.former)
-    root.replace(names.BINDING, binding.encode_binding(replace(held, query_id=planned.query, claim=claim)))
+        raise _changed(root, f"query {held.query_id} claimed the root after this plan was made")
+    is_rerun = held.claim is not None and held.query_id == planned.query
+    former = held.claim.former if held.claim is not None and is_rerun else planned.former
+    owned = held.owned_by(planned.query, Claim(at_seconds=now_seconds, by=by, former=former))
+    root.replace(names.BINDING, binding.encode_binding(owned))
+    # Race: the former driver compares the owner; the binding is replaced; the driver writes the offsets of its next batch,
+    # which it then commits. The plan does not contain this batch.
+    if catalog.newest_begun(root) > planned.begun:
+        root.replace(names.BINDING, before)
+        raise _changed(root, f"the former job is running: it began batch {planned.begun + 1} during the claim")
     for path, body in planned.files:
         assert checkpoint is not None
         checkpoint.create(path, body)
+
+
+def require_same(root: Storage, planned: ClaimPlan, again: ClaimPlan) -> None:
+    """Require that a plan that was made again is the confirmed one. Raises `RefusedAsUnsafe`."""
+    if not planned.is_same(again):
+        raise _changed(root, "the root, its owner or the checkpoint has changed since the plan was made")
+
+
+def _changed(root: Storage, problem: str) -> RefusedAsUnsafe:
+    return RefusedAsUnsafe(
+        f"{problem}; nothing was changed",
+        path=root.url,
+        hint="stop the former job, verify that its application has ended, and run this again",
+    )

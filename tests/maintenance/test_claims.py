@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from statestore import binding, catalog
 from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
+from statestore.clock import RandomIds
 from statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
@@ -24,19 +24,15 @@ from statestore.errors import (
 from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer, PreparedClaim
-from statestore.root import StateRoot
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
-from tests.support.clocks import SleeplessClock
+from tests.support.claims import NEW, bound, claimed, driver, outer
 from tests.support.clones import FULL, cloned, made, own
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents
 from tests.support.rewinds import rewound
-
-NEW = "0badc0de-0000-4000-8000-00000000000a"
 
 
 @pytest.fixture
@@ -53,26 +49,6 @@ def checkpoint(tmp_path: Path) -> Storage:
 def query(root: Storage, tmp_path: Path) -> Query:
     """Eight batches; the newest is batch 7."""
     return own(root, tmp_path)
-
-
-def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
-    by = Maintainer("an operator", SleeplessClock(SystemClock().now_seconds()), RandomIds())
-    prepared = passes.claim.plan(root, checkpoint, FULL, by, query_id=query_id)
-    passes.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
-    return prepared
-
-
-def bound(root: Storage) -> binding.Binding:
-    return binding.parse_binding(root.read(names.BINDING))
-
-
-def driver(root: Storage) -> StateRoot:
-    """Open the root as the job of its present owner."""
-    return StateRoot(root, binding.bind(root, bound(root), batch=8, ids=RandomIds()), Structure.V2)
-
-
-def outer(batch: int) -> logs.OffsetLog:
-    return logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf={}, sources=('"a source"',))
 
 
 def test_a_lost_checkpoint_is_made_from_the_logs_of_the_root(query: Query, root: Storage, checkpoint: Storage) -> None:

@@ -283,7 +283,7 @@ def mark(entry: Entry) -> str:
 def _rewritten(gathered: CloneFacts, record: CloneRecord) -> dict[str, bytes]:
     """The files that contain the id of the query or of the root. In the root of a Python job, `metadata` has the root's."""
     if gathered.binding is not None:
-        bound = replace(gathered.binding, root_id=record.root, query_id=record.query, claim=None)
+        bound = replace(gathered.binding.owned_by(record.query), root_id=record.root)
         return {
             names.QUERY_METADATA: logs.encode_metadata(record.root),
             names.BINDING: binding.encode_binding(bound),

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from statestore.binding import parse_binding
 from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
 from statestore.format import mirror_names, names
 from statestore.maintenance.copies.execute import AT_ONCE, copy_file, require_all
 from statestore.maintenance.copies.plan import CopyFile, Part
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.cleanup import CleanupPlan
-from statestore.maintenance.mirrors.plan import MirrorPlan
+from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_claim
 from statestore.maintenance.pool import in_pool
-from statestore.storage import DELETE_BATCH, Storage
+from statestore.storage import DELETE_BATCH, Storage, read_or_none
 
 _BEFORE_LOGS = (Part.STATE, Part.METADATA, Part.SOURCES)
 
@@ -43,7 +44,7 @@ def execute(
     offsets and the commit of one batch after the other, as Spark writes them. With all offsets before the commits, Spark
     would start at the newest offsets and lack the commits before them. A run after a crash completes the mirror. Nothing in
     the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
-    `SourceChanged` if another process has continued the mirror since the plan.
+    `SourceChanged` if another process has continued the mirror since the plan, `MirrorStarted` if a query has claimed it.
 
     *Exception*: the source has deleted the batch that follows the newest one of the mirror. After a crash between the logs
     of the next batch that it has, Spark fails at the start, because it requires the offsets before the newest ones. A clone
@@ -57,6 +58,11 @@ def execute(
             path=f"{destination.url}/{mirror_names.MIRROR}",
             hint="wait until the other process finishes, then run this command again",
         )
+    # Race: the run is planned; a claim makes another query the owner of the mirror; the run would revert the binding.
+    bound = read_or_none(destination, names.BINDING)
+    started = started_by_claim(None if bound is None else parse_binding(bound), begun, destination.url)
+    if started is not None:
+        raise started
     # The list announces the files: a leftover with an announced mark would count as copied.
     destination.delete(planned.leftovers)
     if planned.marks:

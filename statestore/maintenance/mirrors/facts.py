@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from statestore.binding import Binding
 from statestore.chain import Chain
 from statestore.format.names import StorePath
 from statestore.maintenance.copies import CloneFacts
@@ -19,6 +20,7 @@ class MirrorFacts:
     record    None before the first run
     marks     the files that earlier runs copied, with their marks
     lists     the numbers of the lists of these files
+    binding   of the mirror; None for a native checkpoint, and before the first run has copied it
     logs      the log entries to compare, by path: the bytes in the source and in the mirror, None if missing
     """
 
@@ -26,6 +28,7 @@ class MirrorFacts:
     record: MirrorRecord | None
     marks: Marks
     lists: tuple[int, ...]
+    binding: Binding | None
     logs: Mapping[str, tuple[bytes | None, bytes | None]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statestore.binding import parse_binding
 from statestore.commit_log import batches_of
 from statestore.format import mirror_names, names
 from statestore.format.state_conf import ROCKSDB
@@ -15,19 +16,21 @@ from statestore.storage import Entry, Storage, at_once, read_or_none
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> MirrorFacts:
     """Gather the facts of a mirror and of its source, by default at the newest batch whose files no longer change.
 
-    Requests: those of `copies.gather`; the records of the mirror; the newest mirrored entry of both logs in both roots.
-    Raises as `copies.gather`.
+    Requests: those of `copies.gather`; the records of the mirror and its binding; the newest mirrored entry of both logs in
+    both roots. Raises as `copies.gather`.
     """
     record = records.read(destination)
     existing = destination.list("")
     lists = tuple(sorted(_numbers(existing)))
     since = None if record is None or record.batch < 0 else _since(source, existing, record)
     facts = copies.gather(source, destination, batch=batch, stopped=stopped, since=since, supported=ROCKSDB)
+    held = None if record is None else read_or_none(destination, names.BINDING)
     return MirrorFacts(
         copy=facts,
         record=record,
         marks=records.read_marks(destination, list(lists)),
         lists=lists,
+        binding=None if held is None else parse_binding(held),
         logs={} if record is None else _logs(source, destination, existing, record),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from statestore.binding import Binding
 from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted, StatekeeperError
 from statestore.format import mirror_names, names
 from statestore.format.names import StoreFileKind
@@ -148,6 +149,10 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
             hint=f"choose an empty destination, or continue that mirror: statekeeper mirror {record.source} {url}",
         )
         return
+    started = started_by_claim(gathered.binding, record, url)
+    if started is not None:
+        yield started
+        return
     for path, (_, mirrored) in gathered.logs.items():
         batch = names.parse_batch(path.rpartition("/")[2])
         if batch is not None and batch > record.batch and mirrored != gathered.logs[path][0]:
@@ -167,6 +172,18 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
             hint="the mirror stays as it is. To mirror the source as it is now, choose an empty destination: "
             f"statekeeper mirror {facts.source_place.url} DESTINATION",
         )
+
+
+def started_by_claim(held: Binding | None, record: MirrorRecord, url: str) -> MirrorStarted | None:
+    """Return an error if a claim or a rewind of the mirror has changed its binding: a run would revert it."""
+    if held is None or (held.claim is None and (held.query_id, held.root_id) == (record.query, record.root)):
+        return None
+    return MirrorStarted(
+        f"belongs to query {held.query_id} since a claim or a rewind of this mirror; this run has changed nothing",
+        path=f"{url}/{names.BINDING}",
+        hint="stop the schedule of this mirror. If that query replaces the query of the source, mirror it to an empty "
+        f"destination: statekeeper mirror {url} DESTINATION",
+    )
 
 
 def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool) -> str | None:

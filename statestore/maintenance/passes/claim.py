@@ -42,18 +42,20 @@ def execute(
 ) -> None:
     """Execute a claim. `stopped`: a person confirms that the former query is stopped.
 
-    Raises the first refusal; `RefusedAsUnsafe` while the former query runs; as `claim.execute`, `RootHeld`, `HalfSwitched`.
+    The plan is made again under the lease. Raises the first refusal; `RefusedAsUnsafe` while the former query runs, and if
+    the plan has changed; as `claim.execute`, `RootHeld`, `HalfSwitched`.
     """
-    planned = prepared.plan
     guards.require_none(prepared.refusals)
-    if planned.is_done:
+    if prepared.plan.is_done:
         return
     require_stopped(root, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
-    with (
-        lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock),
-        recorded(root, "claim", run, [record], by.clock) as done,
-    ):
+    with lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock):
         switch_journal.require_none(root)
-        claim.execute(root, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
-        done.append({"claimed": planned.query})
+        # The job may have been running when the first plan was made.
+        planned = claim.plan(claim.gather(root, checkpoint), query_id=prepared.plan.query)
+        guards.require_none(planned.refusals)
+        claim.require_same(root, prepared.plan, planned)
+        record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
+        with recorded(root, "claim", run, [record], by.clock) as done:
+            claim.execute(root, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
+            done.append({"claimed": planned.query})

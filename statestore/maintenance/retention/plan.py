@@ -337,13 +337,15 @@ class Judge:
             return Rule.LOG
         if entry.path == names.commits(batch) and batch >= self._oldest_base_commit:
             return Rule.RESTORES
+        oldest = self._floor
         if self.gathered.origin is Origin.NATIVE:
             oldest = self._floor if self._way_back is None else min(self._floor, self._way_back)
             if batch >= oldest - 1:
                 return Rule.WAY_BACK
-            # At its start, Spark 3.5 and later reads the newest offsets and the offsets of the batch before.
-            if entry.path == names.offsets(batch) and batch == oldest - 2:
-                return Rule.STARTS
+        # At its start, Spark 3.5 and later reads the newest offsets and the offsets of the batch before. A claim makes the
+        # checkpoint of a Python job from those in its root.
+        if entry.path == names.offsets(batch) and batch == oldest - 2:
+            return Rule.STARTS
         return Rule.YOUNG if self.is_young(entry) else Rule.OLD_LOG
 
     def _batch_log_rule(self, log: BatchLogFile) -> Rule:

@@ -45,7 +45,7 @@ class RewindFacts:
     positions         the newest entry of each file source that the target has read
     sources           the data that each source must still have
     query_id          of the query; that of a Python job is in the binding
-    former_ids        its ids before and after earlier rewinds
+    former_ids        its ids before and after earlier rewinds and claims
     binding           of a root of a Python job, as in its file; None for a native checkpoint
     stores            its stores with the value schemas at the target
     schemas           the bytes of the state schemas of a Python job, by path

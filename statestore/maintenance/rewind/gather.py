@@ -141,7 +141,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         positions={number: entry for number, entry in positions.items() if entry is not None},
         sources=sources.needs(storage, offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
-        former_ids=_former_ids(storage, entries),
+        former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
         binding=bound,
         stores=stores,
         schemas={path: storage.read(path) for path in schemas},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from statestore import binding
@@ -192,7 +192,7 @@ def _rewritten_ids(gathered: RewindFacts, query_id: str | None) -> Iterator[Rewr
     if gathered.binding is None:
         path, body = names.QUERY_METADATA, logs.encode_metadata(query_id)
     else:
-        path, body = names.BINDING, binding.encode_binding(replace(gathered.binding, query_id=query_id, claim=None))
+        path, body = names.BINDING, binding.encode_binding(gathered.binding.owned_by(query_id))
     yield Rewrite(gathered.files[path], body, RewindReason.QUERY_ID)
 
 

@@ -55,7 +55,8 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
 
     Requests: a listing; one for each version, from the newest down to that batch.
 
-    Raises `NotACheckpoint` if there is no Delta table; `RefusedAsUnsafe` if its log no longer has these versions;
+    Raises `NotACheckpoint` if there is no Delta table; `RefusedAsUnsafe` if its log no longer has these versions, or if one
+    of them has a batch of an unknown job;
     `CorruptFile`, `StorageError`.
     """
     listed = table.list(_LOG)
@@ -67,13 +68,14 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     others: list[str] = []
     first = versions[-1] + 1
     for version in reversed(versions):
-        operation, written = _read(table, version, names)
-        if written is None:
-            others.append(f"{version} {operation}")
-        elif written <= batch:
+        commit = _read(table, version, names)
+        if commit.written is not None and commit.written <= batch:
             return _position(table, first, versions[-1], holds, others)
+        if commit.written is None:
+            _require_known(table, version, commit)
+            others.append(f"{version} {commit.operation}")
         else:
-            holds, first = max(written, holds or 0), version
+            holds, first = max(commit.written, holds or 0), version
     if versions[0] == 0:
         return _position(table, first, versions[-1], holds, others)
     raise RefusedAsUnsafe(
@@ -102,10 +104,37 @@ def _as_spark_reads_it(url: str) -> str:
     return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
-def _read(table: Storage, version: int, names: set[str]) -> tuple[str, int | None]:
-    """Return the operation of a version, and the batch of the query that it wrote."""
-    operation, written = "UNKNOWN", None
-    path = f"{_LOG}/{version:020}.json"
+@dataclass(frozen=True)
+class _Commit:
+    """One version of the table.
+
+    written   the batch of the query that it has; None if it has none
+    unknown   an application id of another job with a `pipelines.DeltaSink`
+    """
+
+    operation: str
+    written: int | None
+    unknown: str | None
+
+
+def _require_known(table: Storage, version: int, commit: _Commit) -> None:
+    """Require that the version has no batch of an unknown job: it may be this query under an id that no record has."""
+    if commit.unknown is not None:
+        raise RefusedAsUnsafe(
+            f"has a batch of {commit.unknown}, which is neither the query nor a known former id of it; the version of the "
+            "table to restore is unknown",
+            path=f"{table.url}/{_commit_path(version)}",
+            hint="find the version with DESCRIBE HISTORY, and run this command without --sink",
+        )
+
+
+def _commit_path(version: int) -> str:
+    return f"{_LOG}/{version:020}.json"
+
+
+def _read(table: Storage, version: int, names: set[str]) -> _Commit:
+    operation, written, unknown = "UNKNOWN", None, None
+    path = _commit_path(version)
     try:
         for line in table.read(path).splitlines():
             if _ACTION.match(line) is None:
@@ -113,10 +142,14 @@ def _read(table: Storage, version: int, names: set[str]) -> tuple[str, int | Non
             action = parsed_json(line)
             if "commitInfo" in action:
                 operation = str(action["commitInfo"].get("operation", operation))
-            elif action["txn"]["appId"] in names:
+                continue
+            writer = str(action["txn"]["appId"])
+            if writer in names:
                 written = int(action["txn"]["version"])
+            elif writer.startswith(_OF_JOBS):
+                unknown = writer
     except BAD_VALUES as error:
         raise CorruptFile(
             f"cannot be parsed: {error}", path=f"{table.url}/{path}", hint="run this command without --sink"
         ) from error
-    return operation, written
+    return _Commit(operation, written, unknown)

@@ -1,0 +1,50 @@
+"""Claims of the roots of Python jobs in tests."""
+
+from __future__ import annotations
+
+from statestore import binding
+from statestore.clock import RandomIds, SystemClock
+from statestore.format import logs, names
+from statestore.format.structure import Structure
+from statestore.maintenance import passes
+from statestore.maintenance.passes import Maintainer, PreparedClaim
+from statestore.root import StateRoot
+from statestore.storage import Storage
+from tests.support.clocks import SleeplessClock
+from tests.support.clones import FULL
+
+NEW = "0badc0de-0000-4000-8000-00000000000a"
+
+
+def operator() -> Maintainer:
+    """A maintainer that does not wait."""
+    return Maintainer("an operator", SleeplessClock(SystemClock().now_seconds()), RandomIds())
+
+
+def planned_claim(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
+    return passes.claim.plan(root, checkpoint, FULL, operator(), query_id=query_id)
+
+
+def execute_claim(root: Storage, checkpoint: Storage | None, prepared: PreparedClaim) -> None:
+    by = operator()
+    passes.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
+
+
+def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
+    """Plan a claim and execute it."""
+    prepared = planned_claim(root, checkpoint, query_id)
+    execute_claim(root, checkpoint, prepared)
+    return prepared
+
+
+def bound(root: Storage) -> binding.Binding:
+    return binding.parse_binding(root.read(names.BINDING))
+
+
+def driver(root: Storage) -> StateRoot:
+    """Open the root as the job of its present owner."""
+    return StateRoot(root, binding.bind(root, bound(root), batch=8, ids=RandomIds()), Structure.V2)
+
+
+def outer(batch: int) -> logs.OffsetLog:
+    return logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf={}, sources=('"a source"',))
