@@ -1,10 +1,9 @@
-"""`statekeeper savepoint`."""
+"""`statekeeper savepoint`. Its options --list and --delete are in `savepoint_labels`."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from statestore.cli.common import (
     workers_option,
 )
 from statestore.cli.copy_progress import copy_progress
+from statestore.cli.savepoint_labels import delete_labeled, list_labels
 from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
 from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.labels import Label
 from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
 from statestore.maintenance.savepoints import Tables
 from statestore.maintenance.savepoints.manifest import Summary
@@ -79,6 +78,12 @@ from statestore.storage import Storage
 @click.option(
     "--delete", "deleted", metavar="LABEL", help="Show the files of this savepoint; with --apply, delete them."
 )
+@click.option(
+    "--forget",
+    "forgets",
+    is_flag=True,
+    help="With --delete: delete only the record of a savepoint whose location has no file any more.",
+)
 @click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
 @stopped_for_copy_option
 @mode_option(
@@ -102,6 +107,7 @@ def savepoint(
     location: str | None,
     lists: bool,
     deleted: str | None,
+    forgets: bool,
     applies: bool,
     stopped: bool,
     mode: str | None,
@@ -131,13 +137,14 @@ def savepoint(
         statekeeper savepoint LOCATION --delete LABEL --apply
     """
     policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
-    _require_usable(destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, applies=applies)
+    _require_usable(
+        destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, for_deletion=applies or forgets
+    )
     if lists:
-        found = passes.savepoint.listed(root.storage)
-        output.show({"savepoints": [_label(one) for one in found]}, lambda console: _print_list(console, found))
+        list_labels(root, output)
         return
     if deleted is not None:
-        _delete(ctx, root, policies, deleted, applies, output)
+        delete_labeled(ctx, root, policies, deleted, forgets, applies, output)
         return
     assert destination is not None
     by = this_process()
@@ -171,11 +178,11 @@ def _require_usable(
     note: str,
     lists: bool,
     deleted: str | None,
-    applies: bool,
+    for_deletion: bool,
 ) -> None:
     """Raise `click.UsageError` for options that exclude each other or are missing."""
-    if applies and deleted is None:
-        raise click.UsageError("--apply requires --delete LABEL")
+    if for_deletion and deleted is None:
+        raise click.UsageError("--apply and --forget require --delete LABEL")
     if lists or deleted is not None:
         if (lists and deleted is not None) or destination is not None or rows or label is not None:
             raise click.UsageError("--list and --delete take only ROOT")
@@ -263,64 +270,6 @@ def _save_files(
         )
 
     output.show({**shown, "saved": True, "listed": is_listed, "seconds": round(seconds, 3)}, print_done)
-
-
-def _delete(ctx: click.Context, root: Opened, policies: Policies, label: str, applies: bool, output: Output) -> None:
-    found = passes.savepoint.find(root.storage, label)
-    other = open_destination(ctx, _as_argument(found.destination)).storage
-    planned = passes.savepoint.plan_removal(root.storage, other, found, policies, this_process())
-    shown = {
-        **_label(found),
-        "files": len(planned.files),
-        "bytes": planned.size_bytes,
-        "other_files": planned.others,
-        "refusals": [error_object(error) for error in planned.refusals],
-    }
-    if applies:
-        passes.savepoint.execute_removal(root.storage, other, planned)
-    text = f"{len(planned.files):,} files of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
-
-    def print_removal(console: Console) -> None:
-        if planned.others:
-            console.print(f"{planned.others:,} other files are kept")
-        for refusal in planned.refusals:
-            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
-        end = "deleted" if applies else "to delete"
-        console.print(tables.plain(f"{end} {text}{'' if applies else '; add --apply'}"), soft_wrap=True)
-
-    output.show({**shown, "deleted": applies}, print_removal)
-    if not applies and planned.refusals:
-        sys.exit(FINDINGS)
-
-
-def _as_argument(url: str) -> str:
-    """A recorded URL in the form of an argument."""
-    return url.removeprefix("file://")
-
-
-def _label(label: Label) -> dict[str, Any]:
-    return {
-        "label": label.label,
-        "note": label.note,
-        "content": label.content.value,
-        "source": label.source,
-        "destination": label.destination,
-        "batch": label.batch,
-        "size_bytes": label.size_bytes,
-        "created_at": _time(label),
-    }
-
-
-def _time(label: Label) -> str:
-    return datetime.fromtimestamp(label.created_at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _print_list(console: Console, found: list[Label]) -> None:
-    console.print(f"savepoints: {len(found):,}")
-    for one in found:
-        size = filesize.decimal(one.size_bytes)
-        line = f"{one.label}: {tables.when(one.batch)} as {one.content.value}, {size}, {_time(one)}, {one.destination}"
-        console.print(tables.plain(f"{line}{': ' if one.note else ''}{one.note}"), soft_wrap=True)
 
 
 def _object(prepared: PreparedRows) -> dict[str, Any]:

@@ -15,6 +15,10 @@ MOST_JSON_BYTES = 16 * 1024 * 1024
 """Maximum size of one JSON text. The commit of 400,000 stores is smaller; a text of empty arrays takes 20 times its
 size in memory."""
 
+_YEAR_10000_MS = 253_402_300_800_000
+"""A date cannot show it."""
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 BAD_VALUES: tuple[type[Exception], ...] = (
@@ -82,4 +86,39 @@ def version_number(value: object) -> int:
     """Return the value. Raises `ValueError` if it is not a version number of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{value!r} is not a version number")
+    return value
+
+
+def count(value: object) -> int:
+    """Return the value. Raises `ValueError` if it is not a number from 0 to 2**63 - 1: a long of Spark."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{str(value)[:40]!r} is not a count")
+    return value
+
+
+def unix_ms(value: object) -> int:
+    """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in milliseconds."""
+    if not 0 <= count(value) < _YEAR_10000_MS:
+        raise ValueError(f"{value} is not a time in milliseconds")
+    return count(value)
+
+
+def text(value: object) -> str:
+    """Return the value. Raises `ValueError` if it is not a text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]!r} is not a text")
+    return value
+
+
+def uuid_text(value: object) -> str:
+    """Return the value. Raises `ValueError` if it is not a lower-case UUID."""
+    if not isinstance(value, str) or not _UUID.fullmatch(value):
+        raise ValueError(f"{str(value)[:40]!r} is not a UUID")
+    return value
+
+
+def digest(value: object) -> str:
+    """Return the value. Raises `ValueError` if it is not a number of 128 bits as 32 hexadecimal digits."""
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise ValueError(f"{str(value)[:40]!r} is not a digest")
     return value

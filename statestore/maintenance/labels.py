@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from statestore.errors import CorruptFile, ObjectMissing
+from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, count, text, unix_ms
 from statestore.storage import Storage, read_or_none
 
 _FORMAT = 1
@@ -33,6 +32,7 @@ class Label:
     source, destination    URLs of the checkpoint and of the savepoint
     size_bytes             of all its files
     created_at_ms          Unix time
+    deleting               its deletion has begun; only in the source
     """
 
     label: str
@@ -43,15 +43,27 @@ class Label:
     batch: int
     size_bytes: int
     created_at_ms: int
+    deleting: bool = False
 
     def encoded(self) -> bytes:
         """Encode the record."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True, ensure_ascii=False).encode()
+        body = {"format": _FORMAT, **asdict(self)}
+        if not self.deleting:
+            del body["deleting"]
+        return json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
 
     def is_same(self, other: Label) -> bool:
         """Return whether both are the same savepoint."""
         mine, theirs = ((one.label, one.content, one.source, one.destination, one.batch) for one in (self, other))
         return mine == theirs
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The savepoints that a location lists, oldest first, and the records that cannot be read."""
+
+    labels: tuple[Label, ...]
+    problems: tuple[CorruptFile, ...] = ()
 
 
 def read(storage: Storage) -> Label | None:
@@ -66,40 +78,36 @@ def read_in_source(source: Storage, label: str) -> Label | None:
     return None if data is None else _parsed(data, names.label(label))
 
 
-def listed(storage: Storage) -> list[Label]:
-    """List the savepoints that a source records, oldest first, or the location itself if it is one.
-
-    Raises `CorruptFile`, `StorageError`.
-    """
-    found = list(_read_all(storage, [entry.path for entry in storage.list(names.LABELS)]))
-    own = read(storage)
-    if own is not None:
-        found.append(own)
-    return sorted(found, key=lambda label: (label.created_at_ms, label.label))
-
-
-def _read_all(storage: Storage, paths: Iterable[str]) -> Iterable[Label]:
-    for path in paths:
+def listed(storage: Storage) -> Labels:
+    """List the savepoints that a source records, and the location itself if it is one. Raises `StorageError`."""
+    found: list[Label] = []
+    problems: list[CorruptFile] = []
+    for path in [*(entry.path for entry in storage.list(names.LABELS)), names.LABEL]:
+        data = read_or_none(storage, path)
         try:
-            yield _parsed(storage.read(path), path)
-        except ObjectMissing:
-            continue  # deleted since the listing
+            found += [] if data is None else [_parsed(data, path)]
+        except CorruptFile as problem:
+            problems.append(problem)
+    return Labels(tuple(sorted(found, key=lambda label: (label.created_at_ms, label.label))), tuple(problems))
 
 
 def _parsed(data: bytes, path: str) -> Label:
     try:
         body: dict[str, Any] = json_object(data, path)
-        if body["format"] != _FORMAT or not names.is_label(str(body["label"])):
+        if body["format"] != _FORMAT or not names.is_label(text(body["label"])):
             raise ValueError(f"format {body['format']!r}, label {str(body['label'])[:100]!r}")
+        if not text(body["destination"]):
+            raise ValueError("the destination is empty")
         return Label(
-            label=str(body["label"]),
-            note=str(body["note"]),
+            label=text(body["label"]),
+            note=text(body["note"]),
             content=Content(body["content"]),
-            source=str(body["source"]),
-            destination=str(body["destination"]),
-            batch=int(body["batch"]),
-            size_bytes=int(body["size_bytes"]),
-            created_at_ms=int(body["created_at_ms"]),
+            source=text(body["source"]),
+            destination=text(body["destination"]),
+            batch=count(body["batch"]),
+            size_bytes=count(body["size_bytes"]),
+            created_at_ms=unix_ms(body["created_at_ms"]),
+            deleting=body.get("deleting") is True,
         )
     except BAD_VALUES as error:
         raise CorruptFile(

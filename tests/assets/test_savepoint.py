@@ -36,7 +36,7 @@ def test_a_launch_plans_and_keeps_the_files_only_if_told_to(
     result = shown(done, "savepoint")
     assert (result["phase"], result["listed"], result["bytes"] > 0) == ("saved", True, True)
     at(flights, open_storage(to), tmp_path / "job", 5).assert_right(tmp_path / "host")
-    assert [one.label for one in passes.savepoint.listed(flights.storage)] == ["march"]
+    assert [one.label for one in passes.savepoint.listed(flights.storage).labels] == ["march"]
 
 
 def test_a_launch_keeps_the_rows(

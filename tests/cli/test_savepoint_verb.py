@@ -6,19 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from statestore.cli import main
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.commands import statekeeper
 from tests.support.counted_state import SCHEMA, changes
-from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server
 from tests.support.savepoints import manifest, rows_of
-
-
-def statekeeper(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], obj=MAINTAINER)
 
 
 @pytest.fixture
@@ -101,7 +95,7 @@ def test_an_observed_source_is_named_in_the_result(source: Checkpoint, tmp_path:
         (("to", "--label", "../x"), "is not a valid label"),
         (("to", "--list"), "--list and --delete take only ROOT"),
         (("--list", "--delete", "x"), "--list and --delete take only ROOT"),
-        (("--list", "--apply"), "--apply requires --delete LABEL"),
+        (("--list", "--apply"), "--apply and --forget require --delete LABEL"),
     ],
 )
 def test_wrong_options_are_usage_errors(

@@ -134,6 +134,7 @@ def test_a_run_of_a_mirror_does_not_revert_a_claim_of_the_mirror(
     claimed(mirror, checkpoint, NEW)
     before = contents(mirror)
     query.grow(int(grows))
+    assert isinstance(passes.mirror.plan(root, mirror, FULL, MAINTAINER).refusals[0], MirrorStarted)
     with pytest.raises(MirrorStarted, match=f"belongs to query {NEW}"):
         mirrored(root, mirror, tmp_path)
     with pytest.raises(MirrorStarted, match=f"belongs to query {NEW}"):

@@ -11,12 +11,25 @@ import pyarrow.parquet as pq
 
 from statestore.format.plain_values import plain_rows
 from statestore.maintenance import passes
-from statestore.maintenance.passes import PreparedRows
+from statestore.maintenance.passes import PreparedFiles, PreparedRows
 from statestore.maintenance.savepoints.columns import digest_of, digest_sum
 from statestore.storage import Storage
 from tests.support.clones import FULL
 from tests.support.dumped import Row
 from tests.support.maintainers import MAINTAINER
+
+
+def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> PreparedFiles:
+    """Plan a savepoint with files and make it."""
+    policies = how.pop("policies", FULL)
+    prepared = passes.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
+    passes.savepoint.execute_files(source, destination, prepared, MAINTAINER, scratch=scratch)
+    return prepared
+
+
+def remove(source: Storage, destination: Storage, label: str = "before") -> None:
+    planned = passes.savepoint.plan_removal(source, destination, passes.savepoint.find(source, label), FULL, MAINTAINER)
+    passes.savepoint.execute_removal(source, destination, planned)
 
 
 def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedRows:

@@ -99,13 +99,19 @@ class ClonePlan:
 
 
 def plan(
-    gathered: CloneFacts, fresh: FreshIds, *, query_id: str | None = None, location: str | None = None
+    gathered: CloneFacts,
+    fresh: FreshIds,
+    *,
+    query_id: str | None = None,
+    location: str | None = None,
+    command: str = "clone",
 ) -> ClonePlan:
     """Plan a clone.
 
     fresh      ids that the clone gets, unless an earlier run has chosen others
     query_id   the certain id that the clone must get; None for that of `fresh`, or that of the source
     location   the URL that Spark uses for the destination; None derives it from the URLs in the source
+    command    the verb with its options that continues this copy: shown to people
     """
     record = CloneRecord(
         source=gathered.source_place.url,
@@ -117,7 +123,7 @@ def plan(
     if earlier is not None and _is_continued(gathered, earlier, record, is_certain=query_id is not None):
         record = earlier
     files, refusals = files_of(gathered, record, location)
-    refusals = (*_occupied(gathered, record), *obstacles(gathered, files), *refusals)
+    refusals = (*_occupied(gathered, record, command), *obstacles(gathered, files), *refusals)
     committed = {path for path in gathered.existing if path.startswith(f"{names.COMMITS}/")}
     is_complete = not refusals and names.commits(record.batch) in committed
     return ClonePlan(
@@ -330,10 +336,11 @@ def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
         )
 
 
-def _occupied(gathered: CloneFacts, record: CloneRecord) -> Iterator[StatekeeperError]:
+def _occupied(gathered: CloneFacts, record: CloneRecord, command: str) -> Iterator[StatekeeperError]:
     if not gathered.existing:
         return
     earlier, place = gathered.record, gathered.destination_place
+    verb, _, options = command.partition(" ")
     if earlier is None:
         yield DestinationNotEmpty(
             f"is not empty: it contains {min(gathered.existing)}; nothing was written",
@@ -344,8 +351,8 @@ def _occupied(gathered: CloneFacts, record: CloneRecord) -> Iterator[Statekeeper
         yield DestinationNotEmpty(
             f"contains a clone of {earlier.source} at batch {earlier.batch}; nothing was written",
             path=place.url,
-            hint=f"choose an empty destination, or continue that clone: "
-            f"statekeeper clone {earlier.source} {place.url} --batch {earlier.batch}",
+            hint=f"choose an empty destination, or continue that copy: statekeeper {verb} {earlier.source} {place.url} "
+            f"--batch {earlier.batch}{f' {options}' if options else ''}",
         )
     elif newer := _newer(gathered.existing, record.batch):
         yield DestinationNotEmpty(

@@ -44,19 +44,21 @@ def plan(
     query_id: str | None = None,
     stopped: bool = False,
     location: str | None = None,
+    command: str = "clone",
 ) -> PreparedClone:
     """Plan a clone of the source at a batch, by default the newest one. Reads only.
 
     In structure V1, a running Spark query may replace its newest changelogs: see `copies.newest_settled`. `stopped`: a
     person confirms that the query is stopped. `new_query`: the clone belongs to a new query,
     with `query_id` or a random id. `policies`: of the source. `location`: the URL that Spark uses for the destination.
+    `command`: as in `copies.plan`.
     Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped.
     """
     if stopped:
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = copies.gather(source, destination, batch=batch, stopped=stopped)
     fresh = FreshIds(by.ids.fresh(), by.ids.fresh() if new_query else None)
-    planned = copies.plan(gathered, fresh, query_id=query_id, location=location)
+    planned = copies.plan(gathered, fresh, query_id=query_id, location=location, command=command)
     found = guards.refusals(is_settled(source, gathered), guards.half_switched(source), *planned.refusals)
     origin = Origin.NATIVE if gathered.binding is None else Origin.OWN
     return PreparedClone(policies.mode_for(origin), gathered, planned, found)

@@ -9,10 +9,12 @@ from pathlib import Path
 from statestore import switch_journal
 from statestore.errors import AlreadyExists, DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError
 from statestore.format import savepoint_names
+from statestore.format.savepoint_names import is_label
 from statestore.maintenance import labels, lease, savepoints
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CopyFile
-from statestore.maintenance.labels import Content, Label
+from statestore.maintenance.copies import record as clone_record
+from statestore.maintenance.labels import Content, Label, Labels
 from statestore.maintenance.passes import clone, guards
 from statestore.maintenance.passes.clone import PreparedClone, is_settled
 from statestore.maintenance.passes.guards import Refusals
@@ -54,6 +56,7 @@ def plan_rows(
     The default is the batch of an unfinished savepoint in the destination, else as for a clone: see `clone.plan`. Raises
     as `savepoints.gather`, and `RefusedAsUnsafe` if the query is not stopped.
     """
+    _require_label(source, label, note)
     if stopped:
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = savepoints.gather(source, destination, batch=batch, stopped=stopped)
@@ -161,12 +164,17 @@ def plan_files(
 ) -> PreparedFiles:
     """Plan a savepoint with the files of the source at a batch. Reads only. The options are those of `clone.plan`.
 
-    Raises as `clone.plan` and `labels.read`.
+    The default batch is that of an unfinished savepoint in the destination, else as for a clone. Raises as `clone.plan`
+    and `labels.read`; `RefusedAsUnsafe` for a text that cannot be a label.
     """
+    _require_label(source, label, note)
     earlier = labels.read(destination)
-    if batch is None and earlier is not None and (earlier.label, earlier.source) == (label, source.url):
-        batch = earlier.batch
-    prepared = clone.plan(source, destination, policies, by, batch=batch, stopped=stopped, location=location)
+    if batch is None:
+        batch = _begun_batch(source, destination, earlier)
+    command = f"savepoint --label {label}"
+    prepared = clone.plan(
+        source, destination, policies, by, batch=batch, stopped=stopped, location=location, command=command
+    )
     wanted = Label(
         label=label,
         note=note,
@@ -205,12 +213,18 @@ def execute_files(
 def record_label(source: Storage, destination: Storage, label: Label, mode: Mode) -> bool:
     """Write the label of a complete savepoint into it and, unless the mode is `observe`, into its source.
 
-    Return whether the source has it. Raises `RefusedAsUnsafe` if another process has used the label meanwhile.
+    Return whether the source has it. Raises `RefusedAsUnsafe` if another process has used the label meanwhile,
+    `DestinationNotEmpty` if the savepoint has another label.
     """
     found = labels.read(destination)
     if found is None:
         found = label
-        destination.create(savepoint_names.LABEL, label.encoded())
+        try:
+            destination.create(savepoint_names.LABEL, label.encoded())
+        except AlreadyExists as error:
+            raise _is_another(label, labels.read(destination) or label) from error
+    elif not found.is_same(label):
+        raise _is_another(label, found)
     if mode is Mode.OBSERVE:
         return False
     try:
@@ -222,17 +236,42 @@ def record_label(source: Storage, destination: Storage, label: Label, mode: Mode
     return True
 
 
+def _require_label(source: Storage, label: str | None, note: str) -> None:
+    """Require the form of a label, and no note without one. The label becomes part of a path. Raises `RefusedAsUnsafe`."""
+    problem = None
+    if label is None and note:
+        problem = "a note needs a label"
+    elif label is not None and not is_label(label):
+        problem = f"{label[:100]!r} is not a label"
+    if problem is not None:
+        raise RefusedAsUnsafe(
+            f"{problem}; nothing was written",
+            path=source.url,
+            hint='give a label of up to 100 letters, digits, ".", "_" and "-", a letter or digit first',
+        )
+
+
+def _begun_batch(source: Storage, destination: Storage, earlier: Label | None) -> int | None:
+    """Return the batch of an earlier run in the destination. An interrupted one has only the record of its clone."""
+    cloned = clone_record.read(destination)
+    return next((made.batch for made in (earlier, cloned) if made is not None and made.source == source.url), None)
+
+
 def _unusable(source: Storage, wanted: Label, in_destination: Label | None) -> Iterator[StatekeeperError]:
     if in_destination is not None and not in_destination.is_same(wanted):
-        yield DestinationNotEmpty(
-            f"is the savepoint {in_destination.label} of {in_destination.source} at batch {in_destination.batch}; nothing "
-            "was written",
-            path=wanted.destination,
-            hint="choose an empty destination",
-        )
+        yield _is_another(wanted, in_destination)
     recorded = labels.read_in_source(source, wanted.label)
-    if recorded is not None and not recorded.is_same(wanted):
+    if recorded is not None and (recorded.deleting or not recorded.is_same(wanted)):
         yield _taken(source, recorded)
+
+
+def _is_another(wanted: Label, found: Label) -> DestinationNotEmpty:
+    return DestinationNotEmpty(
+        f"is the savepoint {found.label} of {found.source} at batch {found.batch}; the label {wanted.label} was not "
+        "written",
+        path=wanted.destination,
+        hint="choose an empty destination",
+    )
 
 
 def _taken(source: Storage, label: Label) -> RefusedAsUnsafe:
@@ -244,27 +283,43 @@ def _taken(source: Storage, label: Label) -> RefusedAsUnsafe:
     )
 
 
-def listed(storage: Storage) -> list[Label]:
-    """List the savepoints that the source records, or the location itself if it is one. Raises as `labels.listed`."""
+def listed(storage: Storage) -> Labels:
+    """List the savepoints that the source records, and the location itself if it is one. Raises as `labels.listed`."""
     return labels.listed(storage)
 
 
 def find(storage: Storage, label: str) -> Label:
-    """Find a savepoint by its label, recorded in the source or in the savepoint. Raises `VersionNotLoadable` if there is
-    none."""
-    for one in listed(storage):
-        if one.label == label:
-            return one
-    raise RefusedAsUnsafe(
-        f"no savepoint has the label {label}",
-        path=storage.url,
-        hint="to list the savepoints, run: statekeeper savepoint ROOT --list",
-    )
+    """Find a savepoint by its label, recorded in the source or in the savepoint. Raises `RefusedAsUnsafe` if there is none;
+    `CorruptFile`, `StorageError`."""
+    found = _recorded(storage, label) or _own(storage, label)
+    if found is None:
+        raise RefusedAsUnsafe(
+            f"no savepoint has the label {label}",
+            path=storage.url,
+            hint="to list the savepoints, run: statekeeper savepoint ROOT --list",
+        )
+    return found
 
 
-def plan_removal(source: Storage, destination: Storage, label: Label, policies: Policies, by: Maintainer) -> Removal:
-    """Plan the deletion of a savepoint at its destination. Reads only. Raises as `removal.plan`."""
-    planned = removal.plan(label, destination, clock=by.clock)
+def is_itself(storage: Storage, label: str) -> bool:
+    """Return whether `find` finds the location itself. Raises `CorruptFile`, `StorageError`."""
+    return _recorded(storage, label) is None and _own(storage, label) is not None
+
+
+def _recorded(storage: Storage, label: str) -> Label | None:
+    return labels.read_in_source(storage, label) if is_label(label) else None
+
+
+def _own(storage: Storage, label: str) -> Label | None:
+    own = labels.read(storage)
+    return own if own is not None and own.label == label else None
+
+
+def plan_removal(
+    source: Storage, destination: Storage, label: Label, policies: Policies, by: Maintainer, *, forget: bool = False
+) -> Removal:
+    """Plan the deletion of a savepoint at its destination. Reads only. `forget` and errors: as `removal.plan`."""
+    planned = removal.plan(label, destination, clock=by.clock, forget=forget)
     if labels.read_in_source(source, label.label) is None or policies.mode_for(origin_of(source)) is not Mode.OBSERVE:
         return planned
     blocked = RefusedAsUnsafe(

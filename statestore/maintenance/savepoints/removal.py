@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
@@ -46,29 +46,36 @@ class Removal:
         return sum(file.size_bytes for file in self.files)
 
 
-def plan(label: Label, destination: Storage, *, clock: Clock) -> Removal:
-    """Plan the deletion of a savepoint. Reads only: one listing, its label, its lease. Raises `StorageError`."""
+def plan(label: Label, destination: Storage, *, clock: Clock, forget: bool = False) -> Removal:
+    """Plan the deletion of a savepoint. Reads only: one listing, its label, its lease. Raises `StorageError`.
+
+    `forget`: a person confirms that the savepoint no longer exists, so that only its record is deleted.
+    """
     entries = destination.list("", hidden=True)
     files = [entry for entry in entries if entry.path.partition("/")[0] in _FOLDERS or entry.path in _FILES]
     return Removal(
         label=label,
         files=tuple(sorted(files, key=lambda entry: (_rank(entry.path), entry.path))),
         others=len(entries) - len(files),
-        refusals=tuple(_refusals(label, destination, files, clock)),
+        refusals=tuple(_refusals(label, destination, files, clock, forget=forget)),
     )
 
 
 def execute(source: Storage, destination: Storage, removal: Removal) -> None:
     """Delete the files of a savepoint, then its label, then the record in the source. A second run completes the deletion.
 
-    Raises the first refusal; `StorageError`.
+    The record in the source first shows that the deletion has begun: otherwise a second run could not tell the deleted
+    savepoint from one that was moved. Raises the first refusal; `StorageError`.
     """
     for refusal in removal.refusals:
         raise refusal
+    recorded = labels.read_in_source(source, removal.label.label)
+    is_recorded = recorded is not None and recorded.is_same(removal.label)
+    if recorded is not None and is_recorded and removal.files and not recorded.deleting:
+        source.replace(names.label(recorded.label), replace(recorded, deleting=True).encoded())
     for rank in range(4):
         destination.delete([file.path for file in removal.files if _rank(file.path) == rank])
-    recorded = labels.read_in_source(source, removal.label.label)
-    if recorded is not None and recorded.is_same(removal.label):
+    if is_recorded:
         source.delete([names.label(removal.label.label)])
 
 
@@ -80,8 +87,24 @@ def _rank(path: str) -> int:
     return 0 if path.startswith(_FIRST) else 1
 
 
-def _refusals(label: Label, destination: Storage, files: Sequence[Entry], clock: Clock) -> Iterator[StatekeeperError]:
+def _refusals(
+    label: Label, destination: Storage, files: Sequence[Entry], clock: Clock, *, forget: bool
+) -> Iterator[StatekeeperError]:
+    if label.destination != destination.url:
+        yield RefusedAsUnsafe(
+            f"is not the location in the record of the savepoint {label.label}, which is {label.destination}: the "
+            "savepoint was copied or moved; nothing was deleted",
+            path=destination.url,
+            hint="if you do not need these files, delete the folder by hand",
+        )
+        return
     if not files:
+        if not (forget or label.deleting):
+            yield RefusedAsUnsafe(
+                f"has no file of the savepoint {label.label}: it was moved or deleted; its record was not deleted",
+                path=destination.url,
+                hint="check the location. If the savepoint no longer exists, delete its record: add --forget",
+            )
         return
     found = labels.read(destination)
     if found is None or not found.is_same(label):

@@ -15,29 +15,15 @@ from statestore.format.structure import Structure
 from statestore.maintenance import lease, passes
 from statestore.maintenance.config import Mode
 from statestore.maintenance.labels import Content, Label
-from statestore.maintenance.passes import PreparedFiles
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own, query_of
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER
-from tests.support.savepoints import saved
+from tests.support.savepoints import kept, remove, saved
 from tests.support.structures import held
-
-
-def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> PreparedFiles:
-    """Plan a savepoint with files and make it."""
-    policies = how.pop("policies", FULL)
-    prepared = passes.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
-    passes.savepoint.execute_files(source, destination, prepared, MAINTAINER, scratch=scratch)
-    return prepared
-
-
-def remove(source: Storage, destination: Storage, label: str = "before") -> None:
-    planned = passes.savepoint.plan_removal(source, destination, passes.savepoint.find(source, label), FULL, MAINTAINER)
-    passes.savepoint.execute_removal(source, destination, planned)
 
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
@@ -59,13 +45,13 @@ def test_garbage_collection_of_the_source_and_of_the_savepoint_keeps_its_state(
     assert held(destination, tmp_path / "look again") == before
     assert copy.is_right()
     assert audited(destination, scratch=tmp_path / "deep").findings == ()
-    [label] = passes.savepoint.listed(source)
-    assert passes.savepoint.listed(destination) == [label]
+    [label] = passes.savepoint.listed(source).labels
+    assert passes.savepoint.listed(destination).labels == (label,)
     assert (label.label, label.note, label.batch, label.content) == ("before", "before the upgrade", 5, Content.FILES)
     assert label.size_bytes > 0
     remove(source, destination)
     assert destination.list("", hidden=True) == []
-    assert passes.savepoint.listed(source) == []
+    assert passes.savepoint.listed(source).labels == ()
     assert query.is_right()
     assert audited(source, scratch=tmp_path / "deep source").findings == ()
 
@@ -76,7 +62,7 @@ def test_an_observed_source_gets_no_record(disks: Roots, tmp_path: Path) -> None
     before = source.list("", hidden=True)
     kept(source, destination, tmp_path, policies=replace(FULL, mode=None))
     assert source.list("", hidden=True) == before
-    assert passes.savepoint.listed(source) == []
+    assert passes.savepoint.listed(source).labels == ()
     remove(destination, destination)
     assert destination.list("", hidden=True) == []
 
@@ -85,10 +71,10 @@ def test_tables_with_a_label_are_listed_and_deleted(disks: Roots, tmp_path: Path
     source, destination = disks
     own(source, tmp_path)
     saved(source, destination, tmp_path, label="march", batch=6)
-    [label] = passes.savepoint.listed(source)
+    [label] = passes.savepoint.listed(source).labels
     assert (label.content, label.batch, label.destination) == (Content.ROWS, 6, destination.url)
     saved(source, destination, tmp_path, label="march", batch=6)
-    assert passes.savepoint.listed(source) == [label]
+    assert passes.savepoint.listed(source).labels == (label,)
     remove(source, destination, "march")
     assert destination.list("", hidden=True) == []
 
@@ -113,8 +99,29 @@ def test_a_second_run_writes_the_missing_labels(disks: Roots, tmp_path: Path) ->
         storage.delete([path])
         query.grow(1)
         kept(source, destination, tmp_path, batch=7)
-        [label] = passes.savepoint.listed(source)
+        [label] = passes.savepoint.listed(source).labels
         assert label.is_same(prepared.label)
+
+
+def test_the_same_command_completes_an_interrupted_savepoint_of_a_running_source(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    query = own(source, tmp_path)
+    traced = FaultyStorage(destination)
+    kept(source, traced, tmp_path)
+    [commit] = [one for one in traced.trace if one.kind is Kind.CREATE and one.path == names.commits(7)]
+    remove(source, destination)
+    with pytest.raises((SimulatedCrash, StatekeeperError)):
+        kept(source, FaultyStorage(destination, {commit.number: Fault.BEFORE}), tmp_path)
+    for root in disks:
+        root.delete([entry.path for entry in root.list(names.LEASES)])
+    query.grow(1)
+    with pytest.raises(DestinationNotEmpty) as raised:
+        kept(source, destination, tmp_path, batch=6)
+    hint = f"statekeeper savepoint {source.url} {destination.url} --batch 7 --label before"
+    assert hint in (raised.value.hint or "")
+    assert kept(source, destination, tmp_path).label.batch == 7
+    assert catalog.newest_batch(destination) == 7
+    assert [label.batch for label in passes.savepoint.listed(source).labels] == [7]
 
 
 def test_a_run_after_a_crash_while_the_labels_are_written_completes_the_savepoint(disks: Roots, tmp_path: Path) -> None:
@@ -137,7 +144,7 @@ def test_a_run_after_a_crash_while_the_labels_are_written_completes_the_savepoin
                 kept(*spoilt, tmp_path)
             kept(source, destination, tmp_path)
             assert passes.savepoint.listed(source) == passes.savepoint.listed(destination), (request, fault)
-            assert len(passes.savepoint.listed(source)) == 1
+            assert len(passes.savepoint.listed(source).labels) == 1
 
 
 def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(disks: Roots, tmp_path: Path) -> None:
@@ -157,7 +164,7 @@ def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(disks: 
             remove(source, FaultyStorage(destination, {request.number: fault}))
         remove(source, destination)
         assert destination.list("", hidden=True) == [], (request, fault)
-        assert passes.savepoint.listed(source) == []
+        assert passes.savepoint.listed(source).labels == ()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""`statekeeper savepoint --list` and `--delete`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich import filesize
+from rich.console import Console
+from rich.text import Text
+
+from statestore.cli import tables
+from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, this_process
+from statestore.maintenance import passes
+from statestore.maintenance.config import Policies
+from statestore.maintenance.labels import Label, Labels
+from statestore.redaction import printable
+
+
+def delete_labeled(
+    ctx: click.Context, root: Opened, policies: Policies, label: str, forget: bool, applies: bool, output: Output
+) -> None:
+    """Show the files of a savepoint and, with `applies`, delete them. Raises as `passes.savepoint.execute_removal`."""
+    found = passes.savepoint.find(root.storage, label)
+    is_itself = passes.savepoint.is_itself(root.storage, label)
+    other = root.storage if is_itself else open_destination(ctx, found.destination).storage
+    planned = passes.savepoint.plan_removal(root.storage, other, found, policies, this_process(), forget=forget)
+    shown = {
+        **_label(found),
+        "files": len(planned.files),
+        "bytes": planned.size_bytes,
+        "other_files": planned.others,
+        "refusals": [error_object(error) for error in planned.refusals],
+    }
+    if applies:
+        passes.savepoint.execute_removal(root.storage, other, planned)
+    text = f"{len(planned.files):,} files of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
+
+    def print_removal(console: Console) -> None:
+        if planned.others:
+            console.print(f"{planned.others:,} other files stay")
+        for refusal in planned.refusals:
+            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        end = "deleted" if applies else "to delete"
+        console.print(tables.plain(f"{end} {text}{'' if applies else '; add --apply'}"), soft_wrap=True)
+
+    output.show({**shown, "deleted": applies}, print_removal)
+    if not applies and planned.refusals:
+        sys.exit(FINDINGS)
+
+
+def _label(label: Label) -> dict[str, Any]:
+    return {
+        "label": label.label,
+        "note": label.note,
+        "content": label.content.value,
+        "source": label.source,
+        "destination": label.destination,
+        "batch": label.batch,
+        "size_bytes": label.size_bytes,
+        "created_at": _time(label),
+        "deleting": label.deleting,
+    }
+
+
+def _time(label: Label) -> str:
+    return datetime.fromtimestamp(label.created_at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def list_labels(root: Opened, output: Output) -> None:
+    """Show the savepoints that a root records. Ends with `FINDINGS` if a record cannot be read."""
+    found = passes.savepoint.listed(root.storage)
+    shown = {
+        "savepoints": [_label(one) for one in found.labels],
+        "problems": [error_object(problem) for problem in found.problems],
+    }
+    output.show(shown, lambda console: _print_list(console, found))
+    if found.problems:
+        sys.exit(FINDINGS)
+
+
+def _print_list(console: Console, found: Labels) -> None:
+    console.print(f"savepoints: {len(found.labels):,}")
+    for one in found.labels:
+        size = filesize.decimal(one.size_bytes)
+        line = f"{one.label}: {tables.when(one.batch)} as {one.content.value}, {size}, {_time(one)}, {one.destination}"
+        rest = f"{': ' if one.note else ''}{one.note}{'; its deletion has begun' if one.deleting else ''}"
+        console.print(tables.plain(printable(f"{line}{rest}")), soft_wrap=True)
+    for problem in found.problems:
+        console.print(Text.assemble(("unreadable: ", "red"), str(problem)), soft_wrap=True)
