@@ -49,7 +49,7 @@ FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
 
 SCAN_BATCH_ROWS = 10_000
 _SCAN_BATCH_BYTES = 32 * 1024 * 1024
-"""A batch of a scan ends at the first of both, so that large values do not fill the memory."""
+"""A batch of a scan ends at the first of both, so that large keys and values do not fill the memory."""
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
@@ -177,7 +177,7 @@ class Database:
             entries.seek(prefix)
         keys: list[bytes] = []
         values: list[bytes] = []
-        value_bytes = 0
+        size_bytes = 0
         while entries.valid():
             key = entries.key()
             if key >= end:
@@ -185,10 +185,10 @@ class Database:
             keys.append(key)
             value = entries.value()
             values.append(value)
-            value_bytes += len(value)
-            if len(keys) == SCAN_BATCH_ROWS or value_bytes >= _SCAN_BATCH_BYTES:
+            size_bytes += len(key) + len(value)
+            if len(keys) == SCAN_BATCH_ROWS or size_bytes >= _SCAN_BATCH_BYTES:
                 yield keys, values
-                keys, values, value_bytes = [], [], 0
+                keys, values, size_bytes = [], [], 0
             entries.next()
         with translated(self.path):
             entries.status()

@@ -130,6 +130,12 @@ def test_a_scan_gives_the_keys_of_a_prefix_in_order(
     assert found == sorted(key for key in keys if key.startswith(prefix))
 
 
+def test_a_batch_of_a_scan_is_bounded_by_keys_and_values(tmp_path: Path) -> None:
+    path = made(tmp_path / "db", {bytes([n]) + bytes(8 * 1024 * 1024): b"v" for n in range(9)})
+    with Database.open_read_only(path, LIMITS) as database:
+        assert [len(keys) for keys, _ in database.scan()] == [4, 4, 1]
+
+
 @pytest.mark.parametrize("size", [0, SCAN_BATCH_ROWS - 1, SCAN_BATCH_ROWS, SCAN_BATCH_ROWS + 1, 2 * SCAN_BATCH_ROWS])
 def test_a_scan_in_batches_is_complete(tmp_path: Path, size: int) -> None:
     full, rest = divmod(size, SCAN_BATCH_ROWS)

@@ -2,7 +2,7 @@
 
     operator_id, operator, store, family, partition    the place of the row
     element                                            its position in a list; null if the value is no list
-    expires_at                                         the end of its time to live; null if it has none
+    expires_at                                         the end of its time to live; null if none before the year 10000
     key_<column>, value_<column>                       the columns of Spark's schemas
 
 Parquet, Delta, Spark and DuckDB restrict names and types. A character of a name other than a letter, a digit or "_"
@@ -13,7 +13,7 @@ Rows that cannot be decoded are in `key_bytes` and `value_bytes`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,9 @@ _MOST_DIGESTS = 2**128
 _WITH_EXPIRY = "transformWithState"
 """The beginning of the names of operators whose values can expire."""
 _EXPIRY = "ttlExpirationMs"
+_YEAR_10000_MS = 253_402_300_800_000
+"""A later end of a time to live is none: no date shows it."""
+_PIECE_BYTES = 16 * 1024 * 1024
 _PLACE = [
     pa.field("operator_id", pa.int32()),
     pa.field("operator", pa.string()),
@@ -111,19 +114,45 @@ def table_of(operator: int, operator_name: str, store: str, family: str | None, 
     )
 
 
-def typed_rows(table: Table, partition: int, decoded: DecodedRows) -> pa.RecordBatch:
-    """Convert decoded rows to rows of a typed table, one for each element of a list."""
-    assert table.rows is not None
-    keys, values, count = decoded.keys, decoded.values, decoded.values.num_rows
-    element = pa.nulls(count, _ELEMENT.type)
-    if decoded.are_lists:
-        starts = np.cumsum(decoded.counts) - decoded.counts
-        keys = keys.take(_indexes(np.repeat(np.arange(len(decoded.counts)), decoded.counts)))
-        element = _indexes(np.arange(count) - np.repeat(starts, decoded.counts)).cast(pa.int32())
+def typed_rows(table: Table, partition: int, decoded: DecodedRows) -> Iterator[pa.RecordBatch]:
+    """Convert decoded rows to rows of a typed table, one for each element of a list.
+
+    Each element repeats the columns of its key, so that a long list of a large key is yielded in pieces of bounded size.
+    """
+    if not decoded.are_lists:
+        yield _typed(table, partition, decoded.keys, decoded.values, pa.nulls(decoded.values.num_rows, _ELEMENT.type))
+        return
+    key_of_row = np.repeat(np.arange(len(decoded.counts)), decoded.counts)
+    firsts = np.cumsum(decoded.counts) - decoded.counts
+    for begin, end in _pieces(decoded, key_of_row):
+        of_key = key_of_row[begin:end]
+        element = _indexes(np.arange(begin, end) - firsts[of_key]).cast(pa.int32())
+        values = decoded.values.slice(begin, end - begin)
+        yield _typed(table, partition, decoded.keys.take(_indexes(of_key)), values, element)
+
+
+def _pieces(decoded: DecodedRows, key_of_row: Counts) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each piece: at least one row, at most about `_PIECE_BYTES` of keys and values."""
+    keys, rows = decoded.keys, decoded.values.num_rows
+    of_value = decoded.values.nbytes / max(1, rows)
+    if rows * (keys.nbytes + of_value) <= _PIECE_BYTES:
+        yield 0, rows
+        return
+    of_key = np.fromiter((keys.slice(i, 1).nbytes for i in range(keys.num_rows)), np.int64, keys.num_rows)
+    until = np.cumsum(of_key[key_of_row] + of_value)
+    begin = 0
+    while begin < rows:
+        before = until[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(until, before + _PIECE_BYTES, side="right")))
+        yield begin, end
+        begin = end
+
+
+def _typed(table: Table, partition: int, keys: pa.Table, values: pa.Table, element: pa.Array) -> pa.RecordBatch:
     columns = [_whole(column) for of in (keys, values) for column in of.columns]
     fields = list(table.schema)[len(_PLACE) + 2 :]
     stored = [_stored(column, field.type) for column, field in zip(columns, fields, strict=True)]
-    return _batch(table, partition, [element, _expiry(table, values), *stored], count)
+    return _batch(table, partition, [element, _expiry(table, values), *stored], values.num_rows)
 
 
 def raw_rows(table: Table, partition: int, keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
@@ -222,7 +251,8 @@ def _expiry(table: Table, values: pa.Table) -> pa.Array:
     if not has_expiry or not table.operator_name.startswith(_WITH_EXPIRY):
         return pa.nulls(count, _EXPIRES.type)
     milliseconds = _whole(values.columns[-1])
-    known = pc.if_else(pc.greater_equal(milliseconds, 0), milliseconds, pa.nulls(count, pa.int64()))
+    is_date = pc.and_(pc.greater_equal(milliseconds, 0), pc.less(milliseconds, _YEAR_10000_MS))
+    known = pc.if_else(is_date, milliseconds, pa.nulls(count, pa.int64()))
     return known.cast(pa.timestamp("ms", tz="UTC")).cast(_EXPIRES.type)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 from statestore.clock import Clock, Ids
 from statestore.contents import Contents, Layout, OpenStore, Pairs, opened
 from statestore.engine.rocks import translated
+from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.family_rows import FAMILY_BYTES
 from statestore.format.names import StorePath
@@ -40,23 +43,49 @@ def write_store(
 ) -> StoreRows:
     """Write the rows of a store; call `wrote` with the number of rows of each piece.
 
-    Raises as `opened`, `OpenStore.decoded` and `Storage.create`; `LocalDiskFull`.
+    Raises as `opened`, `OpenStore.decoded` and `Storage.create`; `CorruptFile` for rows that Arrow cannot convert;
+    `LocalDiskFull`.
     """
-    parts: list[Part] = []
-    with opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as rows, _folder(scratch) as folder:
-        writer: _PartWriter | None = None
-        for pairs in rows.pairs():
-            if writer is None or writer.table.family != pairs.family:
-                if writer is not None:
-                    parts.append(writer.finish())
-                table = table_of(store.operator, operator_name, store.store, pairs.family, layout)
-                writer = _PartWriter(table, store.partition, destination, Path(folder))
-            batch = _batch(writer.table, store.partition, rows, pairs)
-            writer.add(batch)
-            wrote(batch.num_rows)
-        if writer is not None:
-            parts.append(writer.finish())
-    return StoreRows(store, tuple(parts))
+    with (
+        _typed_errors(store),
+        opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as rows,
+        _folder(scratch) as folder,
+    ):
+
+        def writer_of(family: str | None) -> _PartWriter:
+            table = table_of(store.operator, operator_name, store.store, family, layout)
+            return _PartWriter(table, store.partition, destination, Path(folder))
+
+        return StoreRows(store, tuple(_parts(rows, store.partition, writer_of, wrote)))
+
+
+def _parts(
+    rows: OpenStore, partition: int, writer_of: Callable[[str | None], _PartWriter], wrote: Callable[[int], None]
+) -> Iterator[Part]:
+    """Write the rows of each family; yield its part."""
+    for family, pieces in itertools.groupby(rows.pairs(), key=lambda pairs: pairs.family):
+        writer = writer_of(family)
+        for pairs in pieces:
+            for batch in _batches(writer.table, partition, rows, pairs):
+                writer.add(batch)
+                wrote(batch.num_rows)
+        yield writer.finish()
+
+
+@contextlib.contextmanager
+def _typed_errors(store: StorePath) -> Iterator[None]:
+    """Convert errors of Arrow to a `CorruptFile` of the store. Too little memory stays a `MemoryError`."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except pa.ArrowException as error:
+        raise CorruptFile(
+            f"its rows cannot be written as a table: {error}",
+            path=str(store),
+            hint="to find damaged files, run: statekeeper audit ROOT --deep; to keep the state as it is, make a savepoint "
+            "of the files: statekeeper savepoint ROOT DESTINATION --label LABEL",
+        ) from error
 
 
 def write_empty(table: Table, destination: Storage, scratch: Path) -> File:
@@ -77,11 +106,12 @@ def _folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(dir=scratch, prefix="savepoint-")
 
 
-def _batch(table: Table, partition: int, rows: OpenStore, pairs: Pairs) -> pa.RecordBatch:
+def _batches(table: Table, partition: int, rows: OpenStore, pairs: Pairs) -> Iterator[pa.RecordBatch]:
     if table.rows is not None:
-        return typed_rows(table, partition, rows.decoded(pairs))
+        yield from typed_rows(table, partition, rows.decoded(pairs))
+        return
     skip = 0 if pairs.family is None else FAMILY_BYTES
-    return raw_rows(table, partition, [key[skip:] for key in pairs.keys], list(pairs.values))
+    yield raw_rows(table, partition, [key[skip:] for key in pairs.keys], list(pairs.values))
 
 
 class _PartWriter:

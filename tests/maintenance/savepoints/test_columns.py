@@ -13,11 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from statestore.contents import Layout
+from statestore.errors import CorruptFile
 from statestore.format.families import Family
 from statestore.format.family_rows import DecodedRows
+from statestore.format.names import StorePath
 from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, raw_rows, table_of, typed_rows
 from statestore.maintenance.savepoints.delta import encode_commit
 from statestore.maintenance.savepoints.record import Begun
+from statestore.maintenance.savepoints.write import _typed_errors
 
 NESTED = pa.struct([("a b", pa.string()), ("A b", pa.null()), ("at", pa.timestamp("us"))])
 KEY = pa.schema([("k", pa.string()), ("k", pa.int32()), ("K", pa.date32())])
@@ -80,7 +83,7 @@ def test_names_are_plain_and_unique_without_regard_to_case_at_any_depth() -> Non
 
 def test_values_of_every_type_are_kept(tmp_path: Path) -> None:
     table = made(KEY, VALUE)
-    rows = typed_rows(table, 3, decoded())
+    [rows] = typed_rows(table, 3, decoded())
     rows.validate(full=True)
     pq.write_table(pa.Table.from_batches([rows]), tmp_path / "file.parquet")
     read = pq.read_table(tmp_path / "file.parquet")
@@ -108,7 +111,7 @@ def test_the_digest_depends_on_each_column_of_key_and_value_and_not_on_order_or_
         rows = DecodedRows(
             pa.table({"k": keys}), pa.table({"v": pa.array(values, pa.int64())}), np.ones(len(keys), np.int64), False
         )
-        return digest_of(typed_rows(table, partition, rows))
+        return digest_sum(map(digest_of, typed_rows(table, partition, rows)))
 
     whole = digest([1, 2], [10, 20])
     assert digest([2, 1], [20, 10], partition=5) == whole
@@ -123,12 +126,45 @@ def test_a_list_has_a_row_for_each_element_and_a_sliced_column_keeps_its_values(
     values = pa.Table.from_pylist(
         [{"v": None}, *({"v": {**WHOLE, "a b": text}} for text in "xyz")], pa.schema([("v", NESTED)])
     )
-    rows = typed_rows(table, 0, DecodedRows(keys, values.slice(1), np.array([2, 1]), True)).to_pylist()
+    [batch] = typed_rows(table, 0, DecodedRows(keys, values.slice(1), np.array([2, 1]), True))
+    rows = batch.to_pylist()
     assert [(row["key_k"], row["element"], row["value_v"]["a_b"]) for row in rows] == [
         ("b", 0, "x"),
         ("b", 1, "y"),
         ("c", 0, "z"),
     ]
+
+
+def test_a_long_list_of_a_large_key_is_converted_in_pieces() -> None:
+    table = made(pa.schema([("k", pa.string())]), pa.schema([("v", pa.int64())]), "seen")
+    keys, counts = pa.table({"k": ["a" * 1_000_000, "b", "c" * 1_000_000]}), np.array([150, 3000, 50])
+    rows = DecodedRows(keys, pa.table({"v": np.arange(3200)}), counts, True)
+    pieces = list(typed_rows(table, 0, rows))
+    assert len(pieces) > 10
+    assert max(piece.nbytes for piece in pieces) < 20_000_000
+    assert [value for piece in pieces for value in piece["value_v"].to_pylist()] == list(range(3200))
+    elements = [value for piece in pieces for value in piece["element"].to_pylist()]
+    assert elements == [*range(150), *range(3000), *range(50)]
+    first = [text[0] for piece in pieces for text in piece["key_k"].to_pylist()]
+    assert "".join(first) == "a" * 150 + "b" * 3000 + "c" * 50
+
+
+@pytest.mark.parametrize("end_ms", [2**62, 2_147_483_647 * 86_400_000, 253_402_300_800_000])
+def test_a_time_to_live_beyond_the_year_9999_has_no_end(end_ms: int) -> None:
+    value = pa.schema([("value", pa.int64()), ("ttlExpirationMs", pa.int64())])
+    table = table_of(
+        0, "transformWithStateExec", "default", "v", Layout({"v": Family(pa.schema([("k", pa.int64())]), value)}, "s")
+    )
+    values = pa.table({"value": [1, 2], "ttlExpirationMs": pa.array([end_ms, 253_402_300_799_999], pa.int64())})
+    [rows] = typed_rows(table, 0, DecodedRows(pa.table({"k": [1, 2]}), values, np.ones(2, np.int64), False))
+    assert rows["expires_at"].to_pylist() == [None, dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, dt.UTC)]
+    assert rows["value_ttlExpirationMs"][0].as_py() == end_ms
+
+
+def test_an_error_of_arrow_names_the_store() -> None:
+    with pytest.raises(CorruptFile, match="cannot be written as a table") as raised, _typed_errors(StorePath(0, 3)):
+        pa.array([2**62]).cast(pa.int8())
+    assert raised.value.path == "state/0/3"
 
 
 def test_only_values_of_transform_with_state_expire() -> None:
@@ -138,9 +174,9 @@ def test_only_values_of_transform_with_state_expire() -> None:
     rows = DecodedRows(pa.table({"k": [1, 2, 3]}), values, np.ones(3, np.int64), False)
     of_spark = table_of(0, "transformWithStateExec", "default", "v", layout)
     ends = [dt.datetime(2023, 11, 14, 22, 13, 20, 123_000, dt.UTC), None, None]
-    assert typed_rows(of_spark, 0, rows)["expires_at"].to_pylist() == ends
+    assert next(typed_rows(of_spark, 0, rows))["expires_at"].to_pylist() == ends
     of_another = table_of(0, "counting", "default", "v", layout)
-    assert typed_rows(of_another, 0, rows)["expires_at"].to_pylist() == [None] * 3
+    assert next(typed_rows(of_another, 0, rows))["expires_at"].to_pylist() == [None] * 3
 
 
 def test_a_struct_without_columns_makes_a_table_of_bytes() -> None:
