@@ -38,6 +38,7 @@ from statestore.maintenance.codes import code
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention
 from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statestore.redaction import printable
 
 
 @click.command(short_help="Delete files that are no longer needed.")
@@ -186,6 +187,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
         "findings": list(planned.findings),
         "rules": by_rule,
         "left_out": planned.left_out,
+        "holds": [{"batch": hold.batch, "holder": hold.holder, "verb": hold.verb} for hold in planned.holds],
         "batch_logs": _batch_logs_object(planned.batch_logs),
         "reads": [
             {
@@ -268,6 +270,9 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
         for verdict in planned.verdicts:
             tables.add(files, "delete" if verdict.rule.deletes else "keep", verdict.path, verdict.rule.value)
         tables.show(console, files)
+    for hold in planned.holds:
+        text = f"{tables.when(hold.batch)} and later ones are kept, because {hold.holder} reads the batch ({hold.verb})"
+        console.print(tables.plain(printable(text)), soft_wrap=True)
     for finding in planned.findings:
         console.print(tables.plain(finding), soft_wrap=True)
     for line in _batch_log_lines(planned.batch_logs) if planned.batch_logs else ():

@@ -41,6 +41,7 @@ from statestore.maintenance.passes import PreparedClone, PreparedFiles, Prepared
 from statestore.maintenance.savepoints import Tables
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.savepoints.record import StoreRows
+from statestore.maintenance.scratch import free_bytes
 from statestore.storage import Storage
 
 
@@ -212,7 +213,9 @@ def _save_rows(
     output: Output,
 ) -> None:
     if dry_run:
-        output.show(_object(prepared), lambda console: _print_plan(console, prepared))
+        needed = prepared.plan.scratch_bytes(workers)
+        shown = {**_object(prepared), "scratch_bytes": needed, "scratch_free_bytes": free_bytes(scratch)}
+        output.show(shown, lambda console: _print_plan(console, prepared, needed, scratch))
         sys.exit(FINDINGS if prepared.refusals else 0)
     by = this_process()
     before = by.clock.monotonic_seconds()
@@ -300,7 +303,7 @@ def _made(made: Summary) -> dict[str, Any]:
     }
 
 
-def _print_plan(console: Console, prepared: PreparedRows) -> None:
+def _print_plan(console: Console, prepared: PreparedRows, scratch_bytes: int, scratch: Path) -> None:
     planned = prepared.plan
     table = tables.table(
         f"{tables.when(planned.begun.batch)} of {planned.newest:,}: {len(planned.stores):,} stores, "
@@ -312,6 +315,9 @@ def _print_plan(console: Console, prepared: PreparedRows) -> None:
     for one in planned.all_tables():
         tables.add(table, one.folder, one.operator_name, "bytes" if one.rows is None else "typed")
     tables.show(console, table)
+    free = filesize.decimal(free_bytes(scratch))
+    needed = f"needs up to {filesize.decimal(scratch_bytes)} of local disk in {scratch}, which has {free} free"
+    console.print(tables.plain(needed), soft_wrap=True)
     if planned.is_complete:
         console.print("the savepoint is complete: nothing to do")
     for refusal in prepared.refusals:

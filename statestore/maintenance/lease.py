@@ -23,12 +23,13 @@ from statestore.clock import Clock
 from statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
 from statestore.format import names
 from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.maintenance.timer import every
 from statestore.storage import Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
 """Longer than any request with its retries, so that a holder detects a lost lease before its next deletion."""
 
-_BEAT_SECONDS = LIFE_SECONDS / 10
+BEAT_SECONDS = LIFE_SECONDS / 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class HeldLease:
     def beat(self) -> None:
         """Renew the lease if a tenth of its lifetime has passed. Enough for work that only adds files."""
         now = self._clock.monotonic_seconds()
-        if now - self._beat_at_seconds >= _BEAT_SECONDS:
+        if now - self._beat_at_seconds >= BEAT_SECONDS:
             self._beat_at_seconds = now
             # A stalled holder must not recreate the file that the next holder has deleted.
             if _is_newest(self._storage, self._lease.epoch):
@@ -152,6 +153,13 @@ def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock)
     old = [entry.path for epoch, entry in _all(storage) if epoch < lease.epoch]
     storage.delete(old)
     return HeldLease(storage, lease, clock)
+
+
+@contextmanager
+def beating(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[None]:
+    """Hold the lease as `held`, and renew it by a timer: for work that only adds files and whose steps may take hours."""
+    with held(storage, verb, run=run, holder=holder, clock=clock) as lease, every(BEAT_SECONDS, lease.beat):
+        yield
 
 
 @contextmanager

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
-from statestore.errors import AlreadyExists, DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError
+from statestore.errors import (
+    AlreadyExists,
+    DestinationNotEmpty,
+    LocalDiskFull,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    VersionNotLoadable,
+)
 from statestore.format import savepoint_names
 from statestore.format.savepoint_names import is_label
-from statestore.maintenance import labels, lease, savepoints
+from statestore.maintenance import holds, labels, lease, savepoints
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CopyFile
 from statestore.maintenance.copies import record as clone_record
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.labels import Content, Label, Labels
 from statestore.maintenance.passes import clone, guards
 from statestore.maintenance.passes.clone import PreparedClone, is_settled
@@ -26,7 +35,8 @@ from statestore.maintenance.savepoints.execute import begin
 from statestore.maintenance.savepoints.manifest import Summary, summary_of
 from statestore.maintenance.savepoints.record import StoreRows
 from statestore.maintenance.savepoints.removal import Removal
-from statestore.origin import origin_of
+from statestore.maintenance.scratch import free_bytes
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
 
 
@@ -93,48 +103,89 @@ def execute_rows(
     """Make the savepoint. Call `wrote` with the number of rows of each piece, and `finished` after each store. A complete
     savepoint stays as it is.
 
-    Nothing is written into the source but the label, unless the mode is `observe`. If the files of the batch are deleted
-    meanwhile, the run ends with an error. It holds the lease of the destination. Raises the first refusal; `RootHeld`,
-    `HalfSwitched`; as `savepoints.execute`.
+    It has the lease of the destination and, unless the mode is `observe`, a hold of the batch in the source, so that
+    retention keeps its files. Both are renewed by a timer. Nothing else is written into the source but the label. The plan
+    is made again with the hold and the lease: another run may have completed the savepoint meanwhile. Raises the first
+    refusal; `LocalDiskFull` if `scratch` is too small; `RootHeld`, `HalfSwitched`; as `savepoints.execute`.
     """
     guards.require_none(prepared.refusals)
-    made = _summary(source, destination, prepared, by, scratch, workers, wrote, finished)
+    mode = policies.mode_for(prepared.gathered.contents.origin)
+    if prepared.plan.is_complete:
+        made = summary_of(destination.read(savepoint_names.MANIFEST))
+    else:
+        switch_journal.require_none(source)
+        _require_scratch(prepared.plan, scratch, workers)
+        begin(destination, prepared.plan)
+        with _kept(source, destination, prepared, by, mode):
+            made = _saved(source, destination, prepared.plan, by, scratch, workers, wrote, finished)
     if prepared.label is not None:
-        mode = policies.mode_for(prepared.gathered.contents.origin)
         record_label(source, destination, replace(prepared.label, size_bytes=made.bytes), mode)
     return made
 
 
-def _summary(
+def _saved(
     source: Storage,
     destination: Storage,
-    prepared: PreparedRows,
+    confirmed: RowsPlan,
     by: Maintainer,
     scratch: Path,
     workers: int,
     wrote: Callable[[int], None],
     finished: Callable[[StoreRows], None],
 ) -> Summary:
-    if prepared.plan.is_complete:
+    begun = confirmed.begun
+    gathered = savepoints.gather(source, destination, batch=begun.batch, stopped=True)
+    planned = savepoints.plan(gathered, Tables(begun.tables), run=begun.run, now_ms=begun.begun_at_ms)
+    guards.require_none(planned.refusals)
+    if planned.is_complete:
         return summary_of(destination.read(savepoint_names.MANIFEST))
-    switch_journal.require_none(source)
-    begin(destination, prepared.plan)
-    with lease.held(destination, "savepoint", run=by.ids.fresh(), holder=by.holder, clock=by.clock) as held:
+    return savepoints.execute(
+        gathered,
+        destination,
+        planned,
+        scratch=scratch,
+        clock=by.clock,
+        ids=by.ids,
+        workers=workers,
+        wrote=wrote,
+        finished=finished,
+    )
 
-        def written(rows: int) -> None:
-            held.beat()
-            wrote(rows)
 
-        return savepoints.execute(
-            prepared.gathered,
-            destination,
-            prepared.plan,
-            scratch=scratch,
-            clock=by.clock,
-            ids=by.ids,
-            workers=workers,
-            wrote=written,
-            finished=finished,
+@contextmanager
+def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Maintainer, mode: Mode) -> Iterator[None]:
+    """Have the lease of the destination, and hold the batch in the source unless its mode is `observe`."""
+    run, batch = by.ids.fresh(), prepared.plan.begun.batch
+    unheld = (
+        "Spark deletes old files of state in spite of it" if prepared.gathered.contents.origin is Origin.NATIVE else ""
+    )
+    if mode is Mode.OBSERVE:
+        unheld = "mode observe allows none"
+    with ExitStack() as stack:
+        stack.enter_context(lease.beating(destination, "savepoint", run=run, holder=by.holder, clock=by.clock))
+        if mode is not Mode.OBSERVE:
+            hold = Hold(batch=batch, holder=by.holder, verb="savepoint")
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
+        try:
+            yield
+        except VersionNotLoadable as error:
+            if not unheld:
+                raise
+            raise VersionNotLoadable(
+                f"{error.what}; no hold protects the batch during the run: {unheld}",
+                path=error.path,
+                hint=f"first save the files: statekeeper savepoint {source.url} FILES --label LABEL; then the rows from "
+                "there: statekeeper savepoint FILES ROWS --rows, with two empty locations FILES and ROWS",
+            ) from error
+
+
+def _require_scratch(planned: RowsPlan, scratch: Path, workers: int) -> None:
+    needed, free = planned.scratch_bytes(workers), free_bytes(scratch)
+    if needed > free:
+        raise LocalDiskFull(
+            f"has {free:,} bytes of free space, but {workers:,} workers need {needed:,}; nothing was written",
+            path=str(scratch),
+            hint="choose another folder with --scratch, or fewer --workers",
         )
 
 

@@ -15,7 +15,7 @@ from statestore.clock import Clock
 from statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, quarantine, verification
+from statestore.maintenance import announcements, holds, quarantine, verification
 from statestore.maintenance.lease import HeldLease
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.retention import last_pass, uploads
@@ -81,8 +81,8 @@ def execute(
 
     *Guarantee*: a crash at any request leaves every retained version loadable, and a second run completes the deletions.
     Before the deletions in a store, its files are listed again: its base must be intact and unchanged since the read, and a
-    table that a new snapshot references is spared. Raises `LeaseLost`; `RefusedAsUnsafe` if the plan is too old;
-    `StorageError`, `LocalDiskFull`.
+    table that a new snapshot references is spared. Raises `LeaseLost`; `RefusedAsUnsafe` if the plan is too old, or if
+    another run holds a batch that the plan deletes; `StorageError`, `LocalDiskFull`.
     """
     on_record = dict(planned.reads_on_record)
     if planned.reads:
@@ -101,6 +101,8 @@ def execute(
                 hint="to delete the remaining files, run this command again",
             )
 
+    if planned.deletions:
+        _require_no_later_hold(storage, planned)
     tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]
     if tables:
         may_delete()
@@ -134,6 +136,17 @@ def execute(
         raise
     if tables:
         announcements.withdraw(storage, run)
+
+
+def _require_no_later_hold(storage: Storage, planned: RetentionPlan) -> None:
+    """Require that no run holds an older batch than the plan retains. See `holds` for the race."""
+    for hold in holds.current(storage):
+        if planned.floor is None or hold.version < planned.floor:
+            raise RefusedAsUnsafe(
+                f"batch {hold.batch} is held since the plan was made, by {hold.holder} ({hold.verb}); nothing was deleted",
+                path=storage.url,
+                hint="run this command again: the new plan keeps the batch",
+            )
 
 
 def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan, done: Iterable[Deleted]) -> None:

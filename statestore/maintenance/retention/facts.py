@@ -12,6 +12,7 @@ from statestore.format.batch_log import Place
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.maintenance import hidden_checksums
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.quarantine import Snapshots
 from statestore.maintenance.retention.last_pass import LastPass
 from statestore.maintenance.verification import Reads
@@ -45,6 +46,7 @@ class LogFiles:
     pending: tuple[Entry, ...] = ()
     history: tuple[Entry, ...] = ()
     announcements: tuple[Entry, ...] = ()
+    holds: tuple[Entry, ...] = ()
     leftovers: tuple[Entry, ...] = ()
     quarantine: tuple[Entry, ...] = ()
     checksums: tuple[Entry, ...] = ()
@@ -57,7 +59,8 @@ class LogFiles:
         """Return the newest modification time: a lower bound of the time on the clock of the storage."""
         logs = (log.entry for log in self.batch_logs)
         of_query = (*self.offsets, *self.commits, *self.pending, *logs)
-        entries = (*of_query, *self.history, *self.announcements, *self.leftovers, *self.quarantine)
+        of_runs = (*self.history, *self.announcements, *self.holds)
+        entries = (*of_query, *of_runs, *self.leftovers, *self.quarantine)
         return max((entry.modified_at_seconds or 0.0 for entry in entries), default=0.0)
 
 
@@ -67,7 +70,7 @@ class RetentionFacts:
 
     log            None before the first commit
     strays         snapshots that are not on the chain of their store and may be kept
-    wanted_floor   the oldest version to retain, by count and age
+    wanted_floor   the oldest version to retain, by count, age and holds
     now_seconds    Unix time
     since          the last pass, if only the stores that are due since then were gathered
     quarantine     quarantined snapshots of these stores
@@ -76,6 +79,7 @@ class RetentionFacts:
     stateless      why the checkpoint has no store
     reads          record of the snapshot files that were read in full
     conf           encoding of the state
+    holds          batches that other runs read
     """
 
     origin: Origin
@@ -92,6 +96,7 @@ class RetentionFacts:
     stateless: Stateless | None = None
     reads: Reads = field(default_factory=dict)
     conf: StateConf = OURS
+    holds: tuple[Hold, ...] = ()
 
     @property
     def entries(self) -> Iterator[Entry]:

@@ -14,9 +14,10 @@ from statestore.errors import DAMAGES, CorruptFile
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, hidden_checksums, quarantine, verification
+from statestore.maintenance import announcements, hidden_checksums, holds, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
 from statestore.maintenance.history_records import FailedSnapshot
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.retention import last_pass, uploads
 from statestore.maintenance.retention.facts import (
     BatchLogFile,
@@ -34,11 +35,13 @@ from statestore.maintenance.verification import Reads
 from statestore.origin import Origin, origin_of
 from statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
 
+_RECORDS = (names.PENDING, names.HISTORY, names.DELETING, names.HOLDS, TEMP_FOLDER)
+
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:
     """Gather the facts about the stores that may have changed since the last pass, or about all stores (`everything`).
 
-    Requests in all cases: the newest commit; a listing of each log, of the quarantine and of the switchovers; the record of
+    Requests in all cases: the newest commit; a listing of each log, of the holds, of the quarantine and of the switchovers; the record of
     reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores: one listing of `state/`;
     one request for each retained batch of the commit log, and for each older batch down to a base; one for the lineage of
     each head; one for each retained snapshot; another listing of batch logs, if there are any. For due stores only: the
@@ -74,7 +77,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             stateless=without_state,
         )
     reads = verification.record(storage)
-    wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now)
+    held = holds.among(storage, logs.holds, logs.newest_seconds)
+    wanted = _wanted_floor(heads.batch + 1, logs.commits, policy, now, held)
     look = _Look(
         storage=storage, policy=policy, now_seconds=now, origin=origin, failed=_failed(storage, logs), reads=reads
     )
@@ -100,6 +104,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
                     now_seconds=now,
                     since=last,
                     reads=reads,
+                    holds=held,
                 )
                 return _with_quarantine(storage, facts)
     full = catalog.commit_log(storage, down_to=wanted - 1)
@@ -126,6 +131,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             now_seconds=now,
             reads=reads,
             conf=conf,
+            holds=held,
         ),
     )
 
@@ -264,14 +270,15 @@ def _doubted(chain: Chain, error: str) -> Chain:
 
 def _log_files(storage: Storage, members: Members) -> LogFiles:
     offsets, commits = (storage.list(folder, hidden=True) for folder in (names.OFFSETS, names.COMMITS))
-    others = (storage.list(folder) for folder in (names.PENDING, names.HISTORY, names.DELETING, TEMP_FOLDER))
-    pending, history, announcements, leftovers = (tuple(listed) for listed in others)
+    others = (storage.list(folder) for folder in _RECORDS)
+    pending, history, announcements, held, leftovers = (tuple(listed) for listed in others)
     return LogFiles(
         offsets=tuple(entry for entry in offsets if not is_hidden(entry.path)),
         commits=tuple(entry for entry in commits if not is_hidden(entry.path)),
         pending=pending,
         history=history,
         announcements=announcements,
+        holds=held,
         leftovers=leftovers,
         checksums=(*hidden_checksums.of_deleted_logs(offsets), *hidden_checksums.of_deleted_logs(commits)),
         batch_logs=_batch_log_files(members),
@@ -285,8 +292,10 @@ def _batch_log_files(members: Members) -> tuple[BatchLogFile, ...]:
     )
 
 
-def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float) -> int:
-    """Return the oldest version to retain, by count and by age."""
+def _wanted_floor(
+    head: int, commits: Iterable[Entry], policy: RetentionPolicy, now_seconds: float, held: Iterable[Hold]
+) -> int:
+    """Return the oldest version to retain, by count, by age and by the holds."""
     young = [
         batch + 1
         for batch, entry in ((batch_of(entry.path), entry) for entry in commits)
@@ -294,7 +303,7 @@ def _wanted_floor(head: int, commits: Iterable[Entry], policy: RetentionPolicy, 
     ]
     # Batches before the oldest commit cannot be retained: an earlier pass deleted their logs.
     there = [batch + 1 for batch in (batch_of(entry.path) for entry in commits) if batch is not None]
-    return max(1, min([head - policy.versions + 1, *young]), min(there, default=1))
+    return max(1, min([head - policy.versions + 1, *young, *(hold.version for hold in held)]), min(there, default=1))
 
 
 def _deeper(chains: list[Chain], depth: int) -> int | None:

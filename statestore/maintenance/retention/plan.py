@@ -73,6 +73,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
         logs=judge.logs(),
         findings=tuple(findings),
         batch_logs=judge.kept_batch_logs(),
+        holds=gathered.holds,
     )
     planned = _bounded(whole, policy.most_files)
     return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
@@ -303,7 +304,7 @@ class Judge:
         # the clock of the storage, as far as its files show it.
         now = files.newest_seconds
         life = announcements.LIFE_SECONDS
-        verdicts += [self._record(e, life, Rule.OLD_RECORD, now) for e in files.announcements]
+        verdicts += [self._record(e, life, Rule.OLD_RECORD, now) for e in (*files.announcements, *files.holds)]
         # A running upload is never older than the lifetime of an announcement.
         verdicts += [self._record(e, life, Rule.LEFTOVER, now) for e in files.leftovers]
         verdicts += [uploads.verdict(upload, self.gathered.now_seconds) for upload in files.uploads]

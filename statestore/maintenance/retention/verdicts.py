@@ -8,6 +8,7 @@ from enum import Enum
 
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.verification import Reads, SnapshotRead
 from statestore.origin import Origin
 from statestore.stateless import Stateless
@@ -132,6 +133,7 @@ class RetentionPlan:
     reads             snapshots to read in full before the first deletion, because no file can replace them afterwards
     reads_on_record   the record of earlier reads, without deleted files
     batch_logs        the kept batch logs; None if there are none
+    holds             the batches that other runs read, and that lower the floor
     """
 
     origin: Origin
@@ -146,6 +148,7 @@ class RetentionPlan:
     reads: tuple[SnapshotRead, ...] = ()
     reads_on_record: Reads = field(default_factory=dict)
     batch_logs: KeptBatchLogs | None = None
+    holds: tuple[Hold, ...] = ()
 
     @property
     def read_bytes(self) -> int:

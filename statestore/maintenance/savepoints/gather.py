@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from statestore import catalog
 from statestore.contents import Contents, Layout, contents_at, layout_or_bytes
+from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
 from statestore.maintenance import copies
 from statestore.maintenance.copies import CloneFacts
-from statestore.maintenance.savepoints.record import Begun, StoreRows, read_begun, read_finished
-from statestore.storage import Storage
+from statestore.maintenance.savepoints.record import Begun, StoreRows, is_whole, read_begun, read_finished
+from statestore.storage import Storage, read_or_none
 
 Kind = tuple[int, str]
 """An operator, and the name of one of its stores."""
@@ -27,6 +28,7 @@ class RowsFacts:
     operators  the names of the operators; "" if unknown
     begun      the record of an earlier run in the destination
     finished   the stores that an earlier run has finished
+    is_whole   the destination has a manifest, and all its files
     """
 
     copied: CloneFacts
@@ -35,6 +37,7 @@ class RowsFacts:
     operators: Mapping[int, str]
     begun: Begun | None
     finished: Mapping[StorePath, StoreRows]
+    is_whole: bool
 
 
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> RowsFacts:
@@ -56,6 +59,7 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         operator: catalog.operator_at(source, operator, copied.batch)
         for operator in sorted({operator for operator, _ in layouts})
     }
+    manifest = read_or_none(destination, names.MANIFEST) if names.MANIFEST in copied.existing else None
     return RowsFacts(
         copied=copied,
         contents=contents,
@@ -63,4 +67,5 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         operators={operator: found.name if found else "" for operator, found in described.items()},
         begun=begun,
         finished=read_finished(destination, contents.stores, copied.existing),
+        is_whole=manifest is not None and is_whole(manifest, copied.existing),
     )

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES
+from statestore.format.untrusted import BAD_VALUES, count, digest, text
 from statestore.maintenance.savepoints.columns import Table, digest_sum
 from statestore.maintenance.savepoints.gather import RowsFacts
 from statestore.maintenance.savepoints.plan import RowsPlan
-from statestore.maintenance.savepoints.record import Part, StoreRows
+from statestore.maintenance.savepoints.record import Part, StoreRows, invalid_manifest
 
 _FORMAT = 1
 
@@ -61,16 +60,14 @@ def summary_of(manifest: bytes) -> Summary:
     try:
         body = json_object(manifest, names.MANIFEST)
         return Summary(
-            rows=int(body["rows"]),
-            bytes=int(body["bytes"]),
+            rows=count(body["rows"]),
+            bytes=count(body["bytes"]),
             tables=len(body["tables"]),
-            digest=str(body["digest"]),
-            untyped={str(one["path"]): str(one["problem"]) for one in body["tables"] if one["problem"] is not None},
+            digest=digest(body["digest"]),
+            untyped={text(one["path"]): text(one["problem"]) for one in body["tables"] if one["problem"] is not None},
         )
     except BAD_VALUES as error:
-        raise CorruptFile(
-            f"is no valid manifest of a savepoint: {error}", path=names.MANIFEST, hint="make the savepoint again"
-        ) from error
+        raise invalid_manifest(error) from error
 
 
 def _parts(folder: str, done: Mapping[StorePath, StoreRows]) -> Iterable[tuple[int, Part]]:

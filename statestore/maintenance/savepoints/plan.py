@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from statestore.chain import Chain
 from statestore.errors import DestinationNotEmpty, StatekeeperError
 from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
@@ -15,6 +16,7 @@ from statestore.maintenance.copies.plan import first_version, misplaced, not_loa
 from statestore.maintenance.savepoints.columns import Table, tables_of
 from statestore.maintenance.savepoints.gather import Kind, RowsFacts
 from statestore.maintenance.savepoints.record import Begun, StoreRows
+from statestore.maintenance.savepoints.write import FILE_BYTES
 
 
 class Tables(StrEnum):
@@ -35,8 +37,9 @@ class RowsPlan:
     tables        of each operator and store name, by family; none for a store whose schema cannot be read
     stores        all stores
     finished      those that an earlier run has finished
-    leftovers     files of an earlier run that did not finish their store
+    leftovers     files of an earlier run that did not finish their store, and its records that do not match its files
     read_bytes    the size of the files of state that hold the rows
+    store_bytes   the size of the files that a restore of each store reads
     is_complete   the destination already is this savepoint
     """
 
@@ -49,12 +52,18 @@ class RowsPlan:
     finished: Mapping[StorePath, StoreRows]
     leftovers: tuple[str, ...]
     read_bytes: int
+    store_bytes: Mapping[StorePath, int]
     refusals: tuple[StatekeeperError, ...]
     is_complete: bool
 
     def to_read(self) -> list[StorePath]:
         """The stores that are not finished yet."""
         return [store for store in self.stores if store not in self.finished]
+
+    def scratch_bytes(self, workers: int) -> int:
+        """The bytes of local disk that this many workers need: each has a store and a file of a table."""
+        largest = sorted((self.store_bytes.get(store, 0) for store in self.to_read()), reverse=True)[:workers]
+        return sum(largest) + len(largest) * FILE_BYTES
 
     def all_tables(self) -> list[Table]:
         """All tables, in order."""
@@ -77,7 +86,6 @@ def plan(gathered: RowsFacts, tables: Tables, *, run: str, now_ms: int) -> RowsP
     if earlier is not None and continues:
         begun = earlier
     refusals = (*misplaced(copied), *_occupied(gathered, continues=continues), *not_loadable(copied))
-    known = {file.path for rows in gathered.finished.values() for part in rows.parts for file in part.files}
     return RowsPlan(
         begun=begun,
         newest=copied.newest,
@@ -89,13 +97,37 @@ def plan(gathered: RowsFacts, tables: Tables, *, run: str, now_ms: int) -> RowsP
         },
         stores=tuple(sorted(gathered.contents.stores)),
         finished=gathered.finished if continues else {},
-        leftovers=tuple(path for path in copied.existing if names.is_part(path) and path not in known)
-        if continues
-        else (),
+        leftovers=tuple(_leftovers(gathered)) if continues else (),
         read_bytes=_read_bytes(gathered),
+        store_bytes={store: _restored_bytes(gathered, chain) for store, chain in copied.chains.items()},
         refusals=refusals,
-        is_complete=continues and not refusals and names.MANIFEST in copied.existing,
+        is_complete=continues and not refusals and gathered.is_whole,
     )
+
+
+def _leftovers(gathered: RowsFacts) -> Iterator[str]:
+    existing = gathered.copied.existing
+    if names.MANIFEST in existing:
+        return  # another run has completed the savepoint: its files must stay
+    known = {file.path for rows in gathered.finished.values() for part in rows.parts for file in part.files}
+    yield from (path for path in existing if names.is_part(path) and path not in known)
+    unfinished = (store for store in gathered.contents.stores if store not in gathered.finished)
+    yield from (path for path in map(names.finished, unfinished) if path in existing)
+
+
+def _restored_bytes(gathered: RowsFacts, chain: Chain) -> int:
+    """The bytes of the base of the batch, of its tables and of the changelogs after it."""
+    base = chain.bases.get(chain.head)
+    if base is None:
+        return 0
+    files, source = chain.files, gathered.copied.source
+    changelogs = sum(
+        files.changelogs[version].size_bytes for version in chain.tail(chain.head) if version in files.changelogs
+    )
+    stored = chain.snapshots.get(base)
+    tables = stored.metadata.named_files if stored is not None and stored.metadata is not None else ()
+    paths = [chain.store.snapshot(base), *(chain.store.table_file(table.dfs_name) for table in tables)]
+    return changelogs + sum(source[path].size_bytes for path in paths if path in source)
 
 
 def _state(gathered: RowsFacts) -> str:

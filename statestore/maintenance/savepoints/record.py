@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES
-from statestore.storage import Storage, at_once, read_or_none
+from statestore.format.untrusted import BAD_VALUES, count, digest, text, unix_ms, uuid_text
+from statestore.storage import Entry, Storage, at_once, read_or_none
 
 _FORMAT = 1
 
@@ -100,40 +100,80 @@ def read_begun(storage: Storage) -> Begun | None:
     try:
         body = _body(data, names.BEGUN)
         return Begun(
-            source=str(body["source"]),
-            batch=int(body["batch"]),
-            tables=str(body["tables"]),
-            state=str(body["state"]),
-            run=str(body["run"]),
-            begun_at_ms=int(body["begun_at_ms"]),
+            source=text(body["source"]),
+            batch=count(body["batch"]),
+            tables=text(body["tables"]),
+            state=digest(body["state"]),
+            run=uuid_text(body["run"]),
+            begun_at_ms=unix_ms(body["begun_at_ms"]),
         )
     except BAD_VALUES as error:
         raise _invalid(names.BEGUN, error) from error
 
 
-def read_finished(storage: Storage, stores: Iterable[StorePath], existing: Iterable[str]) -> dict[StorePath, StoreRows]:
-    """Read the records of the finished stores. Raises `CorruptFile`, `StorageError`."""
-    there, found = set(existing), {}
+def read_finished(
+    storage: Storage, stores: Iterable[StorePath], existing: Mapping[str, Entry]
+) -> dict[StorePath, StoreRows]:
+    """Read the records of the finished stores: those whose files all exist with the recorded sizes.
+
+    `existing`: the files of the destination by path. Raises `CorruptFile`, `StorageError`.
+    """
+    found: dict[StorePath, StoreRows] = {}
 
     def read(store: StorePath) -> None:
         data = storage.read(names.finished(store))
         try:
-            found[store] = StoreRows(store, tuple(_part(part) for part in _body(data, names.finished(store))["parts"]))
+            parts = _body(data, names.finished(store))["parts"]
+            rows = StoreRows(store, tuple(_part(part, store) for part in parts))
         except BAD_VALUES as error:
             raise _invalid(names.finished(store), error) from error
+        if _are_there((file for part in rows.parts for file in part.files), existing):
+            found[store] = rows
 
-    at_once(read, [store for store in stores if names.finished(store) in there])
+    at_once(read, [store for store in stores if names.finished(store) in existing])
     return dict(sorted(found.items()))
 
 
-def _part(body: dict[str, Any]) -> Part:
-    return Part(
-        table=str(body["table"]),
-        family=None if body["family"] is None else str(body["family"]),
-        rows=int(body["rows"]),
-        digest=str(body["digest"]),
-        files=tuple(File(path=str(f["path"]), rows=int(f["rows"]), bytes=int(f["bytes"])) for f in body["files"]),
+def is_whole(manifest: bytes, existing: Mapping[str, Entry]) -> bool:
+    """Return whether the destination has all files in its manifest, with their sizes. Raises `CorruptFile`."""
+    try:
+        tables = [_manifest_table(table) for table in json_object(manifest, names.MANIFEST)["tables"]]
+    except BAD_VALUES as error:
+        raise invalid_manifest(error) from error
+    return all(
+        _are_there(files, existing) if files else names.empty_part(folder) in existing for folder, files in tables
     )
+
+
+def invalid_manifest(error: Exception) -> CorruptFile:
+    """Return the error of a manifest that cannot be parsed."""
+    return CorruptFile(
+        f"is no valid manifest of a savepoint: {error}", path=names.MANIFEST, hint="make the savepoint again"
+    )
+
+
+def _manifest_table(body: dict[str, Any]) -> tuple[str, list[File]]:
+    return text(body["path"]), [_file(file) for part in body["partitions"] for file in part["files"]]
+
+
+def _are_there(files: Iterable[File], existing: Mapping[str, Entry]) -> bool:
+    return all((entry := existing.get(file.path)) is not None and entry.size_bytes == file.bytes for file in files)
+
+
+def _file(body: dict[str, Any]) -> File:
+    return File(path=text(body["path"]), rows=count(body["rows"]), bytes=count(body["bytes"]))
+
+
+def _part(body: dict[str, Any], store: StorePath) -> Part:
+    family = None if body["family"] is None else text(body["family"])
+    table = names.table(store.operator, store.store, family)
+    files = tuple(map(_file, body["files"]))
+    if body["table"] != table:
+        raise ValueError(f"{str(body['table'])[:100]!r} is not the table {table}")
+    for number, file in enumerate(files):
+        if file.path != names.part(table, store.partition, number):
+            raise ValueError(f"{file.path[:100]!r} is not file {number} of {store} in {table}")
+    return Part(table=table, family=family, rows=count(body["rows"]), digest=digest(body["digest"]), files=files)
 
 
 def _body(data: bytes, path: str) -> dict[str, Any]:

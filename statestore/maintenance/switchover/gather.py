@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from statestore.format.sparks import Spark
 from statestore.format.state_conf import ROCKSDB, shuffle_partitions
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.scratch import free_bytes
 from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
 from statestore.storage import Storage, at_once, read_or_none
 
@@ -67,7 +67,7 @@ def gather(
         may_be_of_4_0=any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
         audit=None if half_done else audit.judge(audit.gather(storage), policy),
         half_done=half_done,
-        free_bytes=_free_bytes(scratch),
+        free_bytes=free_bytes(scratch),
         replay_bytes_per_second=of_snapshots.replay_bytes_per_second,
     )
 
@@ -110,11 +110,3 @@ def _pinned(storage: Storage, batch: int) -> int | None:
     body = read_or_none(storage, path)
     # The audit reports a missing file.
     return None if body is None else shuffle_partitions(logs.parse_offsets(body, path), path)
-
-
-def _free_bytes(scratch: Path) -> int:
-    """Return the free bytes of the disk of the folder, which need not exist yet."""
-    place = scratch.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free

@@ -1,0 +1,122 @@
+"""Holds of batches. A verb that reads the files of a batch for hours holds the batch, so that retention keeps them.
+
+    _statekeeper/holds/<run>.json    {"batch": 812, "holder": "host:1234", "verb": "savepoint", ...}
+
+Race: retention plans to delete the files of a batch; a verb begins to read the batch; retention deletes the files. So the
+verb first writes its hold, then requires that no `gc` has the lease, then verifies that the batch can still be loaded. A
+`gc` lists the holds after it has acquired the lease and before its first deletion. So one of both detects the other.
+
+A hold lowers the floor of retention to its batch, also for logs. A verb renews its hold, and deletes it at its end. The
+hold of a dead run expires after `LIFE_SECONDS`, by the clock of the storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+from statestore.clock import Clock
+from statestore.errors import CorruptFile, RootHeld, StatekeeperError
+from statestore.format import names
+from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES, count, text
+from statestore.maintenance import lease
+from statestore.maintenance.announcements import LIFE_SECONDS
+from statestore.maintenance.timer import every
+from statestore.storage import Entry, Storage, read_or_none
+
+RENEW_SECONDS = LIFE_SECONDS / 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """A batch whose files must stay. `holder`, `verb`: shown to people."""
+
+    batch: int
+    holder: str
+    verb: str
+
+    @property
+    def version(self) -> int:
+        """The oldest version that retention must keep."""
+        return self.batch + 1
+
+    def encoded(self, renewals: int) -> bytes:
+        """Encode the hold."""
+        return json.dumps({**asdict(self), "renewals": renewals}).encode()
+
+
+@contextmanager
+def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[None]:
+    """Hold a batch for the body of a `with` statement, and renew the hold.
+
+    The body must first verify that the batch can be loaded. Raises `RootHeld` while a `gc` has the lease; `ForeignOwner`,
+    `StorageError`.
+    """
+    storage.require_ownership()
+    path, renewals = names.hold(run), 0
+
+    def renew() -> None:
+        nonlocal renewals
+        renewals += 1
+        storage.replace(path, hold.encoded(renewals))
+
+    storage.create(path, hold.encoded(0))
+    try:
+        _require_no_gc(storage, clock)
+        with every(RENEW_SECONDS, renew):
+            yield
+    except BaseException:
+        # Report the failure of the body, not of the release. A hold that is not deleted expires.
+        with suppress(StatekeeperError):
+            storage.delete([path])
+        raise
+    storage.delete([path])
+
+
+def _require_no_gc(storage: Storage, clock: Clock) -> None:
+    found = lease.current(storage)
+    if found is not None and found.lease.verb == "gc" and found.is_alive(clock.now_seconds()):
+        raise RootHeld(
+            f"{found.lease.holder} deletes files (gc)",
+            path=names.lease(found.lease.epoch),
+            hint="wait until it finishes, then run this command again",
+        )
+
+
+def current(storage: Storage) -> tuple[Hold, ...]:
+    """Read the holds that have not expired. One listing, and more only if there are holds. Call it with the lease, whose
+    file shows the time of the storage. Raises `CorruptFile`, `StorageError`."""
+    entries = storage.list(names.HOLDS)
+    if not entries:
+        return ()
+    seen = [entry.modified_at_seconds or 0.0 for entry in (*entries, *storage.list(names.LEASES))]
+    return among(storage, entries, max(seen))
+
+
+def among(storage: Storage, entries: Iterable[Entry], now_seconds: float) -> tuple[Hold, ...]:
+    """Read the holds of a listing that have not expired at a time of the storage's clock.
+
+    Raises `CorruptFile` for a hold that cannot be decoded, because its batch is unknown; `StorageError`.
+    """
+    alive = [entry for entry in entries if not _is_expired(entry, now_seconds)]
+    bodies = [(entry.path, read_or_none(storage, entry.path)) for entry in alive]
+    return tuple(_parsed(data, path) for path, data in bodies if data is not None)
+
+
+def _is_expired(entry: Entry, now_seconds: float) -> bool:
+    return entry.modified_at_seconds is not None and now_seconds - entry.modified_at_seconds >= LIFE_SECONDS
+
+
+def _parsed(data: bytes, path: str) -> Hold:
+    try:
+        body = json_object(data, path)
+        return Hold(batch=count(body["batch"]), holder=text(body["holder"]), verb=text(body["verb"]))
+    except BAD_VALUES as error:
+        raise CorruptFile(
+            f"is no valid hold of a batch: {error}",
+            path=path,
+            hint="delete the file after a day, or if no savepoint is being made",
+        ) from error
