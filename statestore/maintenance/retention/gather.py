@@ -41,11 +41,12 @@ _RECORDS = (names.PENDING, names.HISTORY, names.DELETING, names.HOLDS, TEMP_FOLD
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:
     """Gather the facts about the stores that may have changed since the last pass, or about all stores (`everything`).
 
-    Requests in all cases: the newest commit; a listing of each log, of the holds, of the quarantine and of the switchovers; the record of
-    reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores: one listing of `state/`;
-    one request for each retained batch of the commit log, and for each older batch down to a base; one for the lineage of
-    each head; one for each retained snapshot; another listing of batch logs, if there are any. For due stores only: the
-    same, for these stores. With `everything`, in an own root on S3: one for the unfinished uploads, and one for each.
+    Requests in all cases: the newest commit; a listing of each log, of the holds, of the quarantine and of the switchovers;
+    each hold; the record of reads; the newest snapshot outcome; for a Spark checkpoint, the newest offsets. For all stores:
+    one listing of `state/`; one request for each retained batch of the commit log, and for each older batch down to a base;
+    one for the lineage of each head; one for each retained snapshot; another listing of batch logs, if there are any. For
+    due stores only: the same, for these stores. With `everything`, in an own root on S3: one for the unfinished uploads,
+    and one for each.
 
     Raises `NotACheckpoint`; `CorruptFile` if the commit log cannot be read (then nothing may be deleted);
     `UnknownFormatVersion`, also for a state store that is not RocksDB; `StorageError`.
