@@ -13,7 +13,6 @@ from resources.fleet import Fleet, OpenedQuery
 from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
-from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.savepoints import Tables
@@ -46,7 +45,7 @@ class Savepoint(dg.Config):
         description="FILES: a checkpoint from which Spark or a job can start; needs a label. PARQUET, DELTA: typed rows.",
     )
     label: str | None = Field(default=None, description="The name of the savepoint in the list.")
-    note: str = Field(default="", description="A note for the list.")
+    note: str = Field(default="", description="A note for the list. Needs a label.")
     do: DoSavepoint = Field(
         default=DoSavepoint.PLAN,
         description="PLAN shows the plan. APPLY executes it, or completes an interrupted savepoint.",
@@ -82,8 +81,6 @@ def savepoint(context: dg.AssetExecutionContext, config: Savepoint, fleet: Fleet
     query = fleet.open(context.partition_key)
     destination = fleet.open_destination(config.destination, query)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
-    if config.label is not None and not is_label(config.label):
-        raise dg.Failure(f'{config.label!r} is not a label: use letters, digits, ".", "_" and "-"')
     started = by.clock.monotonic_seconds()
     try:
         save = _files if config.keep is Keep.FILES else _rows
@@ -119,6 +116,8 @@ def _files(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Sto
 
 
 def _rows(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Storage, by: Maintainer) -> Metadata:
+    if config.location is not None:
+        raise dg.Failure("location applies only to a savepoint with files: rows contain no URL of the destination")
     prepared = passes.savepoint.plan_rows(
         query.storage,
         destination,

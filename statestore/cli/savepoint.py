@@ -139,7 +139,14 @@ def savepoint(
     """
     policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
     _require_usable(
-        destination, rows=rows, label=label, note=note, lists=lists, deleted=deleted, for_deletion=applies or forgets
+        destination,
+        rows=rows,
+        label=label,
+        note=note,
+        location=location,
+        lists=lists,
+        deleted=deleted,
+        for_deletion=applies or forgets,
     )
     if lists:
         list_labels(root, output)
@@ -177,6 +184,7 @@ def _require_usable(
     rows: bool,
     label: str | None,
     note: str,
+    location: str | None,
     lists: bool,
     deleted: str | None,
     for_deletion: bool,
@@ -192,6 +200,8 @@ def _require_usable(
         raise click.UsageError("Missing argument 'DESTINATION'.")
     if label is None and not rows:
         raise click.UsageError("give --label LABEL to keep the files, or --rows to keep the rows")
+    if rows and location is not None:
+        raise click.UsageError("--location is only for a savepoint of files")
     if label is None and note:
         raise click.UsageError("--note requires --label")
     if label is not None and not is_label(label):

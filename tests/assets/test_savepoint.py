@@ -72,8 +72,16 @@ def test_a_refusal_fails_the_run_and_changes_nothing(
     assert [path.name for path in (tmp_path / "savepoint").iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("config", [{}, {"label": "../march"}])
-def test_a_savepoint_with_files_needs_a_valid_label(
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"label": "../march"},
+        {"keep": "PARQUET", "note": "without a label"},
+        {"keep": "PARQUET", "location": "s3a://b/x"},
+    ],
+)
+def test_a_configuration_that_would_be_ignored_or_is_incomplete_fails_the_run(
     definitions: dg.Definitions,
     instance: dg.DagsterInstance,
     flights: Checkpoint,

@@ -92,6 +92,7 @@ def test_an_observed_source_is_named_in_the_result(source: Checkpoint, tmp_path:
         ((), "Missing argument 'DESTINATION'"),
         (("to",), "give --label LABEL to keep the files, or --rows"),
         (("to", "--rows", "--note", "x"), "--note requires --label"),
+        (("to", "--rows", "--location", "s3a://b/x"), "--location is only for a savepoint of files"),
         (("to", "--label", "../x"), "is not a valid label"),
         (("to", "--list"), "--list and --delete take only ROOT"),
         (("--list", "--delete", "x"), "--list and --delete take only ROOT"),
