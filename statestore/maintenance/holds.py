@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from statestore.clock import Clock
-from statestore.errors import CorruptFile, RootHeld, StatekeeperError
+from statestore.errors import CorruptFile, StatekeeperError
 from statestore.format import names
 from statestore.format.json_object import json_object
 from statestore.format.untrusted import BAD_VALUES, count, text
@@ -65,7 +65,7 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
 
     storage.create(path, hold.encoded(0))
     try:
-        _require_no_gc(storage, clock)
+        _require_no_gc(storage, hold, run, clock)
         with every(RENEW_SECONDS, renew):
             yield
     except BaseException:
@@ -76,14 +76,12 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
     storage.delete([path])
 
 
-def _require_no_gc(storage: Storage, clock: Clock) -> None:
+def _require_no_gc(storage: Storage, hold: Hold, run: str, clock: Clock) -> None:
+    """Require that no `gc` has the lease. A stalled one, whose lease has expired, loses it, so that it deletes nothing."""
     found = lease.current(storage)
-    if found is not None and found.lease.verb == "gc" and found.is_alive(clock.now_seconds()):
-        raise RootHeld(
-            f"{found.lease.holder} deletes files (gc)",
-            path=names.lease(found.lease.epoch),
-            hint="wait until it finishes, then run this command again",
-        )
+    if found is not None and found.lease.verb == "gc" and not found.lease.released:
+        with lease.held(storage, hold.verb, run=run, holder=hold.holder, clock=clock):
+            pass
 
 
 def current(storage: Storage) -> tuple[Hold, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statestore import catalog
-from statestore.errors import LocalDiskFull, RefusedAsUnsafe, RootHeld, StorageError, VersionNotLoadable
+from statestore.errors import LeaseLost, LocalDiskFull, RefusedAsUnsafe, RootHeld, StorageError, VersionNotLoadable
 from statestore.format import names
 from statestore.format.savepoint_names import BEGUN, MANIFEST
 from statestore.format.structure import Structure
@@ -106,11 +106,22 @@ def test_a_savepoint_waits_for_a_retention_run_that_may_not_see_its_hold(disks: 
     own(source, tmp_path)
     with (
         lease.held(source, "gc", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock),
-        pytest.raises(RootHeld, match=r"deletes files \(gc\)"),
+        pytest.raises(RootHeld, match="holds the lease for: gc"),
     ):
         saved(source, destination, tmp_path)
     assert held(source) == []
     saved(source, destination, tmp_path)
+
+
+def test_a_stalled_retention_run_deletes_nothing_after_a_hold(disks: Roots, tmp_path: Path) -> None:
+    source, _ = disks
+    own(source, tmp_path)
+    stalled = lease.acquire(source, "gc", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock)
+    [of_lease] = source.list(names.LEASES)
+    then = time.time() - lease.LIFE_SECONDS - 1
+    os.utime(tmp_path / "root" / of_lease.path, (then, then))
+    with holds.held(source, HOLD, run=MAINTAINER.ids.fresh(), clock=MAINTAINER.clock), pytest.raises(LeaseLost):
+        stalled.require()
 
 
 @pytest.mark.parametrize("age_seconds", [3600.0, holds.LIFE_SECONDS + 60])
