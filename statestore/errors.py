@@ -260,8 +260,8 @@ class DestinationNotEmpty(RefusedAsUnsafe):
 
 
 class MirrorStarted(RefusedAsUnsafe):
-    """A query has been started from the mirror: it contains batches that the mirror did not copy, or a claim or a rewind has
-    changed its owner. Nothing was written."""
+    """A query has been started from the mirror: the mirror contains batches that were not copied, or a claim or a rewind
+    has changed its owner. Nothing was written."""
 
     code = "mirror_started"
 
