@@ -21,7 +21,6 @@
         log/<version>-<tag>.log batch log: the record of an attempt and its changelogs (FLIP-158)
         lease/<epoch>.json      the maintainer of the root
         deleting/<run>.jsonl    tables that a retention run is about to delete
-        holds/<run>.json        a batch that retention must keep, because a verb reads it
         history/<time>-<verb>-<run>.<part>.jsonl
         cloned.json             the source of a clone
         retained.json           the findings of the last retention pass
@@ -55,7 +54,6 @@ CACHED_BATCH_LOGS = "batch-logs"
 SCHEMAS = f"{CONTROL}/schemas"
 LEASES = f"{CONTROL}/lease"
 DELETING = f"{CONTROL}/deleting"
-HOLDS = f"{CONTROL}/holds"
 HISTORY = f"{CONTROL}/history"
 CLONED = f"{CONTROL}/cloned.json"
 RETAINED = f"{CONTROL}/retained.json"
@@ -418,11 +416,6 @@ def parse_switchover(path: str) -> tuple[int, str] | None:
 def deleting(run: str) -> str:
     """Return the path where a retention run announces the files that it will delete."""
     return f"{DELETING}/{run}.jsonl"
-
-
-def hold(run: str) -> str:
-    """Return the path of the hold of a run that reads a batch for a long time."""
-    return f"{HOLDS}/{run}.json"
 
 
 def history(stamp: str, verb: str, run: str, part: str) -> str:

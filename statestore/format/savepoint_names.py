@@ -7,6 +7,13 @@ rows/<operator>/<store>[.<family>]/        a table of it
 _statekeeper/
     rows/begun.json                        the source of a savepoint with rows
     rows/<operator>-<partition>-<store>.json    the files and counts of a finished store
+    savepoint.json                         the label of the savepoint
+
+In the source:
+
+_statekeeper/
+    savepoints/<label>.json                the record of a labeled savepoint
+    holds/<run>.json                       a batch that retention must keep, because a verb reads it
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ ROWS = "rows"
 BEGUN = f"{CONTROL}/rows/begun.json"
 LABEL = f"{CONTROL}/savepoint.json"
 LABELS = f"{CONTROL}/savepoints"
+HOLDS = f"{CONTROL}/holds"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -58,6 +66,11 @@ def finished(store: StorePath) -> str:
 def label(name: str) -> str:
     """Return the path of a label's record in the source."""
     return f"{LABELS}/{name}.json"
+
+
+def hold(run: str) -> str:
+    """Return the path of the hold of a run that reads a batch for a long time."""
+    return f"{HOLDS}/{run}.json"
 
 
 def is_label(text: str) -> bool:

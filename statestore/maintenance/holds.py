@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 from statestore.clock import Clock
 from statestore.errors import CorruptFile, StatekeeperError
-from statestore.format import names
+from statestore.format import names, savepoint_names
 from statestore.format.json_object import json_object
 from statestore.format.untrusted import BAD_VALUES, count, text
 from statestore.maintenance import lease
@@ -56,7 +56,7 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
     `StorageError`.
     """
     storage.require_ownership()
-    path, renewals = names.hold(run), 0
+    path, renewals = savepoint_names.hold(run), 0
 
     def renew() -> None:
         nonlocal renewals
@@ -87,7 +87,7 @@ def _require_no_gc(storage: Storage, hold: Hold, run: str, clock: Clock) -> None
 def current(storage: Storage) -> tuple[Hold, ...]:
     """Read the holds that have not expired. One listing, and more only if there are holds. Call it with the lease, whose
     file shows the time of the storage. Raises `CorruptFile`, `StorageError`."""
-    entries = storage.list(names.HOLDS)
+    entries = storage.list(savepoint_names.HOLDS)
     if not entries:
         return ()
     seen = [entry.modified_at_seconds or 0.0 for entry in (*entries, *storage.list(names.LEASES))]

@@ -12,7 +12,7 @@ from statestore.clock import Clock
 from statestore.commit_log import CommitLog
 from statestore.errors import DAMAGES, CorruptFile
 from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
+from statestore.format import names, savepoint_names
 from statestore.format.names import StorePath, VersionId
 from statestore.maintenance import announcements, hidden_checksums, holds, quarantine, verification
 from statestore.maintenance.history import newest_outcome_among
@@ -35,7 +35,7 @@ from statestore.maintenance.verification import Reads
 from statestore.origin import Origin, origin_of
 from statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
 
-_RECORDS = (names.PENDING, names.HISTORY, names.DELETING, names.HOLDS, TEMP_FOLDER)
+_RECORDS = (names.PENDING, names.HISTORY, names.DELETING, savepoint_names.HOLDS, TEMP_FOLDER)
 
 
 def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everything: bool = False) -> RetentionFacts:

@@ -12,7 +12,7 @@ import pytest
 
 from statestore import catalog
 from statestore.errors import LeaseLost, LocalDiskFull, RefusedAsUnsafe, RootHeld, StorageError, VersionNotLoadable
-from statestore.format import names
+from statestore.format import names, savepoint_names
 from statestore.format.savepoint_names import BEGUN, MANIFEST
 from statestore.format.structure import Structure
 from statestore.maintenance import holds, lease, passes
@@ -32,7 +32,7 @@ HOLD = Hold(batch=7, holder="a test", verb="savepoint")
 
 
 def held(storage: Storage) -> list[str]:
-    return [entry.path for entry in storage.list(names.HOLDS)]
+    return [entry.path for entry in storage.list(savepoint_names.HOLDS)]
 
 
 def outgrow(query: Query) -> None:
@@ -131,9 +131,9 @@ def test_the_hold_of_a_dead_run_expires_by_the_clock_of_the_storage(
     source, _ = disks
     query = own(source, tmp_path)
     run = MAINTAINER.ids.fresh()
-    source.create(names.hold(run), HOLD.encoded(0))
+    source.create(savepoint_names.hold(run), HOLD.encoded(0))
     then = time.time() - age_seconds
-    os.utime(tmp_path / "root" / names.hold(run), (then, then))
+    os.utime(tmp_path / "root" / savepoint_names.hold(run), (then, then))
     outgrow(query)
     query.gc()
     is_expired = age_seconds > holds.LIFE_SECONDS
@@ -143,7 +143,7 @@ def test_the_hold_of_a_dead_run_expires_by_the_clock_of_the_storage(
 def test_a_hold_that_cannot_be_read_stops_retention(disks: Roots, tmp_path: Path) -> None:
     source, _ = disks
     query = own(source, tmp_path)
-    source.create(names.hold(MAINTAINER.ids.fresh()), b'{"batch": -1}')
+    source.create(savepoint_names.hold(MAINTAINER.ids.fresh()), b'{"batch": -1}')
     with pytest.raises(Exception, match="is no valid hold of a batch"):
         query.gc()
 
