@@ -29,7 +29,7 @@ class CloneFacts:
     batch        the batch to clone
     since        the oldest batch to copy, if it can be loaded: of a clone, `batch`
     newest       the newest committed batch of the source
-    settled      the newest batch whose files no query replaces any more
+    settled      the newest batch whose files no query replaces any more; below 0 if there is none
     structure    of the batch
     query_id     of the query of the source; that of a Python job is in the binding
     binding      of a root of a Python job; None for a native checkpoint

@@ -50,7 +50,7 @@ def gather(
         )
     origin = origin_of(source)
     settled = newest_settled(source, origin, newest, stopped=stopped)
-    batch = settled if batch is None else batch
+    batch = max(0, settled) if batch is None else batch
     log = catalog.commit_log(source, at=batch)
     assert log is not None
     conf = origin.state_conf(source, log.newest, supported)

@@ -12,7 +12,7 @@ from statestore.storage import Storage
 
 
 def newest_settled(source: Storage, origin: Origin, newest: int, *, stopped: bool) -> int:
-    """Return the newest batch of the source whose files no query replaces any more.
+    """Return the newest batch of the source whose files no query replaces any more; below 0 if there is none.
 
     In structure V1, a running Spark query may replace the changelogs of its newest `LIVE_MARGIN_VERSIONS` batches. This
     does not apply to a query without stores, nor to a clone or a savepoint from which no query has continued. `newest`: the
@@ -24,7 +24,7 @@ def newest_settled(source: Storage, origin: Origin, newest: int, *, stopped: boo
         return newest
     if not catalog.heads_at(source, newest).heads or _is_unused_copy(source, newest):
         return newest
-    return max(0, newest - LIVE_MARGIN_VERSIONS)
+    return newest - LIVE_MARGIN_VERSIONS
 
 
 def _is_unused_copy(source: Storage, newest: int) -> bool:

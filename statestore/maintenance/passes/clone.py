@@ -49,10 +49,9 @@ def plan(
     """Plan a clone of the source at a batch, by default the newest one. Reads only.
 
     In structure V1, a running Spark query may replace its newest changelogs: see `copies.newest_settled`. `stopped`: a
-    person confirms that the query is stopped. `new_query`: the clone belongs to a new query,
-    with `query_id` or a random id. `policies`: of the source. `location`: the URL that Spark uses for the destination.
-    `command`: as in `copies.plan`.
-    Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped.
+    person confirms that the query is stopped. `new_query`: the clone belongs to a new query, with `query_id` or a
+    random id. `policies`: of the source. `location`: the URL that Spark uses for the destination. `command`: as in
+    `copies.plan`. Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped.
     """
     if stopped:
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
@@ -106,9 +105,10 @@ def is_settled(source: Storage, gathered: CloneFacts) -> RefusedAsUnsafe | None:
     """Require that a running query can no longer replace the files of the batch."""
     if gathered.structure is Structure.V2 or gathered.batch <= gathered.settled:
         return None
+    earlier = f"use --batch {gathered.settled}, or " if gathered.settled >= 0 else ""
     return RefusedAsUnsafe(
         f"batch {gathered.batch} is one of the {LIVE_MARGIN_VERSIONS} newest batches; in structure V1, a running query "
         "may still replace its changelogs; nothing was written",
         path=source.url,
-        hint=f"use --batch {gathered.settled}, or stop the query and add --confirm-stopped",
+        hint=f"{earlier}stop the query and add --confirm-stopped",
     )

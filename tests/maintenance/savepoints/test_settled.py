@@ -11,9 +11,11 @@ from statestore.errors import RefusedAsUnsafe
 from statestore.format import names, savepoint_names
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
+from statestore.origin import Origin
 from statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, outer_checkpoint, own
 from tests.support.commands import statekeeper
+from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER
 from tests.support.savepoints import manifest
 
@@ -52,6 +54,13 @@ def test_a_query_that_continued_from_a_savepoint_in_v1_may_replace_its_newest_ba
     with pytest.raises(RefusedAsUnsafe, match="may still replace"):
         cloned(savepoint, disks[1], tmp_path, batch=7)
     assert passes.clone.plan(savepoint, disks[1], FULL, MAINTAINER).plan.record.batch == 5
+
+
+def test_the_first_two_batches_of_a_running_query_in_v1_are_not_copied(disks: Roots, tmp_path: Path) -> None:
+    maintained_query(disks[0], tmp_path, Structure.V1, Origin.NATIVE, batches=2)
+    with pytest.raises(RefusedAsUnsafe, match="may still replace"):
+        cloned(*disks, tmp_path)
+    cloned(*disks, tmp_path, stopped=True)
 
 
 def test_copies_of_both_folders_of_a_job_have_the_same_batch(disks: Roots, tmp_path: Path) -> None:
