@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
 from statestore.format import names
+from statestore.format.file_sink import parse_entry
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
 from statestore.format.provider import Provider
@@ -48,6 +49,14 @@ class Ending(Enum):
     ABORTED = "aborted"
 
 
+@dataclass(frozen=True)
+class SinkEntry:
+    """The entry that a rewrite adds to the log of Spark's file sink. `url`: the output folder; `path`: relative to it."""
+
+    url: str
+    path: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Begun:
     """The start of a rewrite.
@@ -60,6 +69,7 @@ class Begun:
     reused      stores whose snapshot at the head is reused
     partitions  the number of partitions after a rescale or a conversion; None for a switchover
     provider    of the new snapshots
+    file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
     """
 
     number: int
@@ -73,6 +83,7 @@ class Begun:
     rewrite: RewriteKind = RewriteKind.SWITCH
     partitions: int | None = None
     provider: Provider = Provider.ROCKSDB
+    file_sink: SinkEntry | None = None
 
     @property
     def described(self) -> str:
@@ -99,13 +110,14 @@ class Begun:
     @property
     def goal(self) -> tuple[str, ...]:
         """The options of the command that name the goal."""
+        sink = () if self.file_sink is None else ("--file-sink", self.file_sink.url)
         match self.rewrite:
             case RewriteKind.SWITCH:
                 return "--to", self.to.value
             case RewriteKind.RESCALE:
-                return "--partitions", str(self.partitions)
+                return "--partitions", str(self.partitions), *sink
             case RewriteKind.CONVERT:
-                return "--to", self.provider.option, "--structure", self.to.value
+                return "--to", self.provider.option, "--structure", self.to.value, *sink
 
     @property
     def finishing(self) -> str:
@@ -202,7 +214,10 @@ def begin(storage: Storage, begun: Begun) -> None:
         "rewrite": begun.rewrite.value,
         "partitions": begun.partitions,
         "provider": begun.provider.value,
+        **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
     }
+    sink = {} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}
+    of_others = {} if is_switch else {"rewrite": begun.rewrite.value, "partitions": begun.partitions, **sink}
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
         **({} if is_switch else of_others),
@@ -325,9 +340,18 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             rewrite=RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"]),
             partitions=None if is_switch else plain_number(str(body["partitions"])),
             provider=provider,
+            file_sink=_parse_sink(body.get("file_sink"), path),
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error
+
+
+def _parse_sink(body: object, path: str) -> SinkEntry | None:
+    if body is None:
+        return None
+    if not isinstance(body, dict) or parse_entry(entry := str(body["path"])) is None:
+        raise _invalid(path)
+    return SinkEntry(str(body["url"]), entry)
 
 
 def _invalid(path: str) -> CorruptFile:

@@ -18,6 +18,7 @@ from statestore.cli.common import (
     Output,
     for_spark_of_checkpoint_option,
     memory_option,
+    open_destination,
     output_option,
     progress_bar,
     root_argument,
@@ -26,11 +27,13 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.cli.file_sink import file_sink_lines, file_sink_option
 from statestore.format.names import MOST_PARTITIONS
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.rewrites import Rescale, RewritePlan
 from statestore.maintenance.switchover import Progress, SwitchPhase
+from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
 
 
@@ -43,17 +46,21 @@ from statestore.switch_journal import RewriteKind
 )
 @click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted rescale.")
 @click.option("--abort", is_flag=True, help="Reverse an interrupted rescale. It needs no --apply.")
+@file_sink_option
 @for_spark_of_checkpoint_option
 @stopped_option("Required for --apply and --abort.")
 @scratch_option
 @workers_option
 @memory_option
 @output_option
+@click.pass_context
 def rescale(
+    ctx: click.Context,
     root: Opened,
     partitions: int | None,
     apply: bool,
     abort: bool,
+    file_sink: str | None,
     spark: Spark | None,
     stopped: bool,
     scratch: Path,
@@ -67,19 +74,29 @@ def rescale(
     new partition, reads it back and compares all rows. Then it appends one batch without rows to the offset log and the
     commit log. The query continues after this batch with the new number of partitions.
 
+    If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
+
     The files of the old partitions remain until gc deletes them. To return to the old number, run: statekeeper rewind
     ROOT --to-batch N.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
-    if abort == (partitions is not None) or (abort and apply):
-        raise click.UsageError("give --partitions N (with or without --apply), or --abort")
+
+    def open_sink(url: str) -> Storage:
+        return open_destination(ctx, url).storage
+
+    if abort == (partitions is not None) or (abort and (apply or file_sink)):
+        raise click.UsageError("give --partitions N (with or without --apply and --file-sink), or --abort")
     if partitions is None:
-        begun = passes.rewrite.abort(storage, policies, RewriteKind.RESCALE, by, _tell, run=run, stopped=stopped)
+        begun = passes.rewrite.abort(
+            storage, policies, RewriteKind.RESCALE, by, _tell, run=run, stopped=stopped, open_sink=open_sink
+        )
         was = f"reversed: the checkpoint is as it was after batch {begun.batch}"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    prepared = passes.rewrite.plan(storage, policies, Rescale(partitions), spark, scratch=scratch)
+    prepared = passes.rewrite.plan(
+        storage, policies, Rescale(partitions), spark, scratch=scratch, file_sink=file_sink, open_sink=open_sink
+    )
     if not apply:
         _show(output, prepared.plan)
     with progress_bar() as bar:
@@ -144,6 +161,7 @@ def _lines(planned: RewritePlan) -> list[str]:
         f"reads {planned.read_bytes:,} bytes and writes about as many; it needs about {planned.seconds:,.0f} s and at most "
         f"{planned.local_bytes:,} bytes of local disk",
         f"appends batch {planned.batch + 1}, which has no rows: a sink never receives this batch",
+        *file_sink_lines(planned),
         f"to return to {len(planned.groups[0].sources)} partitions afterwards, run: statekeeper rewind ROOT --to-batch "
         f"{planned.batch}",
     ]

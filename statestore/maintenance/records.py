@@ -22,7 +22,7 @@ from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
-from statestore.maintenance.rewrites import RewritePlan
+from statestore.maintenance.rewrites import FileSinkPlan, RewritePlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
@@ -178,7 +178,13 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
         "local_bytes": plan.local_bytes,
         "seconds": round(plan.seconds, 1),
         "header": plan.header,
+        "file_sink": None if plan.file_sink is None else _of_file_sink(plan.file_sink),
     }
+
+
+def _of_file_sink(plan: FileSinkPlan) -> Record:
+    entry = plan.entry
+    return {"url": entry.url, "entry": entry.path, "read_bytes": plan.read_bytes, "assumed": plan.assumed or None}
 
 
 def of_progress(progress: Progress) -> Record:

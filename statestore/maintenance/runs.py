@@ -225,6 +225,7 @@ def rewrite(
     holder: str,
     machine: Machine,
     policy: AuditPolicy | None = None,
+    sink: Storage | None = None,
 ) -> Begun:
     """Execute a rewrite of native state. Raises as `rewrites.execute`, and `RootHeld`."""
     verb = planned.rewrite.value
@@ -239,7 +240,7 @@ def rewrite(
             progress(step)
 
         return rewrites.execute(
-            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
+            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy, sink=sink
         )
 
 
@@ -252,11 +253,18 @@ def abort_switch(
 
 
 def abort_rewrite(
-    storage: Storage, journal: OpenJournal, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
+    storage: Storage,
+    journal: OpenJournal,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    holder: str,
+    clock: Clock,
+    sink: Storage | None = None,
 ) -> None:
     """Reverse a half-done rewrite. Raises as `rewrites.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
     with _reversed(storage, journal, run, holder, clock) as (now, held):
-        rewrites.roll_back(storage, now, progress, still_held=held.require)
+        rewrites.roll_back(storage, now, progress, still_held=held.require, sink=sink)
 
 
 @contextmanager

@@ -279,8 +279,8 @@ class NativeQuery:
             manager = self.spark._jsparkSession.streamingCheckpointManager()
             manager.repartition(str(self.checkpoint), partitions, True)
 
-    def run(self, batches: int) -> None:
-        """Run this number of further batches from the checkpoint, each with fresh input. The query starts and ends."""
+    def add_input(self, batches: int) -> None:
+        """Add the input of this number of further batches."""
         for batch in range(self.batches, self.batches + batches):
             for side in ("left", "right"):
                 path = self.folder / side / f"{batch:05}.parquet"
@@ -288,6 +288,10 @@ class NativeQuery:
                 # Spark reads files in the order of their modification times.
                 os.utime(path, (batch, batch))
         self.batches += batches
+
+    def run(self, batches: int) -> None:
+        """Run this number of further batches from the checkpoint, each with fresh input. The query starts and ends."""
+        self.add_input(batches)
 
         def keep(frame: DataFrame, batch: int) -> None:
             self.outputs[batch] = Counter(map(str, frame.collect()))

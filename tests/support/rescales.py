@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from statestore import switch_journal
@@ -11,7 +12,7 @@ from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.maintenance import rewrites, runs
-from statestore.maintenance.rewrites import Rescale, RewritePlan
+from statestore.maintenance.rewrites import Rescale, RewritePlan, file_sink
 from statestore.maintenance.switchover import Machine, Progress
 from statestore.storage import Storage
 from tests.support.dumped import dumped
@@ -19,28 +20,40 @@ from tests.support.dumped import dumped
 FOR_SPARK = Spark.V4_2
 
 
-def planned(storage: Storage, partitions: int, scratch: Path, spark: Spark | None = FOR_SPARK) -> RewritePlan:
-    return rewrites.plan(rewrites.gather(storage, scratch=scratch), Rescale(partitions), spark)
+def planned(
+    storage: Storage, partitions: int, scratch: Path, spark: Spark | None = FOR_SPARK, sink: Storage | None = None
+) -> RewritePlan:
+    plan = rewrites.plan(rewrites.gather(storage, scratch=scratch), Rescale(partitions), spark)
+    if sink is None or plan.batch is None:
+        return plan
+    return replace(plan, file_sink=file_sink.plan(sink, plan.batch + 1, is_begun=plan.half_done is not None))
 
 
 def rescale(
-    storage: Storage, partitions: int, scratch: Path, *, clock: Clock | None = None, spark: Spark | None = FOR_SPARK
+    storage: Storage,
+    partitions: int,
+    scratch: Path,
+    *,
+    clock: Clock | None = None,
+    spark: Spark | None = FOR_SPARK,
+    sink: Storage | None = None,
 ) -> list[Progress]:
     """Plan and execute, without the wait for a quiet checkpoint."""
     told: list[Progress] = []
-    plan = planned(storage, partitions, scratch, spark)
+    plan = planned(storage, partitions, scratch, spark, sink)
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
-    runs.rewrite(storage, plan, told.append, run=RandomIds().fresh(), holder="a test", machine=machine)
+    run = RandomIds().fresh()
+    runs.rewrite(storage, plan, told.append, run=run, holder="a test", machine=machine, sink=sink)
     return told
 
 
-def abort(storage: Storage, *, clock: Clock | None = None) -> None:
+def abort(storage: Storage, *, clock: Clock | None = None, sink: Storage | None = None) -> None:
     journal = switch_journal.open_journal(storage)
     if journal is not None:
-        run = RandomIds().fresh()
-        runs.abort_rewrite(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
+        run, now = RandomIds().fresh(), clock or SystemClock()
+        runs.abort_rewrite(storage, journal, lambda _: None, run=run, holder="a test", clock=now, sink=sink)
 
 
 def all_rows(root: object) -> Counter[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
@@ -16,21 +17,27 @@ from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.rewrites import Goal, RewritePlan
+from statestore.maintenance.rewrites import FileSinkPlan, Goal, RewritePlan
+from statestore.maintenance.rewrites import file_sink as file_sinks
 from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Machine, ProgressCallback
-from statestore.storage import Storage
+from statestore.storage import Storage, open_storage
 from statestore.switch_journal import Begun, RewriteKind
 
+OpenSink = Callable[[str], Storage]
+"""Opens the output folder of a file sink by its URL."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class PreparedRewrite:
-    """A plan of a rewrite, which may have refusals, and the guards that block it. `spark`: as in `plan`."""
+    """A plan of a rewrite, which may have refusals, and the guards that block it. The other fields: see `plan`."""
 
     plan: RewritePlan
     policies: Policies
     goal: Goal
     spark: Spark | None
+    file_sink: str | None
+    open_sink: OpenSink
     refusals: Refusals
 
     @property
@@ -46,12 +53,43 @@ def plan(
     spark: Spark | None = None,
     *,
     scratch: Path,
+    file_sink: str | None = None,
+    open_sink: OpenSink = open_storage,
 ) -> PreparedRewrite:
-    """Plan a rewrite. Read-only. `spark`: the release that continues, if the checkpoint does not
-    show it. Raises as `rewrites.gather`."""
+    """Plan a rewrite. Reads only.
+
+    `spark`: the release that continues, if the checkpoint does not show it. `file_sink`: the output folder, if the query
+    writes files with Spark's file sink; not needed to complete an interrupted rewrite. Raises as `rewrites.gather` and
+    `rewrites.file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another file sink.
+    """
     facts = rewrites.gather(storage, scratch=scratch, policy=policy_of(policies))
     planned = rewrites.plan(facts, goal, spark)
-    return PreparedRewrite(planned, policies, goal, spark, guards.refusals(guards.rewrites(storage, policies)))
+    return PreparedRewrite(
+        plan=replace(planned, file_sink=_plan_sink(planned, file_sink, open_sink)),
+        policies=policies,
+        goal=goal,
+        spark=spark,
+        file_sink=file_sink,
+        open_sink=open_sink,
+        refusals=guards.refusals(guards.rewrites(storage, policies)),
+    )
+
+
+def _plan_sink(planned: RewritePlan, url: str | None, open_sink: OpenSink) -> FileSinkPlan | None:
+    """Plan the entry in the log of the file sink; None without a sink, and for a plan that must not start."""
+    if planned.half_done is not None:
+        begun = planned.half_done.begun
+        expected = None if begun.file_sink is None else begun.file_sink.url
+        if url is not None and open_sink(url).url != expected:
+            raise RefusedAsUnsafe(
+                f"the interrupted {begun.described} started {f'with {expected}' if expected else 'without a file sink'}",
+                path=url,
+                hint=f"to finish it, run: {begun.finishing}; to reverse it, run: {begun.reversing}",
+            )
+        url = expected
+    if url is None or planned.batch is None or planned.is_there or planned.refusals:
+        return None
+    return file_sinks.plan(open_sink(url), planned.batch + 1, is_begun=planned.half_done is not None)
 
 
 def execute(
@@ -76,8 +114,17 @@ def execute(
     guards.require_none(prepared.refusals)
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     # The query may have been running when the first plan was made.
-    again = plan(storage, prepared.policies, prepared.goal, prepared.spark, scratch=scratch)
+    again = plan(
+        storage,
+        prepared.policies,
+        prepared.goal,
+        prepared.spark,
+        scratch=scratch,
+        file_sink=prepared.file_sink,
+        open_sink=prepared.open_sink,
+    )
     if again.may_start:
+        sink = again.plan.file_sink
         runs.rewrite(
             storage,
             again.plan,
@@ -86,6 +133,7 @@ def execute(
             holder=by.holder,
             machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
             policy=policy_of(prepared.policies),
+            sink=None if sink is None else again.open_sink(sink.entry.url),
         )
     return again
 
@@ -99,9 +147,12 @@ def abort(
     *,
     run: str,
     stopped: bool,
+    open_sink: OpenSink = open_storage,
 ) -> Begun:
-    """Reverse a half-done rewrite of this kind, and return it. Raises as `execute` and `runs.abort_rewrite`;
-    `RefusedAsUnsafe` if no rewrite is half done."""
+    """Reverse a half-done rewrite of this kind, and return it. `open_sink`: as in `plan`.
+
+    Raises as `execute` and `runs.abort_rewrite`; `RefusedAsUnsafe` if no rewrite is half done.
+    """
     journal = switch_journal.open_journal(storage)
     if journal is None:
         raise RefusedAsUnsafe(
@@ -113,5 +164,7 @@ def abort(
         switch_journal.require_none(storage)
     guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    runs.abort_rewrite(storage, journal, progress, run=run, holder=by.holder, clock=by.clock)
+    entry = journal.begun.file_sink
+    sink = None if entry is None else open_sink(entry.url)
+    runs.abort_rewrite(storage, journal, progress, run=run, holder=by.holder, clock=by.clock, sink=sink)
     return journal.begun

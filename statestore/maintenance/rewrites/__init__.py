@@ -8,6 +8,7 @@ Source: SPARK-54346, which repartitions with Spark's own reader and writer; FLIP
 """
 
 from statestore.maintenance.rewrites.execute import execute
+from statestore.maintenance.rewrites.file_sink import FileSinkPlan
 from statestore.maintenance.rewrites.gather import gather
 from statestore.maintenance.rewrites.plan import plan
 from statestore.maintenance.rewrites.plans import (
@@ -23,6 +24,7 @@ from statestore.maintenance.rewrites.roll_back import roll_back
 
 __all__ = [
     "Convert",
+    "FileSinkPlan",
     "Goal",
     "OperatorFacts",
     "Rescale",

@@ -19,6 +19,7 @@ from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
+from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.batch import append, is_appended
 from statestore.maintenance.rewrites.build import rebuild
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
@@ -38,8 +39,11 @@ def execute(
     machine: Machine,
     still_held: Callable[[], None],
     policy: AuditPolicy | None = None,
+    sink: Storage | None = None,
 ) -> Begun:
     """Execute a rewrite, or complete an interrupted one. The caller has verified that the query is stopped.
+
+    `sink`: the output folder of the query's file sink, if the plan has an entry for it.
 
     `progress` is called after each step, also from other threads, one at a time; `still_held` raises an error if the lease
     is lost.
@@ -61,6 +65,9 @@ def execute(
         _make_snapshots(storage, begun, planned, progress, machine, still_held)
         still_held()
     append(storage, begun, planned)
+    if planned.file_sink is not None:
+        assert sink is not None
+        file_sink.write(sink, planned.file_sink, machine.scratch)
     progress(Progress(phase=SwitchPhase.COMMIT))
     still_held()
     storage.delete(guarded)
@@ -128,6 +135,7 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         rewrite=planned.rewrite,
         partitions=planned.partitions,
         provider=planned.provider,
+        file_sink=None if planned.file_sink is None else planned.file_sink.entry,
     )
     journal.begin(storage, begun)
     return begun

@@ -18,6 +18,7 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding, Rows
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
+from statestore.maintenance.rewrites.file_sink import FileSinkPlan
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
 from statestore.switch_journal import OpenJournal, RewriteKind
 
@@ -138,6 +139,7 @@ class RewritePlan:
     half_done    the journal of an interrupted run, which this plan completes
     local_bytes  upper bound of the local disk
     seconds      estimated duration
+    file_sink    the entry to add to the log of a file sink, after the batch is appended; None without such a sink
     """
 
     rewrite: RewriteKind
@@ -155,6 +157,7 @@ class RewritePlan:
     conf: StateConf = OURS
     local_bytes: int = 0
     seconds: float = 0.0
+    file_sink: FileSinkPlan | None = None
 
     @property
     def codec(self) -> str:

@@ -9,6 +9,7 @@ from statestore import switch_journal as journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.structure import Structure
+from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.batch import is_appended
 from statestore.maintenance.rewrites.execute import guards_of
 from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
@@ -18,9 +19,15 @@ from statestore.switch_journal import Ending, OpenJournal
 
 
 def roll_back(
-    storage: Storage, opened: OpenJournal, progress: ProgressCallback, *, still_held: Callable[[], None]
+    storage: Storage,
+    opened: OpenJournal,
+    progress: ProgressCallback,
+    *,
+    still_held: Callable[[], None],
+    sink: Storage | None = None,
 ) -> None:
-    """Delete what a half-done rewrite has written. The query is stopped; for `progress` and `still_held`, see `execute`.
+    """Delete what a half-done rewrite has written. The query is stopped; for the other arguments, see
+    `execute`.
 
     Raises `RefusedAsUnsafe` if the query committed a batch after the rewrite; `StorageError`.
     """
@@ -36,6 +43,10 @@ def roll_back(
         )
     still_held()
     if is_committed:
+        if begun.file_sink is not None:
+            assert sink is not None
+            # Before the batch: a query that found the entry alone would run the batch, and the sink would drop its rows.
+            file_sink.withdraw(sink, begun)
         # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
         storage.delete([names.offsets(batch)])
         storage.delete([names.commits(batch)])

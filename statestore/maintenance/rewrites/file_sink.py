@@ -1,0 +1,120 @@
+"""Adds the batch that a rewrite appends to the log of Spark's file sink, and withdraws it.
+
+Spark calls the sink for each batch that it runs. It never runs the appended batch, so the log of a file sink would lack it,
+and the sink and every reader of the output would fail. The entry is written after the batch: a query that found the entry
+alone would run the batch, and the sink would drop its rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.engine.rocks import translated
+from statestore.errors import AlreadyExists, RefusedAsUnsafe
+from statestore.format import file_sink
+from statestore.format.file_sink import INTERVAL_CONF, LogEntry, parse_entry
+from statestore.storage import Storage, at_once
+from statestore.switch_journal import Begun, SinkEntry
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSinkPlan:
+    """The entry to add to the log of a file sink.
+
+    sources     the entries whose lines it repeats, if it is compacted
+    read_bytes  bytes to download
+    assumed     an assumption about the conf of the query, for a person to verify; "" if there is none
+    """
+
+    entry: SinkEntry
+    sources: tuple[str, ...] = ()
+    read_bytes: int = 0
+    assumed: str = ""
+
+
+def plan(sink: Storage, batch: int, *, is_begun: bool) -> FileSinkPlan:
+    """Plan the entry of a batch. `is_begun`: an interrupted run may have written it. Reads only.
+
+    One listing, and two requests for each entry since the newest compaction. Raises as `file_sink.next_entry` and
+    `file_sink.require_entry`; `RefusedAsUnsafe` if the log has later batches than the checkpoint.
+    """
+    sizes = {entry: one.size_bytes for one in sink.list(file_sink.LOG) if (entry := parse_entry(one.path))}
+    if not is_begun:
+        _require_no_later(sink, sizes, batch - 1)
+    following = file_sink.next_entry(sizes, batch, sink.url)
+
+    def verify(entry: LogEntry) -> None:
+        head, last = sink.read_range(entry.path, 0, 3), sink.read_range(entry.path, max(0, sizes[entry] - 1), 1)
+        file_sink.require_entry(head, last, f"{sink.url}/{entry.path}")
+
+    at_once(verify, following.needed)
+    assumed = f"{INTERVAL_CONF} of the query is not {batch + 1}; the log does not show it before its first compaction"
+    return FileSinkPlan(
+        entry=SinkEntry(sink.url, following.entry.path),
+        sources=tuple(entry.path for entry in following.sources),
+        read_bytes=sum(sizes[entry] for entry in following.sources),
+        assumed="" if following.is_known else assumed,
+    )
+
+
+def write(sink: Storage, planned: FileSinkPlan, scratch: Path) -> None:
+    """Create the entry, or verify the one of an interrupted run. The batch is appended.
+
+    *Guarantee*: overwrites no file. Raises `RefusedAsUnsafe` if the entry exists with other lines; `StorageError`.
+    """
+    with translated(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="file-sink-") as folder:
+        content = _content(sink, planned.sources, Path(folder))
+        try:
+            sink.create(planned.entry.path, content)
+        except AlreadyExists as error:
+            raise RefusedAsUnsafe(
+                "exists with other lines; another query wrote it",
+                path=f"{sink.url}/{planned.entry.path}",
+                hint="reverse the rewrite with --abort",
+            ) from error
+
+
+def withdraw(sink: Storage, begun: Begun) -> None:
+    """Delete the entry of a rewrite whose batch is appended and is withdrawn next.
+
+    The log had no entry of this batch when the rewrite started, and Spark does not run a committed batch: so the entry is
+    of the rewrite. Raises `RefusedAsUnsafe` if the log has a later batch.
+    """
+    assert begun.file_sink is not None
+    found = [entry for one in sink.list(file_sink.LOG) if (entry := parse_entry(one.path))]
+    _require_no_later(sink, found, begun.batch + 1)
+    sink.delete([begun.file_sink.path])
+
+
+def _require_no_later(sink: Storage, entries: Iterable[LogEntry], batch: int) -> None:
+    newest = max(entries, default=None)
+    if newest is not None and newest.batch > batch:
+        raise RefusedAsUnsafe(
+            f"is of a later batch than the newest batch {batch} of the checkpoint: another query writes to this sink, or "
+            f"the checkpoint was rolled back without the sink",
+            path=f"{sink.url}/{newest.path}",
+            hint=f"give the `path` of the sink of this query. After a rewind, first delete the entries after batch {batch} "
+            f"and their files",
+        )
+
+
+def _content(sink: Storage, sources: Sequence[str], folder: Path) -> Path:
+    """Write the lines of all sources, in the order of their batches, below one header."""
+    whole, part = folder / "entry", folder / "source"
+    with whole.open("wb") as target:
+        target.write(file_sink.EMPTY)
+        for source in sources:
+            sink.download(source, part)
+            with part.open("rb") as lines:
+                lines.seek(len(file_sink.EMPTY))
+                while piece := lines.read(_PIECE_BYTES):
+                    target.write(piece)
+            part.unlink()
+    return whole

@@ -1,0 +1,108 @@
+"""The name of the next entry in the log of Spark's file sink, and the entries that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statestore.format.file_sink import LOG, LogEntry, NextEntry, next_entry, parse_entry, require_entry
+
+URL = "s3://bucket/output"
+
+
+def log(batches: int, interval: int = 10) -> Iterator[LogEntry]:
+    """Yield the entries of this number of batches."""
+    for batch in range(batches):
+        yield LogEntry(batch, (batch + 1) % interval == 0)
+
+
+def following(batches: int, interval: int = 10) -> NextEntry:
+    return next_entry(log(batches, interval), batches, URL)
+
+
+def test_a_path_is_an_entry_only_in_the_form_that_spark_writes() -> None:
+    assert parse_entry(f"{LOG}/7") == LogEntry(7)
+    assert parse_entry(f"{LOG}/9.compact") == LogEntry(9, is_compacted=True)
+    for other in (
+        "7",
+        f"{LOG}/07",
+        f"{LOG}/x",
+        f"{LOG}/9.compact.tmp",
+        f"{LOG}/.7.crc",
+        f"a/{LOG}/7",
+        f"{LOG}/.compact",
+    ):
+        assert parse_entry(other) is None, other
+
+
+def test_the_entry_of_a_batch_between_compactions_is_plain_and_needs_all_since_the_newest_compaction() -> None:
+    found = following(12)
+    assert found.entry == LogEntry(12)
+    assert found.needed == (LogEntry(9, is_compacted=True), LogEntry(10), LogEntry(11))
+    assert found.sources == ()
+    assert found.is_known
+
+
+def test_the_entry_of_a_compaction_repeats_all_since_the_one_before() -> None:
+    found = following(19)
+    assert found.entry.path == f"{LOG}/19.compact"
+    assert found.sources == (LogEntry(9, is_compacted=True), *(LogEntry(batch) for batch in range(10, 19)))
+    assert following(9).sources == tuple(LogEntry(batch) for batch in range(9))
+
+
+def test_the_interval_before_the_first_compaction_is_sparks_default() -> None:
+    assert following(8).entry == LogEntry(8)
+    assert not following(8).is_known
+    assert following(9).is_known
+
+
+@given(st.integers(1, 80), st.integers(1, 40))
+def test_the_name_is_the_one_that_spark_expects_whatever_the_conf(batches: int, interval: int) -> None:
+    """Spark derives the interval from compacted entries. Without one, a compacted entry defines it."""
+    compacted = batches // interval
+    if compacted == 1 and interval > 20:
+        return  # see the test of an interval that cannot be known
+    found = following(batches, interval)
+    is_expected = found.entry.is_compacted == ((batches + 1) % interval == 0)
+    defines = compacted == 0 and found.entry.is_compacted and batches + 1 >= 10
+    assert is_expected or defines or not found.is_known
+
+
+def test_an_interval_that_cannot_be_known_is_rejected() -> None:
+    # The first compaction of 24 batches, or the only one that was not deleted of 12 batches each.
+    with pytest.raises(RefusedAsUnsafe, match="do not show the interval"):
+        next_entry([LogEntry(23, is_compacted=True), *(LogEntry(n) for n in range(24, 35))], 35, URL)
+    with pytest.raises(RefusedAsUnsafe, match="do not show the interval"):
+        next_entry([*log(10), LogEntry(12, is_compacted=True)], 13, URL)
+
+
+@pytest.mark.parametrize("missing", [9, 10, 11])
+def test_a_gap_is_an_error_that_names_the_entry(missing: int) -> None:
+    entries = [entry for entry in log(12) if entry.batch != missing]
+    with pytest.raises(ObjectMissing) as raised:
+        next_entry(entries, 12, URL)
+    assert str(raised.value).startswith(f"{URL}/{LOG}/")
+
+
+def test_a_deleted_entry_before_the_newest_compaction_is_no_gap() -> None:
+    entries = [entry for entry in log(22) if entry.batch >= 9 and entry.batch not in (10, 12)]
+    assert next_entry(entries, 22, URL).entry == LogEntry(22)
+
+
+def test_an_empty_log_is_an_error() -> None:
+    with pytest.raises(ObjectMissing, match="--file-sink"):
+        next_entry([], 3, URL)
+
+
+def test_an_entry_of_another_version_or_without_its_end_is_rejected() -> None:
+    require_entry(b"v1", b"1", "an entry")
+    require_entry(b"v1\n", b"}", "an entry")
+    for head in (b"v2\n", b"", b"v10"):
+        with pytest.raises(UnknownFormatVersion):
+            require_entry(head, b"}", "an entry")
+    with pytest.raises(CorruptFile):
+        require_entry(b"v1\n", b"x", "an entry")

@@ -1,0 +1,98 @@
+"""Spark's file sink and its readers continue after a rescale with --file-sink, and fail after one without it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from statestore import catalog
+from statestore.format.file_sink import EMPTY, LOG
+from statestore.format.structure import Structure
+from statestore.storage import open_storage
+from tests.support.native import OPERATORS, SCHEMA, NativeQuery, configured
+from tests.support.twins import clean, statekeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+CONFS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+BATCHES = 12
+
+
+class FileQuery(NativeQuery):
+    """A query that writes Parquet files with Spark's file sink, in folders, so that a batch without rows writes no file."""
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    def run(self, batches: int) -> None:
+        self.add_input(batches)
+        with configured(self.spark, self.confs):
+            left = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(f"{self.folder}/left")
+            query = (
+                self.operator.query(left, left)
+                .withColumn("part", F.col("most") % 2)
+                .writeStream.format("parquet")
+                .partitionBy("part")
+                .option("path", str(self.output))
+                .option("checkpointLocation", str(self.checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+
+    def rows(self) -> Counter[str]:
+        return Counter(map(str, self.spark.read.parquet(str(self.output)).collect()))
+
+    def rescale(self, *options: str) -> int:
+        """Rescale the checkpoint, and return the number of the appended batch."""
+        given = ("--partitions", "3", "--apply", "--confirm-stopped", "--scratch", str(self.folder))
+        statekeeper("rescale", self.root, *given, *options)
+        return catalog.newest_batch(open_storage(self.root)) or 0
+
+
+def file_query(spark: SparkSession, folder: Path, structure: Structure) -> FileQuery:
+    return FileQuery(spark, folder, OPERATORS["windows"], {**structure.conf, **CONFS})
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+    """The output without a rescale."""
+    twin = file_query(spark, tmp_path_factory.mktemp("twin"), Structure.V2)
+    twin.run(BATCHES)
+    assert (twin.output / LOG / "0").read_bytes() == EMPTY  # as Spark writes it for a batch without files
+    return twin.rows()
+
+
+@pytest.mark.parametrize(("before", "entry"), [(5, "5"), (9, "9.compact")])
+@pytest.mark.parametrize("structure", Structure, ids=lambda one: one.value)
+def test_the_sink_and_its_readers_continue_after_a_rescale(
+    spark: SparkSession, tmp_path: Path, expected: Counter[str], before: int, entry: str, structure: Structure
+) -> None:
+    query = file_query(spark, tmp_path, structure)
+    query.run(before)
+    shown = query.rows()
+    assert query.rescale("--file-sink", str(query.output)) == before
+    assert (query.output / LOG / entry).exists()
+    assert query.rows() == shown
+    query.run(BATCHES - before)
+    assert query.rows() == expected
+    # The next compaction reads the entry.
+    assert (query.output / LOG / "9.compact").exists()
+    clean(open_storage(query.root), tmp_path)
+
+
+def test_without_the_option_readers_fail_after_the_next_batch(spark: SparkSession, tmp_path: Path) -> None:
+    query = file_query(spark, tmp_path, Structure.V2)
+    query.run(3)
+    query.rescale()
+    query.run(1)
+    with pytest.raises(Exception, match=f"{LOG}/3 doesn't exist"):
+        query.rows()

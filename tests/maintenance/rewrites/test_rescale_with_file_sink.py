@@ -1,0 +1,176 @@
+"""A rescale of a query with a file sink adds the appended batch to the log of the sink, and an abort removes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog, switch_journal
+from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statestore.format.file_sink import LOG
+from statestore.storage import Storage, open_storage
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.rescales import abort, rescale
+from tests.support.switching import WRITES, after_the_dead
+from tests.support.twins import statekeeper
+from tests.support.unpacked import unpacked
+
+ARCHIVE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v1-aggregation.zip"
+
+
+class Query:
+    """A checkpoint at its newest batch, and a sink of the same batches with this interval of compactions."""
+
+    def __init__(self, folder: Path, interval: int = 10) -> None:
+        self.folder = folder
+        self.checkpoint = unpacked(ARCHIVE, folder)
+        self.storage = open_storage(str(self.checkpoint))
+        newest = catalog.newest_batch(self.storage)
+        assert newest is not None
+        self.newest = newest
+        self.output = folder / "output"
+        self.log = self.output / LOG
+        self.log.mkdir(parents=True)
+        lines: list[bytes] = []
+        for batch in range(newest + 1):
+            line = json.dumps({"path": f"file:///output/part-{batch}", "size": batch, "action": "add"}).encode()
+            lines.append(line)
+            is_compacted = (batch + 1) % interval == 0
+            written = lines if is_compacted else [line]
+            (self.log / f"{batch}{'.compact' if is_compacted else ''}").write_bytes(b"\n".join([b"v1", *written]))
+        self.lines = lines
+
+    @property
+    def sink(self) -> Storage:
+        return open_storage(str(self.output))
+
+    def rescale(self, *options: str, exit_code: int = 0) -> str:
+        scratch = ("--scratch", str(self.folder / "scratch"))
+        return statekeeper("rescale", str(self.checkpoint), *options, *scratch, exit_code=exit_code)
+
+    def unlock(self) -> None:
+        """Break the lease of a run that died."""
+        statekeeper("lease", str(self.checkpoint), "--break")
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.log.iterdir()}
+
+
+APPLY = ("--partitions", "3", "--apply", "--confirm-stopped")
+
+
+def test_the_appended_batch_has_an_empty_entry_as_spark_writes_it(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    before = query.files()
+    query.rescale(*APPLY, "--file-sink", str(query.output))
+    assert query.files() - before == {str(query.newest + 1)}
+    assert (query.log / str(query.newest + 1)).read_bytes() == b"v1"
+
+
+def test_at_a_compaction_the_entry_has_the_files_of_all_batches(tmp_path: Path) -> None:
+    for interval in (1, 2):
+        query = Query(tmp_path / str(interval), interval)
+        at = query.newest + 1
+        is_compacted = (at + 1) % interval == 0
+        query.rescale(*APPLY, "--file-sink", str(query.output))
+        written = query.log / (f"{at}.compact" if is_compacted else str(at))
+        assert written.read_bytes() == b"\n".join([b"v1", *(query.lines if is_compacted else [])])
+
+
+def test_the_plan_names_the_option_or_the_entry(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    before = query.files()
+    assert "add --file-sink URL" in query.rescale("--partitions", "3")
+    shown = query.rescale("--partitions", "3", "--file-sink", str(query.output))
+    assert f"adds {LOG}/{query.newest + 1} to the file sink {query.output.as_uri()}" in " ".join(shown.split())
+    assert "compactInterval of the query is not" in shown
+    plan = json.loads(query.rescale("--partitions", "3", "--file-sink", str(query.output), "--output", "json"))
+    assert plan["file_sink"]["entry"] == f"{LOG}/{query.newest + 1}"
+    assert query.files() == before
+
+
+def test_a_wrong_or_incomplete_log_stops_the_rescale_before_anything_is_written(tmp_path: Path) -> None:
+    def refused(name: str, spoil: str, kind: type[StatekeeperError], text: str) -> None:
+        query = Query(tmp_path / name)
+        path = query.log / str(query.newest)
+        if spoil == "folder":
+            query.output = tmp_path / "elsewhere"
+        elif spoil == "gap":
+            path.unlink()
+        elif spoil == "later":
+            (query.log / str(query.newest + 1)).write_bytes(b"v1")
+        else:
+            path.write_bytes(b"v2\n{}")
+        with pytest.raises(kind, match=text):
+            rescale(query.storage, 3, tmp_path, sink=query.sink)
+        assert switch_journal.open_journal(query.storage) is None
+        assert catalog.newest_batch(query.storage) == query.newest
+        query.rescale(*APPLY, "--file-sink", str(query.output), exit_code=kind.exit_code)
+
+    refused("a", "folder", ObjectMissing, "has no entry")
+    refused("b", "gap", ObjectMissing, "is missing")
+    refused("c", "later", RefusedAsUnsafe, "later batch")
+    refused("d", "version", UnknownFormatVersion, "begins with")
+
+
+@pytest.mark.parametrize("interval", [10, 1])
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+def test_an_interrupted_rescale_is_finished_without_the_option(tmp_path: Path, fault: Fault, interval: int) -> None:
+    query = Query(tmp_path, interval)
+    before = query.files()
+    with pytest.raises(SimulatedCrash):
+        rescale(query.storage, 3, tmp_path, sink=_dying(query.sink, fault))
+    assert catalog.newest_batch(query.storage) == query.newest + 1
+    opened = switch_journal.open_journal(query.storage)
+    assert opened is not None
+    assert f"--partitions 3 --file-sink {query.output.as_uri()} --apply" in opened.begun.finishing
+    query.unlock()
+    query.rescale(*APPLY, "--file-sink", str(tmp_path / "elsewhere"), exit_code=13)
+    query.rescale(*APPLY)
+    assert len(query.files() - before) == 1
+    assert switch_journal.open_journal(query.storage) is None
+
+
+@pytest.mark.parametrize("interval", [10, 1])
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+def test_an_abort_removes_the_entry_and_then_the_batch(tmp_path: Path, fault: Fault, interval: int) -> None:
+    query = Query(tmp_path, interval)
+    before = query.files()
+    with pytest.raises(SimulatedCrash):
+        rescale(query.storage, 3, tmp_path, sink=_dying(query.sink, fault))
+    with pytest.raises(SimulatedCrash):
+        abort(query.storage, clock=after_the_dead(), sink=_dying(query.sink, fault))
+    assert catalog.newest_batch(query.storage) == query.newest + 1
+    query.unlock()
+    statekeeper("rescale", str(query.checkpoint), "--abort", "--confirm-stopped")
+    assert query.files() == before
+    assert catalog.newest_batch(query.storage) == query.newest
+    query.rescale(*APPLY, "--file-sink", str(query.output))
+
+
+def test_an_abort_before_the_batch_leaves_the_sink_as_it_is(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    before = query.files()
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.BEFORE if request.kind in WRITES and "commits/" in request.path else None
+
+    with pytest.raises(SimulatedCrash):
+        rescale(Dying(query.storage), 3, tmp_path, sink=query.sink)
+    assert query.files() == before
+    query.unlock()
+    statekeeper("rescale", str(query.checkpoint), "--abort", "--confirm-stopped")
+    assert query.files() == before
+
+
+def _dying(sink: Storage, fault: Fault) -> Storage:
+    """A sink whose first write fails."""
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return fault if request.kind in WRITES else None
+
+    return Dying(sink)
