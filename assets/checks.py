@@ -94,13 +94,21 @@ RETENTION_FLOOR_IS_KEPT = _spec(
     'floor is lost. Stop maintenance (mode = "observe") and compare the plan in _statekeeper/history/ with the files.',
     blocking=True,
 )
-NOTHING_LEFT_HALF_SWITCHED = _spec(
-    "nothing_left_half_switched",
-    "checkpoint_format",
-    "No switchover between the structures V1 and V2 is incomplete. Red: a switchover was interrupted, and the query must "
-    "not be started. Launch `checkpoint_format` with do: APPLY to complete it, or with do: ABORT to undo it.",
-    blocking=True,
-)
+
+
+def _half_done(asset: str) -> dg.AssetCheckSpec:
+    return _spec(
+        "nothing_left_half_switched",
+        asset,
+        "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
+        "not be started. To complete it, launch the asset that started it (`checkpoint_format` or `rescale`) with do: "
+        "APPLY. To reverse it, launch it with do: ABORT.",
+        blocking=True,
+    )
+
+
+NOTHING_LEFT_HALF_SWITCHED = _half_done("checkpoint_format")
+NOTHING_LEFT_HALF_RESCALED = _half_done("rescale")
 MIRROR_IS_FRESH = _spec(
     "mirror_is_fresh",
     "mirror",
@@ -133,8 +141,8 @@ def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult
 
 
 def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
-    """Check that no switchover is incomplete."""
-    description, made, stores = "No switchover is incomplete.", 0, 0
+    """Check that no switchover and no other rewrite is incomplete."""
+    description, made, stores = "No switchover and no other rewrite is incomplete.", 0, 0
     if journal is not None:
         begun, made, stores = journal.begun, len(journal.made), len(journal.begun.stores)
         description = with_next(

@@ -23,11 +23,13 @@ from assets.jobs import (
     maintain_query,
     mirror_checkpoint,
     refresh_fleet_health,
+    rescale_checkpoint,
     savepoint_checkpoint,
     switch_checkpoint,
 )
 from assets.lineage import lineage
 from assets.mirror import mirror
+from assets.rescale import rescale
 from assets.retention import retention
 from assets.savepoint import savepoint
 from assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
@@ -54,6 +56,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             lineage,
             retention,
             checkpoint_format,
+            rescale,
             clone,
             mirror,
             savepoint,
@@ -62,6 +65,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         jobs=[
             maintain_query,
             switch_checkpoint,
+            rescale_checkpoint,
             clone_checkpoint,
             mirror_checkpoint,
             savepoint_checkpoint,

@@ -9,6 +9,7 @@ from assets.clone import clone
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.mirror import mirror
+from assets.rescale import rescale
 from assets.retention import retention
 from assets.savepoint import savepoint
 from assets.snapshot import snapshot
@@ -31,6 +32,15 @@ switch_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Moves the checkpoint of a stopped query between the structures V1 and V2. Launch it by hand. It only "
     "plans unless the launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+rescale_checkpoint = dg.define_asset_job(
+    "rescale_checkpoint",
+    selection=dg.AssetSelection.assets(rescale),
+    executor_def=dg.in_process_executor,
+    description="Changes the number of partitions of a stopped Spark query. Launch it by hand. It only plans unless the "
+    "launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 

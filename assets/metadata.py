@@ -29,6 +29,7 @@ from statestore.maintenance.passes import (
 )
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statestore.maintenance.rewrites import RewritePlan
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
@@ -244,6 +245,47 @@ def of_aborted_switch(begun: Begun) -> Metadata:
         "to": begun.to.value,
         "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
         "structure": begun.to.other.value,
+    }
+
+
+def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
+    """The phase of a rewrite, its partitions before and after, its estimates, and its reasons to refuse."""
+    phase = (
+        "refused" if planned.refusals else "rewritten" if is_done else "half done" if planned.half_done else "planned"
+    )
+    sink = planned.file_sink
+    shown: dict[str, Figure] = {
+        "version": 0 if planned.batch is None else planned.batch + 1,
+        "partitions_before": max((len(group.sources) for group in planned.groups), default=planned.partitions),
+        "partitions_after": planned.partitions,
+        "stores": len(planned.targets),
+        "read_bytes": planned.read_bytes,
+        "local_bytes": planned.local_bytes,
+        "estimated_seconds": round(planned.seconds, 1),
+        "refusals": len(planned.refusals),
+    }
+    return {
+        "phase": phase,
+        "rewrite": planned.rewrite.value,
+        "figures": figures(shown),
+        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "file_sink": "none" if sink is None else f"{sink.entry.url}/{sink.entry.path}",
+        "groups": table(
+            {"operator": "int", "store": "string", "partitions before": "int", "after": "int", "bytes": "int"},
+            (
+                (group.operator, group.name, len(group.sources), len(group.targets), group.read_bytes)
+                for group in planned.groups
+            ),
+        ),
+    }
+
+
+def of_aborted_rewrite(begun: Begun) -> Metadata:
+    """The rewrite that was reversed, and the version that the checkpoint has again."""
+    return {
+        "phase": "aborted",
+        "rewrite": begun.rewrite.value,
+        "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
     }
 
 
