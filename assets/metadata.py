@@ -256,8 +256,8 @@ def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
     sink = planned.file_sink
     shown: dict[str, Figure] = {
         "version": 0 if planned.batch is None else planned.batch + 1,
-        "partitions_before": max((len(group.sources) for group in planned.groups), default=planned.partitions),
-        "partitions_after": planned.partitions,
+        "partitions_before": max((len(group.sources) for group in planned.groups), default=planned.partitions or 0),
+        "partitions_after": planned.partitions or 0,
         "stores": len(planned.targets),
         "read_bytes": planned.read_bytes,
         "local_bytes": planned.local_bytes,

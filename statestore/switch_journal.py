@@ -216,8 +216,6 @@ def begin(storage: Storage, begun: Begun) -> None:
         "provider": begun.provider.value,
         **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
     }
-    sink = {} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}
-    of_others = {} if is_switch else {"rewrite": begun.rewrite.value, "partitions": begun.partitions, **sink}
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
         **({} if is_switch else of_others),
