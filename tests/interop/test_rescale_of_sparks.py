@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from statestore import catalog
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.native import HERE, OPERATORS, NativeQuery, state
+from tests.support.rescales import without
 from tests.support.twins import clean, forgetful, statekeeper
 
 pytestmark = pytest.mark.spark
@@ -40,12 +40,6 @@ def rescale(query: NativeQuery, partitions: int) -> int:
     batch = catalog.newest_batch(open_storage(query.root))
     assert batch is not None
     return batch
-
-
-def without(outputs: dict[int, Counter[str]], appended: int) -> dict[int, Counter[str]]:
-    """Return the outputs by batch as if the appended batch did not exist."""
-    assert appended not in outputs
-    return {batch - (batch > appended): rows for batch, rows in outputs.items()}
 
 
 @pytest.mark.parametrize("after", [AFTER, 1])

@@ -49,9 +49,14 @@ def rebuild(
             sources = read(storage, planned, group, machine, folder, spool)
             snapshots: RocksDbSnapshots | HdfsSnapshots
             if planned.provider is Provider.ROCKSDB:
-                snapshots = RocksDbSnapshots(storage, begun, planned.conf, folder, _families(group, sources))
+                families = _families(group, sources)
+                snapshots = RocksDbSnapshots(
+                    storage=storage, begun=begun, conf=planned.conf, folder=folder, families=families
+                )
             else:
-                snapshots = HdfsSnapshots(storage, begun, planned.conf, folder, planned.codec)
+                snapshots = HdfsSnapshots(
+                    storage=storage, begun=begun, conf=planned.conf, folder=folder, codec=planned.codec
+                )
             built = {target: _built(snapshots, spool, group, target) for target in group.targets}
             _require_all_rows(group, sources, [compared for _, compared in built.values()])
             digests = {target: str(digest) for target, (digest, _) in built.items()}

@@ -19,7 +19,7 @@ from statestore.switch_journal import Begun, Made
 _PIECE_ROWS = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HdfsSnapshots:
     """Writes the snapshot files of the new partitions below `folder`, and publishes them. `codec`: of the query."""
 

@@ -19,7 +19,7 @@ from statestore.storage import Storage, at_once
 from statestore.switch_journal import Begun, Made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RocksDbSnapshots:
     """Builds the databases of the new partitions below `folder`, and publishes them.
 
