@@ -10,8 +10,7 @@ from statestore.format.provider import PROVIDER, Provider
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.native import HERE, OPERATORS, NativeQuery, state
-from tests.support.rescales import without
-from tests.support.twins import clean, forgetful, statekeeper
+from tests.support.twins import clean, forgetful, statekeeper, without
 
 pytestmark = pytest.mark.spark
 

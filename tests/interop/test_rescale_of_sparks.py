@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import catalog
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.native import HERE, OPERATORS, NativeQuery, state
-from tests.support.rescales import without
-from tests.support.twins import clean, forgetful, statekeeper
+from tests.support.twins import SHUFFLE_PARTITIONS, clean, forgetful, rescale, without
 
 pytestmark = pytest.mark.spark
 
@@ -20,7 +18,6 @@ MATRIX = [(name, structure) for structure in Structure for name in HERE]
 IN_CI = [("aggregation", Structure.V1), ("join 4", Structure.V2)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
 
-SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 BEFORE, AFTER = 2, 5
 
 
@@ -31,15 +28,6 @@ def _shown(value: object) -> str:
 def query_with(spark: SparkSession, folder: Path, name: str, structure: Structure, partitions: int) -> NativeQuery:
     """Return a query that starts with this number of partitions."""
     return NativeQuery(spark, folder, OPERATORS[name], {**structure.conf, SHUFFLE_PARTITIONS: str(partitions)})
-
-
-def rescale(query: NativeQuery, partitions: int) -> int:
-    """Rescale the checkpoint, and return the number of the batch that the rescale appends."""
-    options = ("--partitions", str(partitions), "--apply", "--confirm-stopped", "--scratch", str(query.folder))
-    statekeeper("rescale", query.root, *options)
-    batch = catalog.newest_batch(open_storage(query.root))
-    assert batch is not None
-    return batch
 
 
 @pytest.mark.parametrize("after", [AFTER, 1])
@@ -54,7 +42,7 @@ def test_spark_continues_from_a_rescaled_checkpoint_like_a_twin_with_that_number
     twin.run(2)
     query = query_with(spark, folder / "query", name, structure, BEFORE)
     query.run(3)
-    appended = rescale(query, after)
+    appended = rescale(query, after, folder)
     assert state(query) == middle
     clean(open_storage(query.root), folder)
     query.run(2)
@@ -71,5 +59,5 @@ def test_the_comparison_detects_a_rescale_that_loses_a_key(
     query.run(3)
     before = state(query)
     with forgetful(), pytest.raises(AssertionError, match="digest"):
-        rescale(query, AFTER)
+        rescale(query, AFTER, folder)
     assert state(query) == before

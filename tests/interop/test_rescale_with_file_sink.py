@@ -9,17 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore import catalog
 from statestore.format.file_sink import EMPTY, LOG
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.native import OPERATORS, SCHEMA, NativeQuery, configured
-from tests.support.twins import clean, statekeeper
+from tests.support.twins import SHUFFLE_PARTITIONS, clean, rescale
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 CONFS = {
-    "spark.sql.shuffle.partitions": "2",
+    SHUFFLE_PARTITIONS: "2",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 BATCHES = 12
@@ -51,12 +50,6 @@ class FileQuery(NativeQuery):
     def rows(self) -> Counter[str]:
         return Counter(map(str, self.spark.read.parquet(str(self.output)).collect()))
 
-    def rescale(self, *options: str) -> int:
-        """Rescale the checkpoint, and return the number of the appended batch."""
-        given = ("--partitions", "3", "--apply", "--confirm-stopped", "--scratch", str(self.folder))
-        statekeeper("rescale", self.root, *given, *options)
-        return catalog.newest_batch(open_storage(self.root)) or 0
-
 
 def file_query(spark: SparkSession, folder: Path, structure: Structure) -> FileQuery:
     return FileQuery(spark, folder, OPERATORS["windows"], {**structure.conf, **CONFS})
@@ -79,7 +72,7 @@ def test_the_sink_and_its_readers_continue_after_a_rescale(
     query = file_query(spark, tmp_path, structure)
     query.run(before)
     shown = query.rows()
-    assert query.rescale("--file-sink", str(query.output)) == before
+    assert rescale(query, 3, tmp_path, "--file-sink", str(query.output)) == before
     assert (query.output / LOG / entry).exists()
     assert query.rows() == shown
     query.run(BATCHES - before)
@@ -92,7 +85,7 @@ def test_the_sink_and_its_readers_continue_after_a_rescale(
 def test_without_the_option_readers_fail_after_the_next_batch(spark: SparkSession, tmp_path: Path) -> None:
     query = file_query(spark, tmp_path, Structure.V2)
     query.run(3)
-    query.rescale()
+    rescale(query, 3, tmp_path)
     query.run(1)
     with pytest.raises(Exception, match=f"{LOG}/3 doesn't exist"):
         query.rows()

@@ -63,9 +63,3 @@ def all_rows(root: object) -> Counter[str]:
         _, operator, _, *name = row["store"].split("/")
         found[json.dumps([operator, name, row["family"], row["key"], row["value"]], sort_keys=True)] += 1
     return found
-
-
-def without(outputs: dict[int, Counter[str]], appended: int) -> dict[int, Counter[str]]:
-    """Return the outputs by batch as if the appended batch did not exist."""
-    assert appended not in outputs
-    return {batch - (batch > appended): rows for batch, rows in outputs.items()}

@@ -32,6 +32,7 @@ from tests.support.savepoints import rows_of, saved
 State = Mapping[str, Counter[str]]
 """The rows that Spark's reader shows, by view."""
 
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 AT_HEAD = ("--at-head", "--confirm-stopped")
 
 
@@ -96,6 +97,21 @@ def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> N
     """By the command; the conf is the caller's business."""
     root = query.root
     statekeeper("switch", root, "--to", to.value, "--apply", "--confirm-stopped", "--scratch", str(scratch), *options)
+
+
+def rescale(query: NativeQuery, partitions: int, scratch: Path, *options: str) -> int:
+    """Rescale the checkpoint, and return the number of the batch that the rescale appends."""
+    given = ("--partitions", str(partitions), "--apply", "--confirm-stopped", "--scratch", str(scratch))
+    statekeeper("rescale", query.root, *given, *options)
+    batch = catalog.newest_batch(open_storage(query.root))
+    assert batch is not None
+    return batch
+
+
+def without(outputs: Mapping[int, Counter[str]], appended: int) -> dict[int, Counter[str]]:
+    """Return the outputs by batch as if the appended batch did not exist."""
+    assert appended not in outputs
+    return {batch - (batch > appended): rows for batch, rows in outputs.items()}
 
 
 def goes_on(query: NativeQuery, oracle: Oracle, twin: Twin) -> None:

@@ -51,6 +51,7 @@ class Kind(Enum):
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
     REPARTITION = "goes on from our snapshots with other partitions"
     CLONE = "goes on from a clone"
+    RESCALE = "goes on with other partitions after a rescale"
     REWIND = "writes the same batches again after a rewind"
 
 
@@ -93,6 +94,7 @@ def all_cases() -> Iterator[Case]:
                 yield Case(group, Kind.RESTART, minor)
                 yield Case(group, Kind.CLONE, minor)
                 yield Case(group, Kind.REWIND, minor)
+                yield Case(group, Kind.RESCALE, minor)
                 if operator in _REPARTITIONED and minor >= "4.2":
                     yield Case(group, Kind.REPARTITION, minor)
                 if described.runs_on(minor, "2"):
@@ -131,6 +133,7 @@ class Origin:
             Kind.REPARTITION: self._repartition,
             Kind.CLONE: self._clone,
             Kind.REWIND: self._rewind,
+            Kind.RESCALE: self._rescale,
         }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
@@ -225,6 +228,26 @@ class Origin:
                 spoil(self.query, self.folder, *self._for_spark(to))
                 assert oracle.state() != rewound
 
+    def _rescale(self, to: str) -> None:
+        """Rescale in the middle. The twin has had this number of partitions since its first batch. Then rescale a state
+        without a key in each store, which the comparison must detect."""
+        confs = {**self.group.confs, twins.SHUFFLE_PARTITIONS: str(_PARTITIONS)}
+        folder = Path(tempfile.mkdtemp(dir=self.folder, prefix="rescaled-twin-"))
+        other = RemoteQuery(self.query.spark, folder, self.group.operator, confs)
+        twin, oracle = twins.untouched(other, self._oracle(to, other)), self._oracle(to)
+        appended = twins.rescale(self.query, _PARTITIONS, self.folder, *self._for_spark(to))
+        self._is_clean()
+        self._is_placed()
+        assert oracle.state() == twin.middle
+        self.query.run(2)
+        assert twins.without(self.query.outputs, appended) == twin.outputs
+        assert oracle.state() == twin.end
+        self._is_clean()
+        self.query.restored("middle")
+        twins.take_wrong_snapshots(self.query, self.folder, *self._for_spark(to))
+        twins.rescale(self.query, _PARTITIONS, self.folder, *self._for_spark(to))
+        assert oracle.state() != twin.middle
+
     def _for_spark(self, to: str) -> list[str]:
         """The options of a snapshot: a checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ."""
         is_of_4_0 = (self.group.minor, self.group.structure) == ("4.0", "2")
@@ -260,30 +283,31 @@ class Origin:
         self.query.saved(name)
         self._made.add(name)
 
-    def _oracle(self, minor: str) -> twins.Oracle:
+    def _oracle(self, minor: str, query: RemoteQuery | None = None) -> twins.Oracle:
         """By its own reader; that of a later Spark on a copy, where it has none that reads this."""
-        structure = self.query.confs[FORMAT]
+        of = query or self.query
+        structure = of.confs[FORMAT]
         is_read_by_itself = (minor, structure) not in _NO_READER
         reader = minor if is_read_by_itself else READER
 
         def state() -> twins.State:
-            with self._as_read_by(reader):
-                return remote.state(self.query, spark=self.sparks.get(reader, structure))
+            with self._as_read_by(reader, of):
+                return remote.state(of, spark=self.sparks.get(reader, structure))
 
         def views() -> Mapping[str, Sequence[str]]:
-            with self._as_read_by(reader):
-                return remote.views_as_json(self.query, spark=self.sparks.get(reader, structure))
+            with self._as_read_by(reader, of):
+                return remote.views_as_json(of, spark=self.sparks.get(reader, structure))
 
         return twins.Oracle(state, views)
 
     @contextmanager
-    def _as_read_by(self, reader: str) -> Iterator[None]:
+    def _as_read_by(self, reader: str, query: RemoteQuery) -> Iterator[None]:
         """Replace the checkpoint by a copy that a later reader supports: Spark 3.5 does not record the number of prefix
         columns of a key, and no later Spark reads the snapshots of 4.0 in structure V2."""
-        here, kept = self.query.checkpoint, self.folder / "kept"
+        here, kept = query.checkpoint, self.folder / "kept"
         path = here / names.operator_metadata(0)
         of_sessions = self.group.minor == "3.5" and self.group.operator in _PREFIX_COLUMNS and not path.exists()
-        of_4_0 = self.group.minor == "4.0" and self.query.confs[FORMAT] == "2" and reader != "4.0"
+        of_4_0 = self.group.minor == "4.0" and query.confs[FORMAT] == "2" and reader != "4.0"
         if not of_sessions and not of_4_0:
             yield
             return
@@ -292,7 +316,9 @@ class Origin:
         try:
             if of_sessions:
                 info = StoreInfo(
-                    name=names.DEFAULT_STORE, prefix_columns=_PREFIX_COLUMNS[self.group.operator], partitions=2
+                    name=names.DEFAULT_STORE,
+                    prefix_columns=_PREFIX_COLUMNS[self.group.operator],
+                    partitions=len(list((here / names.STATE / "0").glob("[0-9]*"))),
                 )
                 path.parent.mkdir(parents=True)
                 path.write_bytes(encode_operator(OperatorMetadata(0, self.group.operator, (info,))))
