@@ -13,7 +13,7 @@ mode does not allow the plan, it only plans.
 | ---------------------------------------------- | ------------- | ----------------- | ------------- | ------------ |
 | the configured mode allows it                  | not `observe` | `full`            | `full`        | `full`       |
 | no other maintainer holds the lease            | yes           | yes               | yes           | yes          |
-| no switchover is half done                     | yes           | yes               | completes it  | yes          |
+| no rewrite is half done                        | yes           | yes               | completes it  | yes          |
 | a person has confirmed that the query is       | V1 of Spark,  | Spark, `--orphans`| yes           | yes          |
 | stopped, and the checkpoint does not change    | at the head   | and confirmation  |               |              |
 | the audit reports no lost or wrong state       | adds only     | yes               | yes           | removes none |
@@ -21,7 +21,8 @@ mode does not allow the plan, it only plans.
 `rewind` and its undo have the guards of `repair`. A rewind also restores each store at its target, and needs one structure
 from there on. `claim` has the guards of `repair`, too.
 
-`rewrite` serves `rescale`, with the guards of `switch`.
+`rewrite` serves `rescale`, with the guards of `switch`. Its plan also needs a log of the file sink without a gap, if the
+query has such a sink.
 
 `clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
 and without another maintainer, and a destination that is empty or contains the same clone. `mirror` does this repeatedly

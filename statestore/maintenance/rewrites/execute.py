@@ -68,7 +68,7 @@ def execute(
     if planned.file_sink is not None:
         assert sink is not None
         file_sink.write(sink, planned.file_sink, machine.scratch)
-    progress(Progress(phase=SwitchPhase.COMMIT))
+    progress(Progress(phase=SwitchPhase.APPENDED))
     still_held()
     storage.delete(guarded)
     found = audit.judge(audit.gather(storage), policy)

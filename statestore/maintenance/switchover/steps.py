@@ -20,6 +20,7 @@ class SwitchPhase(Enum):
     CLEARED = "files that would conflict with the new structure are in quarantine"
     SNAPSHOTS = "snapshots made"
     COMMIT = "newest commit rewritten"
+    APPENDED = "batch without rows appended"
     MOVED = "snapshots of the old structure are in quarantine"
     ENDED = "audit clean, journal closed"
     TAKEN_BACK = "rolled back: the checkpoint is unchanged"
