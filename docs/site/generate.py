@@ -254,6 +254,7 @@ _GENERATORS: dict[str, Callable[[Path], Iterator[str] | Sequence[str]]] = {
     "repartitions": _matrix("repartition", lambda result: _minor(result["to"])),
     "repairs": _matrix("repair", lambda result: _minor(result["to"])),
     "rescales": _matrix("rescale", lambda result: _minor(result["to"])),
+    "conversions": _matrix("convert", lambda result: _minor(result["to"])),
     "restarts": _matrix("restart", lambda result: _minor(result["to"])),
     "sparks": _sparks,
     "switches": _matrix("switch", lambda result: _minor(result["to"])),

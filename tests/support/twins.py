@@ -108,6 +108,24 @@ def rescale(query: NativeQuery, partitions: int, scratch: Path, *options: str) -
     return batch
 
 
+def convert(query: NativeQuery, structure: Structure, scratch: Path, *options: str) -> int:
+    """Convert the checkpoint to RocksDB, and return the number of the batch that the conversion appends."""
+    given = (
+        "--to",
+        "rocksdb",
+        "--structure",
+        structure.value,
+        "--apply",
+        "--confirm-stopped",
+        "--scratch",
+        str(scratch),
+    )
+    statekeeper("convert", query.root, *given, *options)
+    batch = catalog.newest_batch(open_storage(query.root))
+    assert batch is not None
+    return batch
+
+
 def without(outputs: Mapping[int, Counter[str]], appended: int) -> dict[int, Counter[str]]:
     """Return the outputs by batch as if the appended batch did not exist."""
     assert appended not in outputs

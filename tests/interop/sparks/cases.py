@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
+from statestore.format.provider import PROVIDER, Provider
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.audit.findings import FindingKind
@@ -37,6 +38,7 @@ _NO_READER = (("3.5", "1"), ("4.0", "2"))
 _REWOUND_BATCHES = 3
 _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
 _PARTITIONS = 3
+_ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
 
 _PREFIX_COLUMNS = {"sessions": 1}
 _TOLD_OF_4_0 = frozenset({FindingKind.SNAPSHOT_OF_SPARK_4_0})
@@ -52,20 +54,25 @@ class Kind(Enum):
     REPARTITION = "goes on from our snapshots with other partitions"
     CLONE = "goes on from a clone"
     RESCALE = "goes on with other partitions after a rescale"
+    CONVERT = "goes on with RocksDB after a conversion from the default provider"
     REWIND = "writes the same batches again after a rewind"
 
 
 @dataclass(frozen=True, order=True)
 class Group:
-    """A query on the Spark that began it. `own_snapshots`: Spark makes one of every version, and writes no changelogs."""
+    """A query on the Spark that began it. `own_snapshots`: Spark makes one of every version, and writes no changelogs.
+    `provider`: the state store provider with which it begins."""
 
     minor: str
     structure: str
     operator: str
     own_snapshots: bool = False
+    provider: str = Provider.ROCKSDB.value
 
     @property
     def confs(self) -> dict[str, str]:
+        if self.provider == Provider.HDFS_BACKED.value:
+            return {FORMAT: "1", PROVIDER: Provider.HDFS_BACKED.class_name}
         return {FORMAT: self.structure, **({CHANGELOGS: "false"} if self.own_snapshots else {})}
 
 
@@ -95,6 +102,8 @@ def all_cases() -> Iterator[Case]:
                 yield Case(group, Kind.CLONE, minor)
                 yield Case(group, Kind.REWIND, minor)
                 yield Case(group, Kind.RESCALE, minor)
+                if operator not in _ONLY_ROCKSDB:
+                    yield Case(replace(group, provider=Provider.HDFS_BACKED.value), Kind.CONVERT, minor)
                 if operator in _REPARTITIONED and minor >= "4.2":
                     yield Case(group, Kind.REPARTITION, minor)
                 if described.runs_on(minor, "2"):
@@ -134,6 +143,7 @@ class Origin:
             Kind.CLONE: self._clone,
             Kind.REWIND: self._rewind,
             Kind.RESCALE: self._rescale,
+            Kind.CONVERT: self._convert,
         }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
@@ -247,6 +257,28 @@ class Origin:
         twins.take_wrong_snapshots(self.query, self.folder, *self._for_spark(to))
         twins.rescale(self.query, _PARTITIONS, self.folder, *self._for_spark(to))
         assert oracle.state() != twin.middle
+
+    def _convert(self, to: str) -> None:
+        """Convert to RocksDB in the structure of the group, and go on as the twin does with the default provider. Then
+        convert a state without a key in each store, which the comparison must detect."""
+        structure = Structure(f"v{self.group.structure}")
+        options = ["--for-spark", to] if structure is Structure.V2 else []
+        for is_wrong in (False, True):
+            self.query.restored("middle")
+            self.query.confs = self.group.confs
+            appended = twins.convert(self.query, structure, self.folder, *options)
+            self.query.spark = self.sparks.get(to, self.group.structure)
+            self.query.confs = {PROVIDER: Provider.ROCKSDB.class_name, **structure.conf}
+            oracle = self._oracle(to)
+            if is_wrong:
+                twins.take_wrong_snapshots(self.query, self.folder, *options)
+                assert oracle.state() != self.twin.middle
+                return
+            self._is_clean()
+            assert oracle.state() == self.twin.middle
+            self.query.run(2)
+            assert twins.without(self.query.outputs, appended) == self.twin.outputs
+            assert oracle.state() == self.twin.end
 
     def _for_spark(self, to: str) -> list[str]:
         """The options of a snapshot: a checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ."""
