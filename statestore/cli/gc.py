@@ -31,6 +31,7 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.counts import counted
 from statestore.errors import RootHeld, StatekeeperError
 from statestore.maintenance import passes, records
 from statestore.maintenance.audit.view import ranges
@@ -68,9 +69,9 @@ from statestore.redaction import printable
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Allow --apply although the audit reports errors. Before the deletion, gc lists the versions that already cannot "
-    "be loaded. It also lists the versions that cannot be loaded after the deletion. To see both lists without a deletion, "
-    "add --output json and omit --apply.",
+    help="Allow --apply although the audit reports errors. gc lists the errors and the versions that already "
+    "cannot be loaded. It also lists the versions that cannot be loaded after the deletion. Without --apply, gc shows "
+    "these lists and deletes nothing.",
 )
 @scratch_option
 @workers_option
@@ -122,10 +123,11 @@ def gc(
     planned = prepared.planned
     done: list[Deleted] = []
     if not apply:
-        _show(output, prepared, done, verbose)
+        _show(output, prepared, done, verbose, shows_losses=accept_loss)
         sys.exit(FINDINGS if planned.findings or prepared.before.breaks else 0)
     if accept_loss:
-        for line in _loss_lines(prepared.losses):
+        losses = prepared.losses
+        for line in (*_loss_lines(losses), f"deletes {counted(losses.files, 'file')}, {counted(losses.bytes, 'byte')}"):
             TALK.print(tables.plain(line), soft_wrap=True)
     failure: StatekeeperError | None = None
     try:
@@ -152,8 +154,13 @@ def gc(
     sys.exit(FINDINGS if planned.findings or prepared.before.breaks or changed else 0)
 
 
-def _show(output: Output, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
-    output.show(_object(prepared, done, verbose), lambda console: _print(console, prepared, done, verbose))
+def _show(
+    output: Output, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool, *, shows_losses: bool = False
+) -> None:
+    def show(console: Console) -> None:
+        _print(console, prepared, done, verbose, shows_losses=shows_losses)
+
+    output.show(_object(prepared, done, verbose), show)
 
 
 def _loss_lines(found: Losses) -> Iterator[str]:
@@ -166,7 +173,6 @@ def _loss_lines(found: Losses) -> Iterator[str]:
         if store.by_deleting:
             lost = ranges(store.by_deleting)
             yield f"{store.store}: these versions cannot be loaded after the deletion: {lost}"
-    yield f"deletes {found.files:,} files, {found.bytes:,} bytes"
 
 
 def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
@@ -245,7 +251,9 @@ def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
         )
 
 
-def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> None:
+def _print(
+    console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool, *, shows_losses: bool
+) -> None:
     planned = prepared.planned
     if planned.stateless is not None or planned.head is None:
         text = planned.stateless.value if planned.stateless else tables.when(None)
@@ -292,6 +300,8 @@ def _print(console: Console, prepared: PreparedRetention, done: Sequence[Deleted
             prefix = "not deletable" if one.rule is Rule.UNKNOWN else "deletable later"
             kept = f"{prefix}: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when} ({one.rule.value})"
             console.print(tables.plain(kept), soft_wrap=True)
+    for line in _loss_lines(prepared.losses) if shows_losses else ():
+        console.print(tables.plain(line), soft_wrap=True)
     if done:
         read_files, read_bytes = sum(step.read_files for step in done), sum(step.read_bytes for step in done)
         if read_files:

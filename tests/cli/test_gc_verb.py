@@ -114,6 +114,15 @@ def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     assert damaged["already"] == [str(checkpoint.versions[11][0])]
     assert whole["already"] == []
     assert whole["by_deleting"] == [str(checkpoint.versions[number][1]) for number in range(1, 8)]
+    shown = run("gc", root, *NOW, "--accept-loss")
+    assert (shown.exit_code, files(root)) == (3, before)
+    lines = shown.stdout.splitlines()
+    missing = checkpoint.stores[0].changelog(checkpoint.versions[11][0])
+    assert f"error: {missing}: is missing" in lines
+    assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in lines
+    assert "state/0/1: these versions cannot be loaded after the deletion: versions 1 to 7 (batches 0 to 6)" in lines
+    assert lines[-1] == f"to delete {len(planned['files'])} files, add --apply"
+    assert "cannot be loaded" not in run("gc", root, *NOW).stdout, "the losses are shown only if they are accepted"
     done = run("gc", root, *NOW, "--accept-loss", "--apply")
     assert done.exit_code == 3, done.output
     assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in done.stderr
@@ -163,10 +172,13 @@ def test_a_plan_shows_the_bytes_to_delete_now_and_the_time_for_the_rest(root: Pa
     [young] = [one for one in plan["deletable"]["later"] if one["rule"] == "restores"]
     assert plan["deletable"]["now"] == {"files": 0, "bytes": 0}, "all versions are retained for an hour"
     assert young["bytes"] == sum(rule["bytes"] for name, rule in plan["rules"].items() if name == "restores")
-    assert young["when"] == "after batch 5 and the grace period, when the floor reaches the snapshot of version 4"
+    assert (
+        young["when"]
+        == "when the retention floor reaches the snapshot of version 4, after batch 5 and the grace period"
+    )
     shown = run("gc", root, *NOW)
     assert "now: " in shown.output
-    assert "when the floor reaches the snapshot of version 12" in " ".join(shown.output.split())
+    assert "when the retention floor reaches the snapshot of version 12" in " ".join(shown.output.split())
     log = root / names.COMMITS / "11"
     young_files = root / checkpoint.stores[0].changelog(checkpoint.versions[1][0])
     for path in (root / names.COMMITS).iterdir():

@@ -80,5 +80,5 @@ def is_whole(found: Audit) -> RefusedAsUnsafe | None:
         f"{first.problem}{more}; gc deletes nothing while the audit reports errors",
         path=first.file,
         hint=f"{first.action}. To delete files nevertheless, first list the versions that are lost: statekeeper gc ROOT "
-        "--accept-loss --output json",
+        "--accept-loss",
     )
