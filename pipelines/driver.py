@@ -247,8 +247,8 @@ class BatchDriver:
                         raise
                     if number == _ATTEMPTS:
                         raise ForeignBlock(
-                            f"batch {batch}: the operator's output could not be read from the "
-                            f"chosen attempt, {number} times",
+                            f"batch {batch}: the driver failed {number} times to read the output of the task attempts that "
+                            "it selected; the batch was not committed",
                             hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
                         ) from error
                     self._warn(
@@ -377,9 +377,10 @@ class BatchDriver:
                 sent = ready.bases[store.operator][of_partition.partition]
                 if not store.base.is_same(sent):
                     raise BaseIdMismatch(
-                        f"a task started from version {store.base.version} (id {store.base.mark}) of operator "
-                        f"{store.operator}, partition {of_partition.partition}; the driver had sent version "
-                        f"{sent.version} (id {sent.mark})"
+                        f"the task of operator {store.operator}, partition {of_partition.partition} started from version "
+                        f"{store.base.version} (id {store.base.mark}), but the driver sent version {sent.version} (id "
+                        f"{sent.mark}); the batch was not committed",
+                        hint="restart the query: it runs the batch again",
                     )
         self._metrics.add_tasks(chosen.values())
         return [chosen[task] for task in range(partitioning.tasks)]
@@ -395,8 +396,8 @@ class BatchDriver:
             return mine.ids, ()
         if held is None:
             raise SinkConflict(
-                f"batch {batch} was written, but the sink does not contain it; the batch was not committed",
-                hint="search the history of the sink for a deletion or a rollback, then restart the query",
+                f"the job wrote batch {batch} to the sink, but the sink does not contain it; the batch was not committed",
+                hint="search the history of the sink for a deletion or a rollback. Then restart the query",
             )
         note = f"batch {batch}: the sink has another driver's attempt {held} instead of {mine.attempt}"
         self._warn(f"{note}; two drivers run this query, stop one")
@@ -416,21 +417,27 @@ class BatchDriver:
     ) -> Pending:
         pending = root.pending(batch, attempt)
         if pending is not None and pending.structure is not root.structure:
-            # The root was switched between the sink's commit and its own, so its files have the other structure.
-            held = pending.structure
+            # The root was switched between the sink's commit and its own, so its files have the other structure. Or batch 0
+            # ran with the other argument: no commit names the structure of the root yet.
+            held, mine = pending.structure, root.structure
+            switch = "statekeeper switch " + self._storage.url + " --to {} --apply --confirm-stopped"
+            first = "" if batch == 0 else f"stop the job and run: {switch.format(held.value)}. Then "
             raise SinkConflict(
                 f"the sink contains batch {batch} from attempt {attempt}, which ran in structure {held.name}; the batch "
                 "was not committed",
                 path=self._root_spec.url,
-                hint=f"run: statekeeper switch {self._storage.url} --to {held.value} --apply --confirm-stopped. Then run "
-                f"the job with structure {held.name} until it has committed this batch. Then switch again",
+                hint=f"{first}start the job with structure {held.name} until it commits batch {batch}. To use structure "
+                f"{mine.name}, then stop the job and run: {switch.format(mine.value)}",
             )
         expected = (root.binding.root_id, query_id, sources, root.schema())
         if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
-            known = "does not know" if pending is None else "knows with other source offsets or another schema"
+            problem = (
+                "this root has no record of this attempt"
+                if pending is None
+                else "the record of this attempt has another query id, other source offsets or another schema"
+            )
             raise SinkConflict(
-                f"the sink contains batch {batch} from attempt {attempt}, which this root {known}; the batch was not "
-                "committed",
+                f"the sink contains batch {batch} from attempt {attempt}, but {problem}; the batch was not committed",
                 path=self._root_spec.url,
                 hint="sink and state have diverged; restore both to the same point in time",
             )

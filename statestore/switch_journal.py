@@ -201,6 +201,19 @@ def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
     return None
 
 
+def commit_before(storage: Storage, batch: int) -> str | None:
+    """Return the commit of a batch as it was before the newest rewrite, if this was a completed switchover at the batch.
+
+    One listing and two requests. Raises as `open_journal`.
+    """
+    number, parts = _newest(_listed(storage))
+    if number is None or not {"begun", "ended"} <= parts.keys():
+        return None
+    begun = _parse_begun(storage.read(parts["begun"]), number, parts["begun"])
+    is_switch = begun.rewrite is RewriteKind.SWITCH and ending(storage, begun) is Ending.SWITCHED
+    return begun.commit if is_switch and begun.batch == batch else None
+
+
 def next_number(storage: Storage) -> int:
     """The number of the next rewrite."""
     number, _ = _newest(_listed(storage))

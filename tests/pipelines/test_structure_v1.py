@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from pipelines.driver import BatchDriver
 from pipelines.progress import Outcome, Phase
 from statestore.cli import main
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import OtherStructure, SinkConflict, VersionNotLoadable
+from statestore.errors import OtherStructure, RefusedBatch, SinkConflict, VersionNotLoadable
 from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.maintenance import snapshot
 from statestore.storage import open_storage
 from tests.support import tasks
-from tests.support.counting import Job, once
+from tests.support.counting import Job, Watching, once
 from tests.support.maintainers import MAINTAINER
 
 pytestmark = pytest.mark.spark
@@ -92,8 +93,80 @@ def test_a_job_or_attempt_of_the_other_structure_is_rejected(job: Job, delta_ses
         job.run(delta_session, once(1, Phase.SINK_WRITTEN, died))
     (pending,) = (job.root / names.PENDING).glob("1-*.json")
     pending.write_text(pending.read_text().replace('"structure": "v1"', '"structure": "v2"'))
-    with pytest.raises(SinkConflict, match=r"ran in structure V2; .* -> run: statekeeper switch .* --to v2 --apply"):
+    with pytest.raises(SinkConflict, match=r"ran in structure V2; .* -> stop the job and run: statekeeper switch"):
         job.run(delta_session)
+
+
+def printed_commands(text: str) -> list[str]:
+    """Return the commands that a message prints, each up to the confirmation."""
+    return re.findall(r"statekeeper switch .*?--confirm-stopped", text)
+
+
+def follow(job: Job, command: str) -> Result:
+    """Run a printed command."""
+    words = command.replace("ROOT", str(job.root)).split()
+    return CliRunner().invoke(main, words[1:], obj=MAINTAINER)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_the_printed_advice_leads_from_an_unfinished_v1_batch_to_a_job_in_v2(
+    job: Job, delta_session: SparkSession, batch: int
+) -> None:
+    with pytest.raises(RuntimeError, match="the driver dies"):
+        job.feed(batch + 1).run(delta_session, once(batch, Phase.SINK_WRITTEN, died))
+    job.structure = Structure.V2
+    with pytest.raises(RefusedBatch) as stopped:
+        job.run(delta_session)
+    advice = str(stopped.value)
+    if batch > 0:
+        assert isinstance(stopped.value, OtherStructure)
+        [command] = printed_commands(advice)
+        blocked = follow(job, command)
+        assert blocked.exit_code == 3, blocked.output
+        advice = blocked.output.partition("blocked: ")[2]
+    assert f"tart the job with structure V1 until it commits batch {batch}" in advice
+    job.structure = Structure.V1
+    assert job.run(delta_session)[0].outcome is Outcome.TAKEN_FROM_SINK
+    [command] = printed_commands(advice)
+    switched = follow(job, command)
+    assert switched.exit_code == 0, switched.output
+    job.structure = Structure.V2
+    job.feed(1).run(delta_session)
+    job.assert_right(batch + 2, delta_session)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [Structure.V2, pytest.param(Structure.V1, marks=pytest.mark.slow)],
+    ids=lambda structure: structure.value,
+)
+def test_the_printed_advice_completes_a_batch_that_ran_during_a_switchover(
+    job: Job, delta_session: SparkSession, structure: Structure
+) -> None:
+    job.structure = structure
+    job.feed(2).run(delta_session)
+
+    def switch_then_die(batch: int, phase: Phase) -> None:
+        if (batch, phase) == (2, Phase.COMPUTING):
+            to = f"--to {structure.other.value}"
+            assert follow(job, f"statekeeper switch ROOT {to} --apply --confirm-stopped").exit_code == 0
+        if (batch, phase) == (2, Phase.SINK_WRITTEN):
+            died()
+
+    with pytest.raises(RuntimeError, match="the driver dies"):
+        job.feed(1).run(delta_session, Watching(switch_then_die))
+    job.structure = structure.other
+    with pytest.raises(SinkConflict, match=f"ran in structure {structure.name}; .*until it commits batch 2") as stopped:
+        job.run(delta_session)
+    back, forth = printed_commands(str(stopped.value))
+    assert follow(job, back).exit_code == 0
+    job.structure = structure
+    assert [report.outcome for report in job.run(delta_session)] == [Outcome.TAKEN_FROM_SINK]
+    assert follow(job, forth).exit_code == 0
+    job.structure = structure.other
+    job.feed(1).run(delta_session)
+    job.assert_right(4, delta_session)
+    assert follow(job, "statekeeper audit ROOT --deep").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +184,7 @@ def test_a_job_continues_after_its_root_was_switched_and_switched_back(
     asked = ["switch", str(job.root), "--to", structure.other.value, "--apply"]
     refused = CliRunner().invoke(main, asked, obj=MAINTAINER)
     assert refused.exit_code == 3
-    assert "the sink may contain batch 2 already" in refused.output
+    assert "batch 2 has begun, and the sink may already contain its rows" in refused.output
     job.run(delta_session)
     for to in (structure.other, structure):
         done = CliRunner().invoke(main, ["switch", str(job.root), "--to", to.value, "--apply"], obj=MAINTAINER)

@@ -116,7 +116,7 @@ def _require_as_planned(storage: Storage, planned: SwitchPlan) -> None:
 
 def _begin(storage: Storage, planned: SwitchPlan, run: str, ids: Ids) -> Begun:
     assert planned.batch is not None
-    stores = {step.store: _renamed(step.head, planned, ids) for step in planned.stores}
+    stores = {step.store: step.name or _renamed(step.head, planned, ids) for step in planned.stores}
     begun = Begun(
         number=journal.next_number(storage),
         run=run,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from statestore import catalog
+from statestore import attempts, catalog
 from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
+from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names
-from statestore.format.names import EMPTY, StorePath
+from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.format.sparks import Spark
 from statestore.format.state_conf import ROCKSDB, shuffle_partitions
+from statestore.format.structure import Structure
+from statestore.format.untrusted import BAD_VALUES
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.scratch import free_bytes
@@ -51,6 +55,10 @@ def gather(
     commit = storage.read(path)
     log = logs.parse_commit(commit, path)
     begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
+    is_switched = half_done is not None and half_done.begun.rewrite is journal.RewriteKind.SWITCH
+    before = half_done.begun.to.other if half_done is not None and is_switched else log.structure
+    structures = _structures_of_attempts(storage, batch + 1, before)
+    others = tuple(path for path, structure in structures.items() if structure is not before)
     return SwitchoverFacts(
         origin=of_snapshots.origin,
         batch=batch,
@@ -60,7 +68,9 @@ def gather(
         commit=commit.decode(),
         is_plain_commit=logs.is_plain_commit(commit, path),
         begun=begun,
-        pending=_pending(storage, batch + 1),
+        pending=tuple(path for path in structures if path not in others),
+        others=others,
+        former=_former(storage, batch, order) if others and half_done is None else {},
         partitions=partitions,
         repartitions=begun == batch + 1 and _pinned(storage, begun) != partitions,
         conf=of_snapshots.conf,
@@ -97,11 +107,43 @@ def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalo
     )
 
 
-def _pending(storage: Storage, batch: int) -> tuple[str, ...]:
+def _structures_of_attempts(storage: Storage, batch: int, default: Structure) -> Mapping[str, Structure]:
+    """Return the structure of each attempt at a batch, by the path of its record; `default` for an unreadable record."""
     paths = [entry.path for entry in storage.list(names.PENDING)]
     of_batch = [p for p in paths if (place := names.parse_pending(p)) and place[0] == batch]
-    logs = [entry.path for entry in storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")]
-    return (*of_batch, *(path for path in logs if names.parse_batch_log(path)))
+    logged = [entry.path for entry in storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")]
+    found = {}
+    for path in (*of_batch, *(path for path in logged if names.parse_batch_log(path))):
+        found[path] = default
+        with suppress(CorruptFile, UnknownFormatVersion, *BAD_VALUES):
+            record = attempts.record_in(storage, path)
+            found[path] = Structure(str((record or {}).get("structure", default.value)))
+    return found
+
+
+def _former(storage: Storage, batch: int, order: Iterable[StorePath]) -> Mapping[StorePath, VersionId]:
+    """Return the versions of the stores at a batch before the newest switchover; empty if they are unknown.
+
+    Race: a job that was confirmed as stopped computes the next batch during a switchover, writes it to the sink, and dies
+    before its commit. The changelogs of this attempt start from these versions.
+    """
+    path = names.commits(batch)
+    text = journal.commit_before(storage, batch)
+    log = None if text is None else logs.parse_commit(text.encode(), path)
+    if log is None or log.marks is None:
+        return {}
+    marks = {
+        operator: [mark for of_partition in stores for mark in of_partition] for operator, stores in log.marks.items()
+    }
+    stores = list(order)
+    by_operator = {operator: [store for store in stores if store.operator == operator] for operator in marks}
+    if any(len(by_operator[operator]) != len(of_operator) for operator, of_operator in marks.items()):
+        return {}
+    return {
+        store: log.version(batch + 1, mark)
+        for operator, of_operator in marks.items()
+        for store, mark in zip(by_operator[operator], of_operator, strict=True)
+    }
 
 
 def _pinned(storage: Storage, batch: int) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from statestore.format import names
-from statestore.format.names import StorePath
+from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.audit import FindingKind
@@ -31,7 +31,13 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
     is_there = gathered.structure is to and half_done is None
     is_rewritten = gathered.structure is to
     made = half_done.made.keys() if half_done else ()
-    steps = () if is_rewritten else tuple(_step(one) for one in gathered.stores if one.load and one.store not in made)
+    steps = (
+        ()
+        if is_rewritten
+        else tuple(
+            _step(one, gathered.former.get(one.store)) for one in gathered.stores if one.load and one.store not in made
+        )
+    )
     refusals = () if is_there else tuple(_refusals(gathered, to, spark, steps, workers))
     stays_files, stays_bytes = _staying(gathered, to)
     return SwitchPlan(
@@ -59,7 +65,7 @@ def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> st
     return spark.header if spark is not None and to is Structure.V2 and gathered.origin is Origin.NATIVE else "v1"
 
 
-def _step(one: StoreSwitchFacts) -> StoreStep:
+def _step(one: StoreSwitchFacts, name: VersionId | None) -> StoreStep:
     assert one.load is not None
     source = Source.BUILT if one.load.replay else Source.REUSED
     written = one.tail_bytes if one.load.replay else 0
@@ -71,6 +77,7 @@ def _step(one: StoreSwitchFacts) -> StoreStep:
         read_bytes=one.base_bytes + one.tail_bytes,
         write_bytes=written,
         tail_bytes=one.tail_bytes,
+        name=name,
     )
 
 
@@ -106,7 +113,7 @@ def _refusals(
             f"--for-spark; or roll it back with --abort and switch again"
         )
         return
-    yield from _of_logs(gathered)
+    yield from _of_logs(gathered, to)
     for one in gathered.stores:
         if one.load is None or one.problem:
             yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
@@ -128,8 +135,8 @@ def _refusals(
         )
     if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
         yield (
-            "Spark 4.0 and later releases read different snapshots in structure V2, and the checkpoint does not show the "
-            "release: add --for-spark"
+            "Spark 4.0 and later releases read different snapshots in structure V2, and the checkpoint does not show "
+            "which release will run the query: add --for-spark"
         )
     needed = _local_bytes(steps, workers)
     if needed > gathered.free_bytes:
@@ -139,7 +146,7 @@ def _refusals(
         )
 
 
-def _of_logs(gathered: SwitchoverFacts) -> Iterator[str]:
+def _of_logs(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
     assert gathered.batch is not None
     if not gathered.is_plain_commit:
         yield f"{names.commits(gathered.batch)} has unknown fields, which a switchover would lose: upgrade Statekeeper"
@@ -148,11 +155,14 @@ def _of_logs(gathered: SwitchoverFacts) -> Iterator[str]:
             f"{names.offsets(gathered.begun)} exists, but the newest commit is of batch {gathered.batch}: restore the "
             f"missing commits, or delete the offsets after batch {gathered.batch}"
         )
-    if gathered.pending:
-        first = "" if gathered.half_done is None else "roll back the switchover with --abort, then "
+    attempts = gathered.pending or (() if gathered.former or gathered.half_done else gathered.others)
+    if attempts:
+        batch = gathered.batch + 1
+        first = "" if gathered.half_done is None else "Run: statekeeper switch ROOT --abort --confirm-stopped. Then "
         yield (
-            f"{gathered.pending[0]}: batch {gathered.batch + 1} has begun, and the sink may already contain its rows, "
-            f"with ids of the present structure: {first}run the job once to complete the batch"
+            f"{attempts[0]}: batch {batch} has begun, and the sink may already contain its rows. {first}"
+            f"{'start' if first else 'Start'} the job with structure {to.other.name} until it commits batch {batch}. "
+            f"Then stop it and run: statekeeper switch ROOT --to {to.value} --apply --confirm-stopped"
         )
     if gathered.repartitions:
         yield (
@@ -176,7 +186,9 @@ def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
         files = (gathered.files or {}).get(one.store)
         if files is None:
             continue
-        paths = [one.store.changelog(v) for v in files.changelogs if v.id is None and v.version > head]
+        # The attempt in the other structure has written the changelog after the head, and the sink may contain its rows.
+        newest = head + 1 if gathered.former else head
+        paths = [one.store.changelog(v) for v in files.changelogs if v.id is None and v.version > newest]
         if to is Structure.V1:
             # After the journal is cleared, snapshots at the head belong to this switchover.
             oldest = head + 1 if gathered.half_done is not None and gathered.half_done.is_cleared else head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from statestore.catalog import StoreFiles
@@ -47,7 +47,9 @@ class SwitchoverFacts:
     commit           the newest commit, as text
     is_plain_commit  whether the commit has only known fields
     begun            the newest batch in the offset log; -1 if it is empty
-    pending          files of own jobs' attempts at the next batch
+    pending          files of own jobs' attempts at the next batch, in its structure before the switchover
+    others           such files of attempts in the other structure, which ran during a switchover
+    former           the versions from which these attempts started; empty if they are unknown
     partitions       number of partitions in the newest offsets; None if they do not contain it
     repartitions     whether the next batch has another number of partitions
     audit            None while a switchover is half done; it was clean before the switchover
@@ -63,6 +65,8 @@ class SwitchoverFacts:
     is_plain_commit: bool = True
     begun: int = -1
     pending: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    former: Mapping[StorePath, VersionId] = field(default_factory=dict)
     partitions: int | None = None
     repartitions: bool = False
     conf: StateConf = OURS
@@ -75,7 +79,8 @@ class SwitchoverFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStep:
-    """The planned step for one store. `read_bytes`, `write_bytes`: estimates of the downloaded and uploaded bytes."""
+    """The planned step for one store. `read_bytes`, `write_bytes`: estimates of the downloaded and uploaded bytes; `name`:
+    the version of the new snapshot, None for a new id."""
 
     store: StorePath
     head: VersionId
@@ -84,6 +89,7 @@ class StoreStep:
     read_bytes: int
     write_bytes: int
     tail_bytes: int
+    name: VersionId | None = None
 
     @property
     def explained(self) -> str:
