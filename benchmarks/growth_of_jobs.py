@@ -59,8 +59,7 @@ def _kept() -> Table:
         targets=[f"reports kept after the last batch: {most:,}, target 0: {'reached' if not most else 'missed'}"],
         notes=[
             "The accumulator of a job receives the reports of all batches in the same way as from PySpark's server.",
-            f"Attempts: each batch adds one changelog, from {EMERGENCY_CHANGELOGS} to the ceiling of about {_CEILING}. "
-            "Each attempt fails.",
+            f"Attempts: each batch adds one changelog, from {EMERGENCY_CHANGELOGS} to {_CEILING}. Each attempt fails.",
         ],
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from statestore.clock import Clock, Ids
+from statestore.counts import counted
 from statestore.engine.user_folder import user_folder
 from statestore.errors import StatekeeperError
 from statestore.maintenance import runs, snapshot
@@ -13,10 +14,14 @@ from statestore.maintenance.snapshot import Taken, TakeSnapshot
 from statestore.storage import Storage
 
 EMERGENCY_CHANGELOGS = 600
-"""Length of the tail from which a store gets a snapshot. A lineage holds about 840 versions (SPARK-49374)."""
+"""Length of the tail from which a store gets a snapshot."""
+
+BATCHES_TO_CEILING = 200
+"""Batches from `EMERGENCY_CHANGELOGS` to the ceiling (`LINEAGE_STOP_BYTES`), about: 218 with the first versions, 175 from
+version 1,000,000 on."""
 
 LONGEST_PAUSE_BATCHES = 64
-"""Most batches between two attempts. Nine attempts fit between `EMERGENCY_CHANGELOGS` and the ceiling."""
+"""Most batches between two attempts. At least eight attempts fit between `EMERGENCY_CHANGELOGS` and the ceiling."""
 
 
 class EmergencySnapshots:
@@ -59,15 +64,16 @@ class EmergencySnapshots:
         try:
             plan = snapshot.plan(snapshot.gather(self._storage), snapshot.SnapshotPolicy(changelogs=self._changelogs))
         except StatekeeperError as error:
-            self._report("the stores that need an emergency snapshot are unknown", [str(error)])
+            self._report("the job cannot find the stores that need an emergency snapshot", [str(error)])
             return
         late = [action for action in plan.take if action.reason is snapshot.SnapshotReason.COUNT]
         if not late:
             return
         if self._reported is None:
             self._warn(
-                f"{len(late)} stores have {self._changelogs} changelogs or more without a snapshot: the job makes them "
-                "itself now, and the query waits; see that `statekeeper snapshot` runs for this root"
+                f"the {'tail' if len(late) == 1 else 'tails'} of {counted(len(late), 'store')} reached {self._changelogs} "
+                "changelogs: the job takes snapshots now, and the query waits. Schedule `statekeeper snapshot` for this "
+                "root"
             )
         failures: list[str] = []
 
@@ -90,12 +96,16 @@ class EmergencySnapshots:
             self._report(f"emergency snapshots of {len(failures)} of {len(late)} stores failed", failures)
 
     def _unrecorded(self, error: StatekeeperError) -> None:
-        self._warn(f"the emergency snapshots are not on record, retention finds them at its next full pass: {error}")
+        self._warn(
+            f"the emergency snapshots exist, but the job cannot write their record: {error}. No action is needed: the next "
+            "full pass of retention finds the snapshots"
+        )
 
     def _report(self, what: str, failures: Sequence[str]) -> None:
         if what != self._reported:
             self._reported = what
             self._warn(
-                f"{what}, the first: {failures[0]}; the job tries again after 1, 2, 4 ... {LONGEST_PAUSE_BATCHES} batches "
-                f"and does not repeat this warning; without snapshots it stops some 240 batches after the first try"
+                f"{what}, the first: {failures[0]}. The job tries again after 1, 2, 4 ... {LONGEST_PAUSE_BATCHES} batches "
+                f"and does not repeat this warning. Without snapshots, it stops about {BATCHES_TO_CEILING} batches after "
+                f"the first try. Run: statekeeper snapshot {self._storage.url} --all"
             )

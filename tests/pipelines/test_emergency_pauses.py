@@ -94,6 +94,6 @@ def test_snapshots_are_taken_even_if_their_record_cannot_be_written(checkpoint: 
     said: list[str] = []
     assert emergency(Forgetful(checkpoint.storage), tmp_path, said).before(600, 600)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
-    assert sum("the emergency snapshots are not on record" in text for text in said) == 2
+    assert sum("the job cannot write their record" in text for text in said) == 2
     assert sum("emergency snapshot of version 4 in" in text for text in said) == len(checkpoint.stores)
     assert not any("failed" in text for text in said)

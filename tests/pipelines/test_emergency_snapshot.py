@@ -28,7 +28,7 @@ def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(strea
         reports = stream.run(adding())
     tails = [max(s.commit.tail_changelogs for p in report.partitions for s in p.stores) for report in reports]
     assert max(tails) == 4, tails
-    assert "see that `statekeeper snapshot` runs for this root" in caplog.text
+    assert "Schedule `statekeeper snapshot` for this root" in caplog.text
     assert len(list(stream.root.glob("state/0/*/*.zip"))) == caplog.text.count("emergency snapshot of version")
     assert stream.state() == {(1,): (6, 15), (2,): (6, 15)}
 
@@ -78,6 +78,6 @@ def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(st
         stream.append(rows_of((1, value), (2, value)))
     with caplog.at_level(logging.WARNING, "statekeeper"):
         stream.run(adding())
-    assert "the emergency snapshots are not on record" in caplog.text
+    assert "the emergency snapshots exist, but the job cannot write their record" in caplog.text
     assert list(stream.root.glob("state/0/*/*.zip"))
     assert "stores failed" not in caplog.text
