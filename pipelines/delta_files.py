@@ -175,7 +175,7 @@ class DeltaFiles:
         for column in json.loads(table.schema().to_json())["fields"]:
             for prefix, name in _FORBIDDEN_OF_COLUMNS.items():
                 if any(key.startswith(prefix) for key in column["metadata"]):
-                    found.append(f"{name}, {column['name']}")
+                    found.append(f"{name} (column {column['name']})")
         if found:
             raise UnsupportedTable(
                 f"tasks cannot write the files of a table with {', '.join(found)}", path=self._path, hint=_HINT

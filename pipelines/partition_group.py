@@ -172,11 +172,14 @@ class PartitionGroup:
             if not isinstance(part, Mapping):
                 raise WrongResult(
                     f"{what} is a {type(part).__name__}",
-                    hint="an operator with several stores must return a dict: store name -> table",
+                    hint="an operator with several stores must return a dict from store name to table",
                 )
             unknown = set(part) - set(self._operator.stores)
             if unknown:
-                raise WrongResult(f"{what} of stores that are not declared: {sorted(unknown)}")
+                raise WrongResult(
+                    f"the function returned {what} of stores that are not declared: {', '.join(map(str, sorted(unknown)))}",
+                    hint=f"use the store names of the operator: {', '.join(self._operator.stores)}",
+                )
             part = part.get(name)
         return None if part is None else as_table(part, schema, f"{what} of store {name!r}")
 

@@ -66,7 +66,7 @@ def _is_frame(given: Any) -> bool:
 
 def _wrong(schema: pa.Schema, text: str, also: str = "") -> WrongResult:
     declared = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    return WrongResult(" ".join(text.split()), hint=f"the columns are {declared}{also}")
+    return WrongResult(" ".join(text.split()), hint=f"return the declared columns: {declared}{also}")
 
 
 def _column(given: Any, field: pa.Field, schema: pa.Schema, what: str) -> pa.ChunkedArray:
@@ -79,7 +79,7 @@ def _column(given: Any, field: pa.Field, schema: pa.Schema, what: str) -> pa.Chu
         else:
             column = _chunked(pa.array(values, from_pandas=True))
     except _Refused as error:
-        text = f"{what}: column {field.name!r} holds {error.example} in row {error.row}, which is no {field.type}"
+        text = f"{what}: column {field.name!r} must be {field.type}, but row {error.row} contains {error.example}"
         raise _wrong(schema, f"{text}: {error}") from error
     except _REFUSALS as error:
         raise _wrong(schema, f"{what} does not match its schema: column {field.name!r}: {error}") from error

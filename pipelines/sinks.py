@@ -230,14 +230,16 @@ class DeltaSink:
         newest = table.transaction_version(_app_id(query_id))
         if newest is None or newest < batch - 1:
             held = "no batch of this query" if newest is None else f"no batch of this query after {newest}"
-            raise self._changed(batch, f"the table holds {held}: it was deleted, replaced or rolled back")
+            raise self._changed(batch, f"the table contains {held}: it was deleted, replaced or rolled back")
         if last is None:
             return  # Written by a release that did not record it. From this batch on it is recorded.
         if last != _NO_TABLE and table.metadata().id != last.table:
-            raise self._changed(batch, f"the table's id is {table.metadata().id}, it was {last.table}: it was replaced")
+            raise self._changed(
+                batch, f"the table was replaced: its id is {table.metadata().id} instead of {last.table}"
+            )
         since = table.version() - last.version
         if since < 0:
-            what = f"the table is at version {table.version()}, it was at {last.version}: it was rolled back"
+            what = f"the table was rolled back: its version is {table.version()}, but it was {last.version}"
             raise self._changed(batch, what)
         history = table.history(since) if since else []
         for commit in history:
@@ -246,7 +248,8 @@ class DeltaSink:
                 raise self._changed(batch, what)
         if len(history) < since:
             _LOG.warning(
-                "%s: the log of %d versions before version %d is deleted; changes in them cannot be seen",
+                "%s: Delta has deleted the log of the %d versions before version %d; Statekeeper cannot check whether they "
+                "replaced rows",
                 self.path,
                 since - len(history),
                 table.version() - len(history) + 1,
@@ -256,8 +259,9 @@ class DeltaSink:
         return SinkChanged(
             f"{what}. The state includes batch {batch - 1}; rows of committed batches may be missing from the table",
             path=self.path,
-            hint="restore the table to its previous version, or start over with a new root, checkpoint and table. If the "
-            f"table is correct as it is, start the query with DeltaSink(..., continue_at_batch={batch})",
+            hint=f"if the rows are wrong, restore the table to its version after batch {batch - 1}. If the rows are "
+            f"correct, start the query with DeltaSink(..., continue_at_batch={batch}). Otherwise start over with a new "
+            "root, checkpoint and table",
         )
 
     def _attempt_of(self, table: KnownTable, query_id: str, batch: int) -> str | None:

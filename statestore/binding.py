@@ -188,7 +188,7 @@ def require_owner(storage: Storage, bound: Binding) -> None:
         f"the state root was claimed for query {held.query_id}{at}; this job of query {bound.query_id} no longer owns it; "
         "the batch was not started",
         path=storage.url,
-        hint="stop this job; start it again only if it uses the checkpoint of the claim",
+        hint=f"stop this job. Start it again only with the checkpoint of query {held.query_id}, which owns the root",
     )
 
 

@@ -38,7 +38,7 @@ class LineageConflict:
     @property
     def text(self) -> str:
         """The conflict in words, without the path."""
-        return f"its lineage names {self.in_lineage}, the commit log {self.in_commit_log}"
+        return f"its lineage names {self.in_lineage}, but the commit log names {self.in_commit_log}"
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"

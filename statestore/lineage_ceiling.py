@@ -35,5 +35,5 @@ def check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
             f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
             f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",
             path=store.folder,
-            hint="take a snapshot of each store with: statekeeper snapshot --all ROOT. Then start the query again",
+            hint="run: statekeeper snapshot ROOT --all. Then start the query again",
         )

@@ -243,9 +243,9 @@ class StateRoot:
         by_store = log.marks
         if by_store is None:
             raise CorruptFile(
-                "has no digests; the changelogs that it confirms are unknown",
+                "has no digests (checksums of the changelogs); the committed changelogs are unknown",
                 path=path,
-                hint="restore the file that the job wrote from a backup",
+                hint="restore the original file of the job from a backup",
             )
         wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:

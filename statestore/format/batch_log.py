@@ -36,7 +36,7 @@ _IN_BATCH_LOG = "8"
 _MAGIC = b"SKLOG001"
 _FRONT = struct.Struct(">8sII")
 _MOST_HEAD_BYTES = 16 * 1024 * 1024
-_HINT = "restore the file from a backup. For the batch of a possible restart, run: statekeeper audit ROOT"
+_HINT = "restore the file from a backup. To see from which batch the query can restart, run: statekeeper audit ROOT"
 
 FRONT_BYTES = _FRONT.size
 """The least number of bytes that `head_bytes` needs."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +88,11 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
         raise CorruptFile(f"is not valid operator metadata: {error}", path=path) from error
-    if not metadata.stores or len({store.name for store in metadata.stores}) < len(metadata.stores):
-        raise CorruptFile("has no store, or a store twice", path=path)
+    if not metadata.stores:
+        raise CorruptFile("names no store", path=path, hint="restore the file from a backup")
+    (name, times), *_ = Counter(store.name for store in metadata.stores).most_common(1)
+    if times > 1:
+        raise CorruptFile(f"names store {name[:80]!r} twice", path=path, hint="restore the file from a backup")
     for store in metadata.stores:
         if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
             raise CorruptFile(

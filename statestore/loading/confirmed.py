@@ -101,6 +101,6 @@ def _mismatch(request: LoadRequest, changelogs: Changelogs, storage: Storage, st
         culprit,
         "was overwritten with other changes by an attempt that was not committed, because the update function is not "
         "deterministic",
-        action=f"restore the file; a host of the query may still have it in its local folder, as changelogs/{cached}. "
-        "Then make the function deterministic, or use structure V2, where each attempt writes its own files",
+        action=f"restore the file from a backup or from a host of the query (local folder, changelogs/{cached}). Then make "
+        "the update function deterministic, or switch to structure V2",
     )

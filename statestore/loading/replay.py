@@ -100,9 +100,9 @@ class Replay:
                     newest="changelogs alone cannot restore a store with column families",
                 )
             base = "version 0" if self.plan.base == EMPTY else f"the snapshot of version {self.plan.base.version}"
-            kind, base_kind = ("without", "with") if has_families else ("with", "without")
+            has, base_has = ("no", "some") if has_families else ("some", "none")
             raise UnknownFormatVersion(
-                f"belongs to a store {kind} column families, but the base is {base} of a store {base_kind} them; "
+                f"has {has} column families, but its base ({base}) has {base_has}; "
                 f"{self.request.target.in_words} of {self.request.store} cannot be loaded",
                 path=self.request.store.changelog(version),
                 hint="restore a snapshot that Spark wrote after the column families changed",

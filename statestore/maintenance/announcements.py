@@ -45,7 +45,10 @@ def pending_delete(storage: Storage) -> frozenset[str]:
             path = line.get("delete")
             if not isinstance(path, str):
                 raise CorruptFile(
-                    "a line of the announcement names no file", path=entry.path, hint="delete the file after a day"
+                    "this list of planned deletions has an invalid line: Statekeeper cannot tell which files a run of gc "
+                    "is deleting",
+                    path=entry.path,
+                    hint="wait until the list is a day old, then delete it",
                 )
             found.add(path)
     return frozenset(found)

@@ -36,9 +36,9 @@ from statestore.storage.urls import Locality, as_spark_writes_it
 class RepairReason(Enum):
     """The reason for a repair action."""
 
-    HEADER = "this Spark release cannot read the header of its metadata"
+    HEADER = "the Spark release of --for-spark cannot read its metadata, which has another header"
     ROLLED_BACK_FILES = "belongs to a rolled-back batch: in structure V1 the query would load it as the new version"
-    UNCOMMITTED = "belongs to an uncommitted batch: in structure V1 a restart loads snapshots by number"
+    UNCOMMITTED = "belongs to an uncommitted batch: in structure V1 a restart could load it by mistake"
     STRAY_SIDECAR = "is a checksum file without a snapshot: Spark rejects a new snapshot of that name"
     REFUSED = "does not match its snapshot, which is intact: Spark rejects the snapshot"
     DAMAGED = "belongs to a corrupt snapshot that the head of the store does not need"

@@ -138,7 +138,7 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
             raise RefusedAsUnsafe(
                 "was written again after the run; nothing was restored",
                 path=one.path,
-                hint="the query has run since. To restore the quarantined file nevertheless, delete this file and run "
+                hint="the query has run since. To restore the quarantined file nevertheless, delete this file. Then run "
                 "this command again",
             )
         if one.lacks is not None:

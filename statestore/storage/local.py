@@ -44,6 +44,7 @@ from statestore.storage.base import (
 )
 from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
 from statestore.storage.local_parts import LocalPartsUpload
+from statestore.storage.omissions import SYMBOLIC_LINK
 from statestore.storage.ownership import Ownership
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
@@ -409,7 +410,7 @@ def _omitted(item: os.DirEntry[str]) -> str | None:
     if not _is_text(item.name):
         return "its name is not UTF-8"
     if item.is_symlink():
-        return "it is a symbolic link; links are not followed"
+        return SYMBOLIC_LINK
     if item.is_dir(follow_symlinks=False) or item.is_file(follow_symlinks=False):
         return None
     return "it is not a regular file"

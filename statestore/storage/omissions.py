@@ -9,6 +9,9 @@ from statestore.storage.paths import is_below, printable
 
 MOST_OMITTED = 10_000
 
+SYMBOLIC_LINK = "it is a symbolic link; links are not followed"
+"""The reason to omit a link."""
+
 
 @dataclass(frozen=True)
 class Omitted:

@@ -96,7 +96,7 @@ def test_with_a_damaged_newest_base_an_older_one_may_lack_families_and_no_snapsh
     root.replace(next(path for name, path in paths.items() if name != "zip"), b"damaged")
     before = {entry.path for entry in root.list(names.STATE)}
     with pytest.raises(
-        CorruptFile, match="cannot be replaced by an older snapshot, which may not name all column families"
+        CorruptFile, match="an older snapshot cannot replace it, because it may lack column families"
     ) as refused:
         taken(root, tmp_path)
     assert refused.value.path == STORE.snapshot(version(5))

@@ -266,7 +266,7 @@ def test_a_snapshot_with_other_bytes_on_read_back_stops_the_switchover_before_th
     before = contents(switchable.storage)
     with monkeypatch.context() as patched:
         patched.setattr(Database, "capture", forgetful)
-        with pytest.raises(CorruptFile, match="differs from version"):
+        with pytest.raises(CorruptFile, match="does not contain the state of version"):
             switch(switchable.storage, source.other, tmp_path)
     assert structure_of(switchable.storage) is source
     abort(switchable.storage)
@@ -298,7 +298,7 @@ def test_a_reused_snapshot_is_read_back_under_its_new_name(
         patched.setattr(
             rewrite, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another")
         )
-        with pytest.raises(CorruptFile, match="differs from version 6"):
+        with pytest.raises(CorruptFile, match="does not contain the state of version 6"):
             switch(storage, source.other, tmp_path)
     assert structure_of(storage) is source
     abort(storage)

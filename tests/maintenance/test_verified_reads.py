@@ -104,7 +104,7 @@ def test_after_a_damaged_base_the_next_run_keeps_the_needed_files_and_names_the_
     plan = planned(storage)
     assert storage.requests.since(requests).bytes_read < sum(entry.size_bytes for entry in storage.list(""))
     [finding] = plan.findings
-    assert finding.startswith(f"{bad}: is damaged (read in full): ")
+    assert finding.startswith(f"{bad}: a full read found damage: ")
     assert [store.base and store.base.version for store in plan.stores] == [5, 10]
     assert deleted(collected(storage)) > 0, "the other store's files, and what is older than the fifth version"
     assert planned(storage).deletions == []

@@ -101,7 +101,7 @@ LOSSY: dict[str, tuple[Any, pa.DataType, str]] = {
     "a time of day in objects": (
         pd.Series([FAR[0], NOON]),
         pa.date32(),
-        r"holds datetime.* in row 1, which is no date32",
+        r"must be date32\[day\], but row 1 contains datetime",
     ),
     "a moment for a day": (
         pa.array([NOON], pa.timestamp("us", tz="UTC")),
@@ -130,7 +130,7 @@ LOSSY: dict[str, tuple[Any, pa.DataType, str]] = {
     "nanoseconds in objects": (
         pd.Series([pd.Timestamp("2020-01-01 00:00:00.123456789")], dtype=object),
         pa.timestamp("us"),
-        "in row 0, which is no timestamp",
+        r"must be timestamp\[us\], but row 0 contains",
     ),
     "text for a number": (pa.array(["7"]), pa.int64(), "is string, not int64: row 0 holds '7'"),
     "text for a number in a list": (pa.array([None, ["7"]]), pa.list_(pa.int64()), r"row 1 holds \['7'\]"),
@@ -140,9 +140,9 @@ LOSSY: dict[str, tuple[Any, pa.DataType, str]] = {
         STRUCT,
         "row 0 holds .*12, 0.*does not fit",
     ),
-    "a field of a dict": (pd.Series([None, {"n": 1, "more": 2}]), STRUCT, "holds {'n': 1, 'more': 2} in row 1"),
-    "a time of day in a dict": (pd.Series([{"n": 1, "day": NOON}]), STRUCT, "in row 0, which is no struct"),
-    "a huge double in a map": (pd.Series([[("a", 1.0)], [("a", 1e300)]]), MAP, "in row 1, which is no map"),
+    "a field of a dict": (pd.Series([None, {"n": 1, "more": 2}]), STRUCT, "row 1 contains {'n': 1, 'more': 2}"),
+    "a time of day in a dict": (pd.Series([{"n": 1, "day": NOON}]), STRUCT, "must be struct.*, but row 0 contains"),
+    "a huge double in a map": (pd.Series([[("a", 1.0)], [("a", 1e300)]]), MAP, "must be map.*, but row 1 contains"),
     "a truth for a number": (pa.array([True]), pa.int64(), "is bool, not int64: row 0 holds True"),
 }
 

@@ -224,7 +224,7 @@ def test_rows_of_an_unselected_attempt_cause_a_new_attempt(job: Job, session: Sp
 def test_three_attempts_with_foreign_rows_fail_the_batch_and_a_restart_runs_it(job: Job, session: SparkSession) -> None:
     job.driver = tasks.choosing_others(3)
     with pytest.raises(
-        ForeignBlock, match=r"could not be read from the chosen attempt, 3 times -> .*runs the batch again"
+        ForeignBlock, match=r"the driver failed 3 times to read the output .* -> .*runs the batch again"
     ):
         job.feed(2).run(session)
     assert_attempts(job, 1, 3 * job.partitions)

@@ -126,7 +126,7 @@ def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, sessi
     body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
     in_sink(job, 1, {"userMetadata": body})
     with pytest.raises(
-        SinkConflict, match=f"from attempt {STRANGER}, which this root does not know; .* -> .*restore both"
+        SinkConflict, match=f"from attempt {STRANGER}, but this root has no record of this attempt; .*restore both"
     ):
         job.feed(1).run(session)
     assert job.committed() == 1
@@ -148,6 +148,6 @@ def test_a_sink_with_an_attempt_of_other_offsets_is_rejected(job: Job, session: 
     with pytest.raises(ZeroDivisionError):
         job.run(session, once(1, Phase.SINK_WRITTEN, lambda: 1 // 0))
     change_recorded_offsets(job, 1)
-    with pytest.raises(SinkConflict, match="which this root knows with other source offsets"):
+    with pytest.raises(SinkConflict, match="the record of this attempt has another query id, other source offsets"):
         job.run(session)
     assert job.committed() == 1

@@ -70,12 +70,12 @@ def restored(session: SparkSession, table: Path) -> None:
 
 CHANGES = {
     "deleted": (deleted, "there is no Delta table: it was deleted or moved"),
-    "older": (copied_from_an_older_backup, "the table holds no batch of this query after 0"),
-    "new": (made_anew, "the table's id is .* it was replaced"),
+    "older": (copied_from_an_older_backup, "the table contains no batch of this query after 0"),
+    "new": (made_anew, "the table was replaced: its id is .* instead of"),
     "restored": (restored, "RESTORE in version 2 replaced rows"),
     "replaced": (
         sql("CREATE OR REPLACE TABLE {table} USING delta AS SELECT 7L AS batch"),
-        "the table.s id is .* it was replaced",
+        "the table was replaced: its id is .* instead of",
     ),
     "overwritten": (sql("INSERT OVERWRITE {table} VALUES (7)"), "WRITE in version 2 replaced rows"),
 }

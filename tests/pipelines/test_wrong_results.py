@@ -42,7 +42,7 @@ GARBAGE = {
     "a column twice": (Update(TWICE_NAMED, NEW), "the output does not match its schema: .*exists 2 times"),
     "numbers for texts": (
         Update(changed(OUT, label=pa.array([1, 2])), NEW),
-        "the output: column 'label' is int64, not string.*the columns are key: int64, label: string",
+        "the output: column 'label' is int64, not string.*return the declared columns: key: int64, label: string",
     ),
     "texts for numbers": (Update(OUT, changed(NEW, total=["1", "2", "3"])), "column 'total' is string, not int32"),
     "a list for a number": (Update(OUT, changed(NEW, total=[[1], [2], [3]])), "column 'total' is list<.*>, not int32"),
@@ -174,7 +174,7 @@ def test_pandas_frames_with_missing_values_keep_them_missing(tmp_path):
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"first": NEW, "third": NEW}, r"state of stores that are not declared: \['third'\]"),
+        ({"first": NEW, "third": NEW}, "returned state of stores that are not declared: third -> .*: first, second"),
         (NEW, "state is a Table .*several stores must return a dict"),
         (
             {"first": NEW, "second": STRANGER},
@@ -218,7 +218,7 @@ def test_a_typed_error_survives_sparks_traceback(task):
     text = f"Traceback\n  File x\nstatestore.errors.WrongResult: {refused.value}\n\tat java.lang.Thread.run"
     found = named(RuntimeError(text))
     assert isinstance(found, WrongResult)
-    assert "the columns are key: int64, label: string" in str(found)
+    assert "return the declared columns: key: int64, label: string" in str(found)
 
 
 def test_a_version_beyond_the_lineage_ceiling_is_rejected_at_load(task, monkeypatch):

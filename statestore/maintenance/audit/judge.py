@@ -19,8 +19,7 @@ _NAMED_FILES = 5
 _NO_CHECKSUM = (
     "the logs, the operator metadata and the file _statekeeper/binding.json have no checksums: they were "
     "compared with each other, with file names and with lineages",
-    "a file that was replaced by another valid file of the same name is detected only by its name, size, lineage, digest "
-    "or key count",
+    "the audit detects that another valid file replaced a file only if the size, lineage, digest or key count differs",
 )
 _BYTES_NOT_READ = "the contents of changelogs, snapshots and SST files were not read: --deep reads every byte"
 _NO_STORE = "the checkpoint has no store: the query has no stateful operators, or its state was deleted"

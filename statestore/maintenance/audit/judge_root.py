@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from statestore.binding import Binding
+from statestore.counts import counted
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
@@ -53,7 +54,7 @@ def _not_restorable(first: int, last: int, restart: Restart) -> str:
 
 
 def _of_a_later_spark(restart: Restart) -> str:
-    return f"a later Spark may have written it and can restart from it; {restart.explained}"
+    return f"a newer Spark release may have written it and can restart from it; {restart.explained}"
 
 
 def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
@@ -166,7 +167,8 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
             FindingKind.HALF_SWITCHED,
             half_done.path,
             half_done.text,
-            "an incomplete switchover cannot be excluded",
+            "Statekeeper cannot tell whether a switchover is incomplete: do not start the query before you restore this "
+            "file",
             RESTORE,
         )
         return
@@ -198,11 +200,12 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
                     if twin
                     else "but its folder has another number"
                 ),
-                "the ids in the commit log cannot be assigned to stores with certainty",
+                "Statekeeper cannot tell to which store each id in the commit log belongs",
                 RESTORE,
             )
         elif binding is not None and not _fits(found, binding):
-            problem = f"contradicts {names.BINDING}, which describes {binding.partitions} partitions of one store"
+            partitions = counted(binding.partitions, "partition")
+            problem = f"contradicts {names.BINDING}, which has {partitions} with one store each"
             yield root_finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", RESTORE)
 
 
@@ -248,8 +251,8 @@ def _of_schema(bad: FileProblem, *, is_rewritten: bool = False) -> Finding:
             FindingKind.DESCRIPTION_UNREADABLE,
             bad.path,
             bad.text,
-            "a later Spark may have written it and can read it; dump, diff and audit --deep cannot decode the rows of this "
-            "operator",
+            "a newer Spark release may have written it and can read it; the commands dump, diff and audit --deep cannot "
+            "decode the rows of this operator",
             UPGRADE,
             Severity.WARNING,
         )

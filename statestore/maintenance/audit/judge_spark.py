@@ -22,6 +22,7 @@ from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.maintenance.audit.view import View, ranges
 from statestore.origin import Origin
+from statestore.storage.omissions import SYMBOLIC_LINK
 
 _MOVE = "move the file out of the checkpoint"
 
@@ -72,7 +73,9 @@ def of_omissions(facts: AuditFacts) -> Iterator[Finding]:
             omitted.shown,
             f"is ignored: {omitted.reason}",
             "Statekeeper treats the file as missing; gc keeps all SST files of this store",
-            "replace it with the file itself, or move it away",
+            "replace the link with a copy of its target"
+            if omitted.reason == SYMBOLIC_LINK
+            else "move it to a folder outside the checkpoint",
             Severity.WARNING,
         )
 
@@ -114,10 +117,10 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
         yield root_finding(
             FindingKind.COMMITS_MIXED,
             names.commits(after),
-            f"has structure {now}, but {names.commits(before)} has {then}. A switchover does not explain this: it "
-            f"writes a snapshot of version {after + 1:,} of every store, and some stores lack it",
-            f"Spark loads only versions of the structure with which the query runs; Spark 4.0 and 4.1 also reject "
-            f"the commits of another one; {restart.explained}",
+            f"has structure {now}, but {names.commits(before)} has {then}. No switchover caused this: a switchover writes "
+            f"a snapshot of version {after + 1:,} in every store, and some stores have none",
+            f"Spark loads only versions in the structure of the running query; Spark 4.0 and 4.1 also reject commits in "
+            f"the other structure; {restart.explained}",
             f"restore {names.COMMITS}/ from a backup",
         )
 
@@ -141,8 +144,8 @@ def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Fin
             kind=FindingKind.FORMAT_FLIPPED,
             store=store,
             file=store.changelog(stray),
-            problem=f"belongs to batch {head:,}, which is not committed, and has a checksum file, which Spark 4.2 does not "
-            f"write in structure V1",
+            problem=f"belongs to the uncommitted batch {head:,} and has a checksum file; in structure V1, Spark 4.2 writes "
+            f"no checksum file",
             meaning=f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and fails in its first batch "
             f"(None.get); no state is lost",
             action=f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1; to change the structure, run: statekeeper "
@@ -217,7 +220,7 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
             "counts from the largest version number and deletes snapshots and changelogs that are still needed"
         )
         if kept > newest:
-            meaning += f" (all below version {kept:,})"
+            meaning += f": every file below version {kept:,}"
             spoils = True
     else:
         meaning = "the query was rolled back, and these files remain; no load uses them"
@@ -287,18 +290,16 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
 
 
 def _mended(refused: Refused) -> str:
-    beside = refused.checksum.path.rpartition("/")[2]
+    file, beside = (path.rpartition("/")[2] for path in (refused.file, refused.checksum.path))
     if refused.is_guarded is None:
-        return (
-            f"run: statekeeper audit ROOT --deep; if the file is intact, delete {beside}, which Spark does not require"
-        )
+        return f"run: statekeeper audit ROOT --deep. If {file} is intact, delete {beside}: Spark does not require it"
     if refused.is_guarded and refused.keeper is Keeper.SPARK and not refused.is_changelog:
-        return f"the file is intact: to quarantine {beside}, run: {REPAIR}"
+        return f"{file} is intact. To quarantine its checksum file {beside}, run: {REPAIR}"
     if refused.is_guarded:
-        return f"the file is intact: delete {beside}, which Spark does not require"
+        return f"{file} is intact. Delete its checksum file {beside}: Spark does not require it"
     return (
-        "restore the file and its checksum file from a backup, because its codec has no checksums and its values may be "
-        f"wrong; if there is no backup, delete {beside}"
+        f"restore {file} and {beside} from a backup: the values in {file} may be wrong, because its codec has no "
+        f"checksums. Without a backup, delete {beside}"
     )
 
 
@@ -318,8 +319,8 @@ def unproven(facts: AuditFacts) -> Iterator[str]:
         return
     if is_v1(facts):
         yield (
-            "in structure V1, a changelog or snapshot that a late task attempt overwrote cannot be distinguished from the "
-            "committed file"
+            "in structure V1, the audit cannot detect whether a late task attempt overwrote a committed changelog or "
+            "snapshot"
         )
     if facts.codec not in (None, "lz4"):
         yield (

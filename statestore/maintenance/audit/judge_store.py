@@ -172,7 +172,7 @@ def _of_odds(one: View) -> Iterator[Finding]:
             file=conflict.path,
             problem=conflict.text,
             meaning="the committed version is ambiguous; the state of later versions may not match the output of the query",
-            action="run: statekeeper audit ROOT --deep; then restore the commit log or the changelog from a backup",
+            action=f"compare this file and {names.COMMITS}/ with a backup, and restore the one that differs",
         )
 
 
@@ -295,9 +295,11 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         elif one.origin is Origin.NATIVE:
             short = _too_short_for_repair(one)
             severity = Severity.ERROR if short else Severity.WARNING
+            head = f"version {one.chain.head.version:,}"
             meaning = (
-                f"Statekeeper loads every version by a longer replay; Spark 4.0 and 4.1 cannot load version "
-                f"{one.chain.head.version:,}; {short or 'later releases load it by a longer replay'}"
+                f"no Spark release can load {head}, because {short}. Statekeeper can load every version, by a longer replay"
+                if short
+                else f"Spark 4.0 and 4.1 cannot load {head}. Later releases and Statekeeper can load it, by a longer replay"
             )
             action = "stop the query, then run: statekeeper snapshot ROOT --at-head"
         yield Finding(
@@ -320,9 +322,8 @@ def _too_short_for_repair(one: View) -> str | None:
     if not gone:
         return None
     return (
-        f"later releases fail too: Spark's snapshot repair needs all changelogs from version {first:,} on, but the "
-        "changelog of "
-        f"version {gone[-1]:,} is missing (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
+        f"the changelog of version {gone[-1]:,} is missing: Spark's snapshot repair needs all changelogs from version "
+        f"{first:,} on (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
     )
 
 
@@ -389,6 +390,9 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
         return
     left = _commits_left(one.chain.head, used, one.ceiling_bytes)
     stops = left < policy.least_commits_left
+    take = "statekeeper snapshot ROOT --all"
+    # A running Spark query continues its lineage: it looks for snapshots only when it loads a store.
+    restart = ". Then restart the query: it does not find the snapshots before" if one.origin is Origin.NATIVE else ""
     yield Finding(
         severity=Severity.ERROR if stops else Severity.WARNING,
         kind=FindingKind.NEAR_CEILING,
@@ -396,7 +400,5 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
         file=one.facts.store.changelog(one.chain.head),
         problem=f"is close to the lineage limit: the next changelog needs {used:,} of {one.ceiling_bytes:,} bytes",
         meaning=f"the query fails after {left:,} more commits",
-        action="stop the query, then run: statekeeper snapshot ROOT --all"
-        if stops
-        else "run: statekeeper snapshot ROOT --all",
+        action=f"stop the query, then run: {take}" if stops else f"run: {take}{restart}",
     )

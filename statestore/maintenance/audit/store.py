@@ -277,9 +277,12 @@ class _Decoding:
             what = "does not match the digest in its commit: a late task attempt replaced it"
             self.look.changelogs[version] = FileProblem(path, Flaw.REPLACED, what)
         elif (lineage is None) != (version.id is None):
-            self.look.changelogs[version] = FileProblem(
-                path, Flaw.MISMATCH, "has a lineage in structure V1, or no lineage in V2"
+            what = (
+                "has no lineage, which structure V2 requires"
+                if lineage is None
+                else "has a lineage, which structure V1 does not support"
             )
+            self.look.changelogs[version] = FileProblem(path, Flaw.MISMATCH, what)
         elif lineage is not None and (problem := _conflict(self.look.chain, version, lineage)):
             self.look.changelogs[version] = FileProblem(path, Flaw.MISMATCH, problem)
         self.decoded = replace(

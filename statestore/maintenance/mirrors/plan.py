@@ -160,8 +160,8 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
                 f"was written by a query that was started from this mirror after batch {record.batch}; this run has "
                 "changed nothing",
                 path=f"{url}/{path}",
-                hint="if that query replaces the query of the source, mirror it to an empty destination: "
-                f"statekeeper mirror {url} DESTINATION",
+                hint="to mirror the new query, run: statekeeper mirror "
+                f"{url} DESTINATION. To keep mirroring the source, choose an empty destination",
             )
             return
     problem = _divergence(gathered, record, keeps_own=keeps_own)
@@ -202,7 +202,7 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool)
             # their names are unique, or they have the marks with which they were copied.
             continue
         if now is None:
-            return f"no longer has {path}: it is unknown whether the source continues the mirror"
+            return f"no longer has {path}: Statekeeper cannot verify that source and mirror have the same history"
         if now != mirrored:
             return (
                 f"{path} differs from the mirror: the source was restarted from an earlier batch, or its commit was "

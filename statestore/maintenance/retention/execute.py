@@ -42,7 +42,7 @@ class DeletionOutcome(Enum):
     DONE = "deleted"
     CHANGED = "skipped: the files of the store changed after the plan was made"
     READ = "the base was read in full and is intact"
-    DAMAGED = "nothing is deleted: the base was read in full and is damaged"
+    DAMAGED = "nothing is deleted: a full read found damage in the base"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,8 +309,8 @@ def _read_step(done: ReadBack) -> Deleted:
     if bad is not None and bad.fault is not None:
         outcome = DeletionOutcome.DAMAGED
         detail = (
-            f"{bad.path} {bad.fault.text}; {read.store.snapshot(read.version)} cannot be a base; older files are kept. "
-            f"Run: statekeeper repair ROOT --apply --confirm-stopped"
+            f"{bad.path} {bad.fault.text}; {read.store.snapshot(read.version)} cannot be a base. Stop the query and "
+            f"run: statekeeper repair ROOT --apply --confirm-stopped"
         )
     return Deleted(
         store=read.store,

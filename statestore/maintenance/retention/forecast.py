@@ -129,8 +129,8 @@ def _after_batch(
         return "after the next snapshot, when the retention floor reaches it"
     reached = min(there)
     return (
-        f"after batch {reached + policy.versions - 2:,} and the grace period, when the floor reaches the snapshot of "
-        f"version {reached:,}"
+        f"when the retention floor reaches the snapshot of version {reached:,}, after batch "
+        f"{reached + policy.versions - 2:,} and the grace period"
     )
 
 

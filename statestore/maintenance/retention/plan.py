@@ -120,8 +120,8 @@ def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
         for version, facts in chain.snapshots.items():
             if facts.fault is not None:
                 yield (
-                    f"{facts.faulty_file}: is damaged (read in full): {facts.fault.text}; {chain.store.snapshot(version)} "
-                    f"cannot be a base. Run: statekeeper repair ROOT --apply --confirm-stopped"
+                    f"{facts.faulty_file}: a full read found damage: {facts.fault.text}; {chain.store.snapshot(version)} "
+                    f"cannot be a base. Stop the query and run: statekeeper repair ROOT --apply --confirm-stopped"
                 )
             elif facts.sidecar is not None:
                 beside = names.sidecar(chain.store.snapshot(version))
@@ -201,8 +201,8 @@ class Judge:
         problem = None
         if base is None:
             problem = (
-                f"no version up to {self.gathered.wanted_floor} is known to be restorable in every store; "
-                f"all files of this store are kept"
+                f"gc finds no version up to {self.gathered.wanted_floor} that every store can restore; it keeps all files "
+                f"of this store. Run: statekeeper audit ROOT"
             )
         elif unread:
             problem = f"{unread[0]} cannot be read, so its SST files are unknown; no SST file of the store is deleted"

@@ -35,11 +35,11 @@ class Rule(Enum):
 
     RESTORES = "a retained version is restored from this file"
     RUNNING = "newer than the head; its batch may be running"
-    YOUNG = "younger than the grace period, or a record younger than the history period"
+    YOUNG = "younger than the grace period (maintenance records: younger than retention.history)"
     LOG = "belongs to a retained batch"
     WAY_BACK = "written before the switchover or conversion; kept until the retention floor reaches a later snapshot"
     REUSABLE = "the next snapshot of Spark may reference this table again"
-    UPLOADED = "no snapshot references this table yet; a snapshot that Spark is writing may"
+    UPLOADED = "no snapshot references this table yet, but Spark may be writing a snapshot that does"
     QUARANTINE = "in quarantine, or referenced by a quarantined snapshot; needed to undo the repair or the switchover"
     STARTS = "Spark reads this file when it starts from the oldest retained batch"
     HELD = "kept because of a finding; run: statekeeper audit ROOT"

@@ -20,14 +20,16 @@ class RewindReason(Enum):
     """The reason for an action."""
 
     ATTEMPT = (
-        "the record of an attempt at a later batch; a restart could find its output in the sink and commit the batch"
+        "the record of an attempt at a later batch; with this record, a restart could commit the later batch again"
     )
     COMMIT = "the commit of a later batch"
     STATE = "state of a later batch; in structure V1, a restart could load it in place of the new state"
     SCHEMA = "a schema that a later batch introduced"
     OFFSETS = "the offsets of a later batch"
     SOURCE = "the entry of a file source that a later batch has read"
-    QUERY_ID = "contains the query id: with the former id, a sink such as Delta skips the batches that it has"
+    QUERY_ID = (
+        "the query gets a new id: under the former id, a sink such as Delta skips the batches that it already has"
+    )
     ROWS = "describes the rows with a schema that a later batch introduced"
 
 

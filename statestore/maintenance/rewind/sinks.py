@@ -79,10 +79,10 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     if versions[0] == 0:
         return _position(table, first, versions[-1], holds, others)
     raise RefusedAsUnsafe(
-        f"the Delta log begins at version {versions[0]} and shows neither batch {batch} of query "
-        f"{', '.join(sorted(query_ids))} nor an earlier one; the version to restore is unknown",
+        f"the Delta log begins at version {versions[0]} and has no batch up to {batch} of query "
+        f"{', '.join(sorted(query_ids))}; Statekeeper cannot tell which version to restore",
         path=f"{table.url}/{_LOG}",
-        hint="find it with DESCRIBE HISTORY, and run this command without --sink",
+        hint="choose the version by its time in DESCRIBE HISTORY, and run this command without --sink",
     )
 
 

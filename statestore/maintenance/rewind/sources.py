@@ -50,7 +50,7 @@ def _described(offset: str) -> str:
 
 def _of_kafka(body: Mapping[str, Any]) -> str:
     found = [
-        f"offsets from {int(offset):,} on of partition {int(partition)} of topic {topic}"
+        f"topic {topic}, partition {int(partition)}: offset {int(offset):,} and later"
         for topic, partitions in body.items()
         for partition, offset in (partitions.items() if isinstance(partitions, dict) else ())
     ]

@@ -176,8 +176,8 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     if base is not None and base.column_families and restored.report.skipped_snapshots:
         # The damaged snapshot may name families that the older one does not, even families without a key.
         raise CorruptFile(
-            f"cannot be replaced by an older snapshot, which may not name all column families: "
-            f"{restored.report.skipped_snapshots[0]}",
+            f"is damaged ({restored.report.skipped_snapshots[0]}); an older snapshot cannot replace it, because it may "
+            "lack column families",
             path=action.store.snapshot(action.load.base),
             hint="restore it from a backup",
         )

@@ -161,11 +161,12 @@ def require_same(
     try:
         with open_base(storage, store, version, path, EngineLimits(), conf, at_hand=at_hand).database as database:
             found = database.digest()
+        problem = f"digest {found}, expected {digest}"
     except SnapshotUnusable as error:
-        found = str(error)
+        found, problem = "", str(error)
     if found != digest:
         raise CorruptFile(
-            f"differs from version {version.version}: {found}, expected digest {digest}",
+            f"does not contain the state of version {version.version}: {problem}",
             path=store.snapshot(version),
             hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this command again",
         )

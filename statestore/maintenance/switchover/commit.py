@@ -61,7 +61,7 @@ def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
     newest = catalog.newest_batch(storage)
     if newest == begun.batch and (newest_now := catalog.newest_begun(storage)) > newest_begun:
         raise RefusedAsUnsafe(
-            "started after the switchover was planned: the query is running",
+            f"batch {newest_now} started after the plan of the switchover was made: the query is running",
             path=names.offsets(newest_now),
             hint=f"stop the query, then {_AGAIN}",
         )

@@ -142,9 +142,10 @@ def _publish_as(storage: Storage, step: StoreStep, name: VersionId, header: str)
     try:
         storage.create(new, body)
     except AlreadyExists as error:
-        hint = f"{_AGAIN}: the snapshot of the head changed after the switchover started"
         raise CorruptFile(
-            "exists already and was made from another snapshot of the head", path=new, hint=hint
+            "exists already and differs: the snapshot at the head changed after the switchover started",
+            path=new,
+            hint=_AGAIN,
         ) from error
 
 

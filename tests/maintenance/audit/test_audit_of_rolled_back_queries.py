@@ -65,7 +65,7 @@ def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tm
         publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
     worst = audited(v2.storage).findings[0]
     assert worst.severity is Severity.ERROR
-    assert "still needed (all below version 120)" in worst.meaning
+    assert "still needed: every file below version 120" in worst.meaning
     v2.assert_right(tmp_path / "host", 3)
 
 

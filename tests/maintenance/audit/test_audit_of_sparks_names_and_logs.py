@@ -114,7 +114,7 @@ def test_offsets_of_an_unknown_version_are_a_finding_in_both_structures(v1: Stor
         finding = the_only_finding(audited(storage))
         assert (finding.kind, finding.severity) == (FindingKind.OFFSETS_UNREADABLE, Severity.ERROR)
         assert (finding.file, finding.problem[:18]) == ("offsets/5", "has log version v7")
-        assert "a later Spark may have written it" in finding.meaning
+        assert "a newer Spark release may have written it" in finding.meaning
         assert finding.action == "upgrade Statekeeper; do not change the file"
 
 

@@ -71,11 +71,11 @@ def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark
     assert "every store can restore the newest batch, 5 (version 6)" in finding.meaning
     name = names.sidecar(path).rpartition("/")[2]
     mended = (
-        f"delete {name}"
+        f"Delete its checksum file {name}"
         if kind == "changelog"
-        else f"to quarantine {name}, run: statekeeper repair ROOT --apply --confirm-stopped"
+        else f"To quarantine its checksum file {name}, run: statekeeper repair ROOT --apply --confirm-stopped"
     )
-    assert finding.action.startswith(f"the file is intact: {mended}")
+    assert finding.action.startswith(f"{path.rpartition('/')[2]} is intact. {mended}")
     shallow = audited(v2.storage)
     seen = how == "empty" or kind == "zip"
     assert [one.kind for one in shallow.findings] == ([FindingKind.SIDECAR_AT_ODDS] if seen else [])
@@ -121,7 +121,7 @@ def test_with_a_codec_without_checksums_only_the_sidecar_reveals_a_wrong_value(t
     storage.replace(STORE.changelog(version), wrong)
     finding = the_only_finding(audited(storage, tmp_path / "scratch"))
     assert (finding.kind, finding.severity) == (FindingKind.SIDECAR_AT_ODDS, Severity.ERROR)
-    assert finding.action.startswith("restore the file and its checksum file from a backup")
+    assert "from a backup: the values in" in finding.action
     storage.delete([names.sidecar(STORE.changelog(version))])
     assert audited(storage, tmp_path / "scratch").findings == (), "said in `unproven`"
 

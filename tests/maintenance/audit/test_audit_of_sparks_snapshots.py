@@ -77,12 +77,12 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_althou
     finding = the_only_finding(audited(storage))
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.WARNING)
     assert finding.file == STORE.snapshot(versions[4])
-    assert "later releases load it by a longer replay" in finding.meaning
+    assert "Later releases and Statekeeper can load it, by a longer replay" in finding.meaning
     storage.delete([STORE.changelog(versions[0])])
     audit = audited(storage)
     finding = the_only_finding(audit)
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
-    assert "needs all changelogs from version 1 on, but the changelog of version 1 is missing" in finding.meaning
+    assert "no Spark release can load version 8, because the changelog of version 1 is missing" in finding.meaning
     assert "statekeeper snapshot ROOT --at-head" in finding.action
     assert audit.restart.batch == 7
 

@@ -151,7 +151,7 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
     files, kafka = prepared.gathered.sources
     assert files.missing == ("file:///gone.json",)
     assert "2 files" in files.needs
-    assert kafka.needs == "offsets from 50 on of partition 0 of topic clicks"
+    assert kafka.needs == "topic clicks, partition 0: offset 50 and later"
     run = rewound(root, 5, tmp_path)
     assert [entry.path for entry in root.list(names.SOURCES)] == [f"{names.SOURCES}/0/{entry}" for entry in range(6)]
     undone(root, run)
