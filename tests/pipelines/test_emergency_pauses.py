@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from pathlib import Path
 
 import pytest
 
-from pipelines.emergency import LONGEST_PAUSE_BATCHES, EmergencySnapshots
+from pipelines.emergency import BATCHES_TO_CEILING, EMERGENCY_CHANGELOGS, LONGEST_PAUSE_BATCHES, EmergencySnapshots
 from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StorageError
+from statestore.errors import LineageCeiling, StorageError
 from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.lineage_ceiling import check_ceiling
 from statestore.storage import Created, Kind, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
@@ -58,6 +61,26 @@ def test_failed_snapshots_are_retried_with_growing_pauses_and_reported_once(
     failed = [text for text in said if "emergency snapshots of 2 of 2 stores failed, the first: state/0/" in text]
     assert len(failed) == 1
     assert len(said) == 2, said
+    assert f"Without snapshots, it stops about {BATCHES_TO_CEILING} batches after the first try" in failed[0]
+
+
+def stops_at(lineage: list[VersionId]) -> bool:
+    try:
+        check_ceiling(StorePath(0, 0), lineage[-1], lineage)
+    except LineageCeiling:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("first_version", "left"), [(1, 218), (1_000_000, 175)])
+def test_the_warning_states_the_batches_that_are_left_to_the_ceiling(first_version: int, left: int) -> None:
+    lineage = [VersionId(first_version + number, str(uuid.uuid4())) for number in range(EMERGENCY_CHANGELOGS)]
+    batches = 0
+    while not stops_at(lineage):
+        batches += 1
+        lineage.append(VersionId(lineage[-1].version + 1, str(uuid.uuid4())))
+    assert batches == left
+    assert abs(batches - BATCHES_TO_CEILING) <= 25
 
 
 def test_an_unreadable_checkpoint_is_retried_with_the_same_pauses(checkpoint: Checkpoint, tmp_path: Path) -> None:
