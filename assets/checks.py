@@ -16,6 +16,7 @@ import dagster as dg
 from assets import metadata
 from assets.partitions import QUERIES
 from resources.fleet import OpenedQuery
+from statestore.counts import counted
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
 from statestore.maintenance.config import MirrorPolicy
@@ -128,7 +129,7 @@ def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult
     worst = next((store for store, tail in after.items() if tail == longest), None)
     passed = not unloadable and longest < allowed
     of_store = f" (store {worst})" if worst else ""
-    description = f"The longest tail has {longest:,} changelogs{of_store}; the policy's limit is {allowed:,}."
+    description = f"The longest tail has {counted(longest, 'changelog')}{of_store}; the policy's limit is {allowed:,}."
     if unloadable:
         description = f"store {unloadable[0].store}: {unloadable[0].explained}"
     return dg.AssetCheckResult(
@@ -169,7 +170,7 @@ def mirror_is_fresh(lag: Lag | None, error: StatekeeperError | None, query: Open
     description = "The lag of the mirror is unknown."
     if lag is not None:
         seconds = "an unknown time" if lag.seconds is None else f"{lag.seconds:,.0f} s"
-        behind = f"{lag.batches:,} batches and {seconds}"
+        behind = f"{counted(lag.batches, 'batch')} and {seconds}"
         description = f"The mirror is {behind} behind the source; the policy allows {allowed:,.0f} s."
     if error is not None:
         description = f"{description} {error}"

@@ -33,8 +33,10 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
     """Copies the batches that the mirror of a query lacks, so that the query can start from the mirror if the source is
     lost. Afterwards it deletes the files that it has copied and that the source has deleted.
 
-    The source may be running and is not changed. The mirror is a checkpoint at its newest batch at all times. Destination
-    and allowed lag: `mirror` of the query in statekeeper.toml. By hand: `statekeeper mirror QUERY`.
+    The source may be running and is not changed. After each complete run, a query can start from the mirror. It can also
+    start after an interrupted run, except if the source had already deleted batches that the mirror lacks: then Spark
+    cannot start before the next complete run. Destination and allowed lag: `mirror` of the query in statekeeper.toml. By
+    hand: `statekeeper mirror QUERY`.
     """
     query = fleet.open(context.partition_key)
     if query.mirror is None:

@@ -5,4 +5,6 @@ from __future__ import annotations
 
 def counted(number: int, noun: str) -> str:
     """Return the number with its noun, which is plural unless the number is 1."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -15,6 +15,7 @@ from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
 from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
+from statestore.counts import counted
 from statestore.format.provider import Provider
 from statestore.maintenance import passes
 from statestore.maintenance.audit import Finding, Severity, StoreAudit
@@ -145,7 +146,11 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
 
 def _summary(looked: Looked) -> str:
     result, totals = looked.audit, _object(looked)["totals"]
-    verdict = "clean" if not result.findings else f"{totals['errors']:,} errors, {totals['warnings']:,} warnings"
+    verdict = (
+        "clean"
+        if not result.findings
+        else f"{counted(totals['errors'], 'error')}, {counted(totals['warnings'], 'warning')}"
+    )
     read = f"{totals['requests']:,} requests, {totals['bytes_read']:,} bytes read"
     decoded = result.decoded.values()
     if decoded:

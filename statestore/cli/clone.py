@@ -29,6 +29,7 @@ from statestore.cli.common import (
     this_process,
 )
 from statestore.cli.copy_progress import copy_progress
+from statestore.counts import counted
 from statestore.format import names
 from statestore.maintenance import passes
 from statestore.maintenance.copies import ClonePlan, Way
@@ -135,8 +136,9 @@ def print_clone(console: Console, prepared: PreparedClone) -> None:
     """Print the plan of a clone."""
     planned = prepared.plan
     table = tables.table(
-        f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.newest:,}): {planned.stores:,} stores, "
-        f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
+        f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.newest:,}): "
+        f"{counted(planned.stores, 'store')}, {counted(len(planned.files), 'file')}, "
+        f"{filesize.decimal(planned.size_bytes())}",
         "part",
         "copied",
         "files",
@@ -160,7 +162,7 @@ def _print_done(console: Console, planned: ClonePlan, url: str, seconds: float) 
     through = planned.size_bytes(Way.STREAM, Way.REWRITE)
     console.print(
         tables.plain(
-            f"cloned {tables.when(planned.record.batch)} to {url}: {len(planned.files):,} files, "
+            f"cloned {tables.when(planned.record.batch)} to {url}: {counted(len(planned.files), 'file')}, "
             f"{filesize.decimal(planned.size_bytes())} in {seconds:,.1f} s, of which {filesize.decimal(through)} "
             "went through this machine"
         ),

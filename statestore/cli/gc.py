@@ -265,7 +265,7 @@ def _print(
         counts[verdict.rule] += 1
         sizes[verdict.rule] += verdict.size_bytes
     floor = "none" if planned.floor is None else f"version {planned.floor}"
-    looked_at = f"{len(planned.stores):,} stores examined"
+    looked_at = f"{counted(len(planned.stores), 'store')} examined"
     table = tables.table(
         f"head version {planned.head}, floor {floor}, {looked_at}", "action", "files", "bytes", "reason"
     )
@@ -289,34 +289,36 @@ def _print(
         console.print(f"the next run deletes {planned.left_out:,} more files")
     if planned.reads and not done:
         console.print(
-            f"--apply first reads {len(planned.reads):,} snapshots in full ({planned.read_bytes:,} bytes), because they "
-            f"replace deleted files and have not been verified since they were written",
+            f"--apply first reads {counted(len(planned.reads), 'snapshot')} in full ({planned.read_bytes:,} bytes): it "
+            f"verifies once each snapshot that replaces deleted files",
             soft_wrap=True,
         )
     deletions, figures = len(planned.deletions), prepared.forecast
     if not done:
-        console.print(f"deletable now: {figures.now.files:,} files, {figures.now.bytes:,} bytes")
+        console.print(f"deletable now: {counted(figures.now.files, 'file')}, {figures.now.bytes:,} bytes")
         for one in figures.later:
             prefix = "not deletable" if one.rule is Rule.UNKNOWN else "deletable later"
-            kept = f"{prefix}: {one.kept.files:,} files, {one.kept.bytes:,} bytes, {one.when} ({one.rule.value})"
+            kept = (
+                f"{prefix}: {counted(one.kept.files, 'file')}, {one.kept.bytes:,} bytes, {one.when} ({one.rule.value})"
+            )
             console.print(tables.plain(kept), soft_wrap=True)
     for line in _loss_lines(prepared.losses) if shows_losses else ():
         console.print(tables.plain(line), soft_wrap=True)
     if done:
         read_files, read_bytes = sum(step.read_files for step in done), sum(step.read_bytes for step in done)
         if read_files:
-            console.print(f"read {read_files:,} files in full, {read_bytes:,} bytes")
+            console.print(f"read {counted(read_files, 'file')} in full, {read_bytes:,} bytes")
         files_gone, bytes_gone = sum(step.files for step in done), sum(step.size_bytes for step in done)
-        console.print(f"deleted {files_gone:,} of {deletions:,} files, {bytes_gone:,} bytes")
+        console.print(f"deleted {files_gone:,} of {counted(deletions, 'file')}, {bytes_gone:,} bytes")
         for step in done:
             if step.outcome in (DeletionOutcome.CHANGED, DeletionOutcome.DAMAGED):
                 console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
     elif deletions and prepared.refusals:
         for refusal in prepared.refusals:
             console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
-        console.print(f"{deletions:,} files are due for deletion")
+        console.print(f"due for deletion: {counted(deletions, 'file')}")
     elif deletions:
-        console.print(f"to delete {deletions:,} files, add --apply")
+        console.print(f"to delete {counted(deletions, 'file')}, add --apply")
     else:
         console.print("nothing to delete")
         if prepared.losses.findings:

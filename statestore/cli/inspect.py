@@ -14,6 +14,7 @@ from statestore.cli.common import FINDINGS, Opened, Output, output_option
 from statestore.cli.lineage import lineage_lines, lineage_object
 from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
+from statestore.counts import counted
 from statestore.format import names
 from statestore.format.provider import Provider
 from statestore.lineage import BaseKind
@@ -175,8 +176,8 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     structure = f", structure {about.structure.value.upper()}" if about.structure else ""
     provider = "" if gathered.conf.provider is Provider.ROCKSDB else f", {gathered.conf.provider.value}"
     table = tables.table(
-        f"{tables.when(gathered.batch)}{structure}{provider}{by}: {len(facts):,} stores, "
-        f"{sum(fact.files for fact in facts):,} files with "
+        f"{tables.when(gathered.batch)}{structure}{provider}{by}: {counted(len(facts), 'store')}, "
+        f"{counted(sum(fact.files for fact in facts), 'file')} with "
         f"{sum(fact.size_bytes for fact in facts):,} bytes, restore time {debt:,.1f} s",
         *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
@@ -187,7 +188,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         if fact.load is None:
             tables.add(table, fact.store, "-", "-", "-", "-", "-", *sizes)
         else:
-            base = "-" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
+            base = "none" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
             seconds = f"{gathered.restore_seconds(fact):,.1f}"
             tail = (f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds)
             tables.add(table, fact.store, base, keys, *tail, *sizes)

@@ -29,6 +29,7 @@ from statestore.cli.common import (
     this_process,
 )
 from statestore.cli.copy_progress import copy_progress
+from statestore.counts import counted
 from statestore.maintenance import passes
 from statestore.maintenance.copies import Way
 from statestore.maintenance.mirrors import CleanupPlan, Lag
@@ -63,7 +64,8 @@ def mirror(
 
     This verb runs immediately, without --apply. The query of the source may be running. This verb does not change its
     files. In the mirror, it deletes only files that it has copied before. If a run is interrupted, run the same command
-    again. After each complete run, a query can start from the mirror.
+    again. After each complete run, a query can start from the mirror. It can also start after an interrupted run, except if
+    the source had already deleted batches that the mirror lacks: then Spark cannot start before the next complete run.
 
     Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
 
@@ -141,7 +143,7 @@ def _cleanup_object(cleanup: CleanupPlan) -> dict[str, Any]:
 
 def _in_words(lag: Lag) -> str:
     seconds = "an unknown time" if lag.seconds is None else f"{lag.seconds:,.0f} s"
-    return f"{lag.batches:,} batches, {seconds}, {filesize.decimal(lag.size_bytes)} of changelogs"
+    return f"{counted(lag.batches, 'batch')}, {seconds}, {filesize.decimal(lag.size_bytes)} of changelogs"
 
 
 def _print_plan(console: Console, prepared: PreparedMirror) -> None:
@@ -149,7 +151,7 @@ def _print_plan(console: Console, prepared: PreparedMirror) -> None:
     table = tables.table(
         f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.lag.newest:,}): {planned.stores:,} "
         "stores, "
-        f"{len(planned.files):,} files, {filesize.decimal(planned.size_bytes())}",
+        f"{counted(len(planned.files), 'file')}, {filesize.decimal(planned.size_bytes())}",
         "part",
         "copied",
         "files",
@@ -175,7 +177,7 @@ def _print_cleanup(console: Console, cleanup: CleanupPlan, label: str) -> None:
     if cleanup.obsolete:
         why = cleanup.obsolete[0].reason.value
         size = filesize.decimal(cleanup.size_bytes)
-        console.print(f"{label}: {len(cleanup.obsolete):,} files, {size}: {why}", soft_wrap=True)
+        console.print(f"{label}: {counted(len(cleanup.obsolete), 'file')}, {size}: {why}", soft_wrap=True)
     for reason, number in cleanup.kept.items():
         console.print(f"kept: {number:,} files that the source does not have: {reason.value}", soft_wrap=True)
 
@@ -189,8 +191,8 @@ def _print_done(console: Console, prepared: PreparedMirror, cleanup: CleanupPlan
     )
     console.print(
         tables.plain(
-            f"{url} mirrors {tables.when(planned.record.batch)}: copied {len(new):,} files, {size} in {seconds:,.1f} s, of "
-            f"which {through} went through this machine"
+            f"{url} mirrors {tables.when(planned.record.batch)}: copied {counted(len(new), 'file')}, {size} in "
+            f"{seconds:,.1f} s, of which {through} went through this machine"
         ),
         soft_wrap=True,
     )

@@ -23,6 +23,7 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
+from statestore.counts import counted
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.bad_snapshots import DeepRead
@@ -95,7 +96,7 @@ def repair(
     run = by.ids.fresh()
     if undo is not None:
         back = passes.repair.undo(storage, policies, undo, by, run=run, stopped=stopped)
-        output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
+        output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
     reads = DeepRead(scratch, by.clock) if deep else None
     prepared = passes.repair.plan(storage, policies, spark, location, deep=reads)
@@ -127,7 +128,7 @@ def _object(planned: RepairPlan, run: str, done: Sequence[RepairAction]) -> dict
 
 def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) -> None:
     if planned.actions:
-        table = tables.table(f"{len(planned.actions):,} files to repair", "action", "file", "reason")
+        table = tables.table(f"{counted(len(planned.actions), 'file')} to repair", "action", "file", "reason")
         for action in planned.actions[: tables.ROWS]:
             what = "quarantine"
             if isinstance(action, Rewrite):
@@ -141,7 +142,7 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
     if planned.asks:
         console.print(tables.plain(planned.asks), soft_wrap=True)
     if done:
-        console.print(f"repaired {len(done):,} files")
+        console.print(f"repaired {counted(len(done), 'file')}")
     elif planned.actions:
         console.print("to execute: --apply --confirm-stopped")
     elif not planned.asks:

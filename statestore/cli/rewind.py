@@ -28,6 +28,7 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
+from statestore.counts import counted
 from statestore.format import names
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import passes, records
@@ -108,7 +109,7 @@ def rewind(
         if (batch, time, sink, query_id) != (None, None, None, None) or keep_query_id or apply:
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
         back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
-        output.show({"put_back": back}, lambda console: console.print(f"put back {len(back):,} files"))
+        output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
     target = _target(storage, batch, time)
     if query_id is not None and keep_query_id:

@@ -27,6 +27,7 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.counts import counted
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
@@ -134,7 +135,7 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
         console.print(f"the checkpoint already has structure {planned.to.value}: nothing to do")
         return
     if planned.stores:
-        title = f"{tables.when(planned.batch)}, to {planned.to.value}: {len(planned.stores):,} stores"
+        title = f"{tables.when(planned.batch)}, to {planned.to.value}: {counted(len(planned.stores), 'store')}"
         table = tables.table(title, "store", "version", "source", "bytes read", "bytes written")
         for step in planned.stores[: tables.ROWS]:
             tables.add(

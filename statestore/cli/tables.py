@@ -13,6 +13,8 @@ ROWS = 50
 """Maximum number of rows in a table; further rows are counted."""
 
 _TEXTS = ("action", "reason", "problem", "source", "path", "file")
+_PATHS = ("path", "file")
+"""Columns whose cells are wrapped, because a shortened path cannot be copied."""
 
 
 def as_json(result: dict[str, Any]) -> str:
@@ -49,5 +51,10 @@ def table(title: str, *columns: str) -> Table:
     made = Table(title=title, title_justify="left", caption_justify="left")
     for number, column in enumerate(columns):
         is_first = number == 0
-        made.add_column(column, justify="left" if is_first or column in _TEXTS else "right", no_wrap=column == "store")
+        made.add_column(
+            column,
+            justify="left" if is_first or column in _TEXTS else "right",
+            no_wrap=column == "store",
+            overflow="fold" if column in _PATHS else "ellipsis",
+        )
     return made

@@ -77,7 +77,7 @@ def test_the_check_is_red_if_the_lag_exceeds_the_limit_or_is_unknown(
     flights.storage.delete(heads)
     red = checks(run(definitions, instance))["mirror_is_fresh"]
     assert not red.passed
-    assert "1 batches" in (red.description or "")
+    assert "1 batch " in (red.description or "")
     assert "mirror flights" in (red.description or "")
     flights.storage.delete([entry.path for entry in flights.storage.list("", hidden=True)])
     lost = checks(run(definitions, instance))["mirror_is_fresh"]

@@ -74,7 +74,7 @@ def test_findings_are_shown_worst_first_with_consequence_and_action(root: Path, 
     assert lines[5] == "WARNING: an unrecognized file"
     assert lines[6].startswith("  state/0/1/[bold]: is an unrecognized file")
     assert lines[9].startswith("  state/0/1/foo.zip: is an unrecognized file")
-    assert "1 errors, 2 warnings" in result.stdout
+    assert "1 error, 2 warnings" in result.stdout
 
 
 def test_json_output_is_one_object(root: Path, checkpoint: Checkpoint) -> None:

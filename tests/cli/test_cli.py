@@ -9,13 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from statestore.cli import main
+from statestore.cli import main, tables
+from statestore.counts import counted
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run
@@ -364,3 +367,19 @@ def test_all_configured_roots_and_those_below_their_parents_are_inspected(
     assert run("--config", config, "inspect", "--all", root).exit_code == 2
     config.write_text(f"[parents.queries]\nurl = '{parent}-misspelt'\n")
     assert f"queries: there is no folder below {parent}-misspelt" in run("--config", config, "audit", "--all").output
+
+
+def test_a_table_wraps_a_long_path_and_does_not_shorten_it() -> None:
+    path = "state/0/12/default/" + "0123456789abcdef" * 8 + ".zip"
+    table = tables.table("1 file to repair", "action", "file", "reason")
+    tables.add(table, "quarantine", path, "belongs to a corrupt snapshot that the head of the store does not need")
+    console = Console(file=StringIO(), width=80)
+    tables.show(console, table)
+    assert isinstance(console.file, StringIO)
+    rows = [line.split("│") for line in console.file.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(row[2].strip() for row in rows) == path
+
+
+def test_a_count_of_one_has_a_singular_noun() -> None:
+    assert [counted(number, "file") for number in (0, 1, 1_000)] == ["0 files", "1 file", "1,000 files"]
+    assert [counted(number, "batch") for number in (1, 2)] == ["1 batch", "2 batches"]

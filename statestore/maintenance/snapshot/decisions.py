@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
+from statestore.counts import counted
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan
@@ -87,7 +88,7 @@ class TakeSnapshot:
     def explained(self) -> str:
         """The reason and its figures."""
         count = len(self.load.replay)
-        return f"{self.reason.value}: {count:,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
+        return f"{self.reason.value}: {counted(count, 'changelog')}, {self.tail_bytes:,} bytes since {self.load.since}"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from statestore.counts import counted
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
 from statestore.lineage import BaseKind
@@ -105,5 +106,5 @@ def _detail(fact: StoreSnapshotFacts, reason: SkipReason) -> str:
     if reason.is_finding:
         return fact.problem or ""
     if reason is SkipReason.SHORT_TAIL and fact.load is not None:
-        return f"{len(fact.load.replay):,} changelogs, {fact.tail_bytes:,} bytes since {fact.load.since}"
+        return f"{counted(len(fact.load.replay), 'changelog')}, {fact.tail_bytes:,} bytes since {fact.load.since}"
     return ""

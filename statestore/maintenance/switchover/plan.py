@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from statestore.counts import counted
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.sparks import Spark
@@ -123,7 +124,7 @@ def _refusals(
         ]
         if bad:
             yield (
-                f"the audit reports {len(bad):,} findings. The first one: {bad[0].file} {bad[0].problem} -> "
+                f"the audit reports {counted(len(bad), 'finding')}. The first one: {bad[0].file} {bad[0].problem} -> "
                 f"{bad[0].action}. To list all findings, run: statekeeper audit ROOT"
             )
     if to is Structure.V2 and spark is not None and not spark.knows_v2:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from statestore.catalog import StoreFiles
+from statestore.counts import counted
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
@@ -94,7 +95,7 @@ class StoreStep:
     @property
     def explained(self) -> str:
         """The source of the snapshot, with figures."""
-        replayed = f": {len(self.load.replay):,} changelogs, {self.tail_bytes:,} bytes since {self.load.since}"
+        replayed = f": {counted(len(self.load.replay), 'changelog')}, {self.tail_bytes:,} bytes since {self.load.since}"
         return f"{self.source.value}{replayed if self.load.replay else ''}"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statestore.chain import Chain
+from statestore.counts import counted
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_conf import OURS, StateConf
 from statestore.maintenance.verification.record import Reads
@@ -39,7 +40,7 @@ class SnapshotRead:
     @property
     def explained(self) -> str:
         """The reason with its figures."""
-        return f"{self.reason.value}: {len(self.files):,} files, {self.size_bytes:,} bytes"
+        return f"{self.reason.value}: {counted(len(self.files), 'file')}, {self.size_bytes:,} bytes"
 
 
 def reads_before(chain: Chain, base: VersionId, reads: Reads, conf: StateConf = OURS) -> SnapshotRead | None:
