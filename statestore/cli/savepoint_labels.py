@@ -13,6 +13,7 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, this_process
+from statestore.counts import counted
 from statestore.maintenance import passes
 from statestore.maintenance.config import Policies
 from statestore.maintenance.labels import Label, Labels
@@ -36,7 +37,7 @@ def delete_labeled(
     }
     if applies:
         passes.savepoint.execute_removal(root.storage, other, planned)
-    text = f"{len(planned.files):,} files of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
+    text = f"{counted(len(planned.files), 'file')} of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
 
     def print_removal(console: Console) -> None:
         if planned.others:

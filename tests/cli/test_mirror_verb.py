@@ -41,7 +41,7 @@ def test_a_dry_run_shows_the_files_and_runs_keep_the_mirror_up_to_date(source: C
     assert "lag before this run: 2 batches" in statekeeper(*verb, "--dry-run").output
     again = statekeeper(*verb)
     assert (
-        "before you start a query from the mirror, remove the output of the batches after 5 from the sink"
+        "before you start a query from the mirror, remove the output of the batches after batch 5 from the sink"
         in again.output
     )
     about = statekeeper("inspect", tmp_path / "copy").output
