@@ -76,7 +76,9 @@ def rewrite_options(noun: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         of_noun: list[Callable[[Command], Command]] = [
             click.option("--apply", is_flag=True, help=f"Execute the plan, or finish an interrupted {noun}."),
-            click.option("--abort", is_flag=True, help=f"Reverse an interrupted {noun}. It needs no --apply."),
+            click.option(
+                "--abort", is_flag=True, help=f"Roll back an interrupted {noun}. Runs immediately, without --apply."
+            ),
         ]
         common: list[Callable[[Command], Command]] = [
             file_sink_option,
