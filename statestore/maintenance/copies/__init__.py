@@ -9,10 +9,11 @@ pass through this process. Files with the id of the query or the URL of the root
 checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
+from statestore.maintenance.copies.copy_file import CopyFile, Way
 from statestore.maintenance.copies.execute import begin, execute
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.gather import chains, gather
-from statestore.maintenance.copies.plan import ClonePlan, CopyFile, FreshIds, Way, plan
+from statestore.maintenance.copies.plan import ClonePlan, FreshIds, plan
 from statestore.maintenance.copies.record import CloneRecord
 from statestore.maintenance.copies.settled import newest_settled
 

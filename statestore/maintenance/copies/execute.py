@@ -9,7 +9,8 @@ from pathlib import Path
 from statestore.errors import AlreadyExists, DestinationNotEmpty, ObjectMissing, StatekeeperError, StorageError
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance.copies.plan import ClonePlan, CopyFile, Part, Way
+from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
+from statestore.maintenance.copies.plan import ClonePlan
 from statestore.maintenance.pool import in_pool
 from statestore.storage import Storage
 from statestore.storage.base import MOST_READ_BYTES, changed

@@ -39,7 +39,7 @@ class CloneFacts:
     metadata     the bytes of the operators' metadata by path, if they contain URIs
     existing     the files of the destination by path
     record       the record of an earlier run in the destination
-    marks        of a mirror: the mark of each file that earlier runs copied, by path; see `copies.plan.mark`
+    marks        of a mirror: the mark of each file that earlier runs copied, by path; see `copies.copy_file.mark`
     """
 
     source_place: Place

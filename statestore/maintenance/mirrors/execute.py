@@ -9,8 +9,8 @@ from pathlib import Path
 from statestore.binding import parse_binding
 from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
 from statestore.format import mirror_names, names
+from statestore.maintenance.copies.copy_file import CopyFile, Part
 from statestore.maintenance.copies.execute import AT_ONCE, copy_file, require_all
-from statestore.maintenance.copies.plan import CopyFile, Part
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.cleanup import CleanupPlan
 from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_claim

@@ -10,8 +10,10 @@ from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted
 from statestore.format import mirror_names, names
 from statestore.format.names import StoreFileKind
 from statestore.format.structure import Structure
+from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
 from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.plan import CopyFile, Part, Way, files_of, first_loadable, mark, obstacles
+from statestore.maintenance.copies.files import files_of, first_loadable
+from statestore.maintenance.copies.obstacles import obstacles
 from statestore.maintenance.copies.record import CloneRecord
 from statestore.maintenance.mirrors.facts import MirrorFacts
 from statestore.maintenance.mirrors.lag import Lag, lag_of

@@ -21,7 +21,7 @@ _FORMAT = 1
 _HINT = "mirror to an empty location"
 
 Marks = Mapping[str, str]
-"""The mark of each copied file by path: see `copies.plan.mark`."""
+"""The mark of each copied file by path: see `copies.copy_file.mark`."""
 
 
 @dataclass(frozen=True, kw_only=True)

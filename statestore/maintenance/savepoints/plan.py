@@ -12,7 +12,8 @@ from statestore.errors import DestinationNotEmpty, StatekeeperError
 from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
-from statestore.maintenance.copies.plan import first_version, misplaced, not_loadable, state_of
+from statestore.maintenance.copies.files import first_version, state_of
+from statestore.maintenance.copies.obstacles import misplaced, not_loadable
 from statestore.maintenance.savepoints.columns import Table, tables_of
 from statestore.maintenance.savepoints.gather import Kind, RowsFacts
 from statestore.maintenance.savepoints.record import Begun, StoreRows

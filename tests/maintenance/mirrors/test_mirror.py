@@ -11,7 +11,7 @@ from statestore.format import mirror_names, names
 from statestore.format.structure import Structure
 from statestore.maintenance import mirrors
 from statestore.maintenance.copies import Way
-from statestore.maintenance.copies.plan import Part
+from statestore.maintenance.copies.copy_file import Part
 from statestore.maintenance.mirrors import Reason
 from statestore.maintenance.mirrors.plan import MOST_LISTS
 from statestore.storage import open_storage

@@ -1,0 +1,53 @@
+"""The files of a copy, and how each of them is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from statestore.storage import Entry
+
+
+class Part(Enum):
+    """The parts of a checkpoint, in the order in which they are copied."""
+
+    STATE = "state"
+    METADATA = "metadata and schemas"
+    SOURCES = "progress of sources"
+    OFFSETS = "offset log"
+    COMMITS = "commit log"
+
+
+class Way(Enum):
+    """How a file is copied."""
+
+    SERVICE = "by the storage service"
+    """On a local disk: a hard link."""
+    STREAM = "through this machine"
+    REWRITE = "with other ids or URLs"
+    PRESENT = "present from an earlier run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyFile:
+    """One file of the clone. `entry`: in the source; `body`: the bytes of a rewritten file."""
+
+    part: Part
+    way: Way
+    entry: Entry
+    body: bytes | None = None
+
+    @property
+    def path(self) -> str:
+        """The path, which is the same in both roots."""
+        return self.entry.path
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file in the clone."""
+        return self.entry.size_bytes if self.body is None else len(self.body)
+
+
+def mark(entry: Entry) -> str:
+    """The ETag of a file, or its time on a file system. It changes if the bytes do."""
+    return entry.etag or repr(entry.modified_at_seconds)

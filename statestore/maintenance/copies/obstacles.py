@@ -1,0 +1,98 @@
+"""The reasons not to copy a checkpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, StorageError, VersionNotLoadable
+from statestore.format import names
+from statestore.format.batch_log import object_of
+from statestore.format.names import StorePath, VersionId
+from statestore.maintenance.copies.copy_file import CopyFile, Way
+from statestore.maintenance.copies.facts import CloneFacts
+from statestore.maintenance.copies.record import CloneRecord
+
+
+def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
+    """Yield the reasons that block any copy of these files."""
+    yield from misplaced(gathered)
+    yield from not_loadable(gathered)
+    yield from _too_large(gathered, files)
+
+
+def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    """Yield an error if one of both locations contains the other."""
+    source, destination = gathered.source_place, gathered.destination_place
+    if source.location.contains(destination.location) or destination.location.contains(source.location):
+        yield RefusedAsUnsafe(
+            f"is inside the source {source.url}, or the source is inside it; nothing was written",
+            path=destination.url,
+            hint="choose a destination outside the checkpoint",
+        )
+
+
+def occupied(gathered: CloneFacts, record: CloneRecord, command: str) -> Iterator[StatekeeperError]:
+    if not gathered.existing:
+        return
+    earlier, place = gathered.record, gathered.destination_place
+    verb, _, options = command.partition(" ")
+    if earlier is None:
+        yield DestinationNotEmpty(
+            f"is not empty: it contains {min(gathered.existing)}; nothing was written",
+            path=place.url,
+            hint="choose an empty destination",
+        )
+    elif earlier != record:
+        yield DestinationNotEmpty(
+            f"contains a clone of {earlier.source} at batch {earlier.batch}; nothing was written",
+            path=place.url,
+            hint=f"choose an empty destination, or continue that copy: statekeeper {verb} {earlier.source} {place.url} "
+            f"--batch {earlier.batch}{f' {options}' if options else ''}",
+        )
+    elif newer := _newer(gathered.existing, record.batch):
+        yield DestinationNotEmpty(
+            f"is a clone at batch {record.batch}, and its query has already written {newer}; nothing was written",
+            path=place.url,
+            hint="choose an empty destination",
+        )
+
+
+def _too_large(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
+    place = gathered.destination_place
+    needed = sum(file.size_bytes for file in files if file.way in (Way.STREAM, Way.REWRITE))
+    free = place.location.free
+    if free is not None and needed > free:
+        yield StorageError(
+            f"has {free:,} bytes of free space, but the copy needs {needed:,}; nothing was written",
+            path=place.url,
+            hint="free space, or choose another destination",
+        )
+
+
+def _newer(paths: Iterable[str], batch: int) -> str | None:
+    """The offsets or commit of a batch after `batch` among these paths; None if there is none."""
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        number = names.parse_batch(name)
+        if folder in (names.OFFSETS, names.COMMITS) and number is not None and number > batch:
+            return path
+    return None
+
+
+def not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
+    """Yield an error for each store that cannot be loaded at the batch."""
+    for store, chain in gathered.chains.items():
+        if chain.conflicts is not None:
+            yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)
+        elif chain.head not in chain.bases:
+            problem = next((chain.broken[version] for version in chain.versions if version in chain.broken), chain.end)
+            path = object_of(store, chain.head) if problem is None else problem.path
+            yield _lost(store, chain.head, path, "is missing" if problem is None else problem.text)
+
+
+def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
+    return VersionNotLoadable(
+        f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was written",
+        path=path,
+        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE. Then run this command with --batch",
+    )
