@@ -35,7 +35,7 @@ class CloneFacts:
     binding      of a root of a Python job; None for a native checkpoint
     chains       the committed versions of each store, back to a base of the batch
     source       the files of the source by path, without control files other than batch logs and schemas
-    positions    the newest entry that the batch has read from each file source
+    positions    the newest entry that the batch has read from each file source, by folder; None if unknown
     metadata     the bytes of the operators' metadata by path, if they contain URIs
     existing     the files of the destination by path
     record       the record of an earlier run in the destination
@@ -53,7 +53,7 @@ class CloneFacts:
     binding: Binding | None
     chains: Mapping[StorePath, Chain]
     source: Mapping[str, Entry]
-    positions: Mapping[int, int]
+    positions: Mapping[str, int] | None
     metadata: Mapping[str, bytes]
     existing: Mapping[str, Entry]
     record: CloneRecord | None

@@ -121,11 +121,11 @@ def _is_read(gathered: CloneFacts, path: str) -> bool:
     """Return whether the batch has read this entry of a file source. All files of other sources count as read, and all
     entries of a source if Spark has merged the entry of the batch with later ones."""
     parsed = file_source.parse(path)
-    if parsed is None:
+    if parsed is None or gathered.positions is None:
         return True
-    source, entry = parsed
-    newest = gathered.positions.get(source, entry)
-    return entry <= newest or not file_source.is_complete(source, newest, gathered.source)
+    folder, entry = parsed
+    newest = gathered.positions.get(folder, entry)
+    return entry <= newest or not file_source.is_complete(folder, newest, gathered.source)
 
 
 def _copied(gathered: CloneFacts, part: Part, entry: Entry, body: bytes | None) -> CopyFile:

@@ -60,7 +60,6 @@ def gather(
     oldest = batch if since is None else min(batch, since)
     chains = _chains(source, log, files, families, down_to=oldest + 1)
     offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
-    positions = {number: file_source.position(text) for number, text in enumerate(offsets.sources)}
     bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
     query_id = logs.parse_metadata(source.read(names.QUERY_METADATA), names.QUERY_METADATA)
     return CloneFacts(
@@ -75,7 +74,7 @@ def gather(
         binding=bound,
         chains=chains,
         source=entries,
-        positions={number: entry for number, entry in positions.items() if entry is not None},
+        positions=file_source.positions(offsets.sources, entries),
         metadata={path: source.read(path) for path in entries if _METADATA_BY_BATCH in path},
         existing={entry.path: entry for entry in destination.list("", hidden=True)},
         record=record.read(destination),

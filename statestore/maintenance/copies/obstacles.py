@@ -17,7 +17,19 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
     """Yield the reasons that block any copy of these files."""
     yield from misplaced(gathered)
     yield from not_loadable(gathered)
+    if gathered.positions is None:
+        yield unknown_sources(gathered.batch)
     yield from _too_large(gathered, files)
+
+
+def unknown_sources(batch: int) -> RefusedAsUnsafe:
+    """Return the error for named file sources whose positions cannot be matched with their folders."""
+    return RefusedAsUnsafe(
+        f"contains several named sources, and the offset log does not name them: the files that batch {batch} has read are "
+        "unknown; nothing was written",
+        path=names.SOURCES,
+        hint="stop the query and copy the whole checkpoint with another program; then start it in the copy",
+    )
 
 
 def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:

@@ -42,7 +42,7 @@ class RewindFacts:
     position          the query position after the rewind
     commits           the SHA-256 of each later commit, by batch
     files             all files by path; without hidden files and without quarantined ones
-    positions         the newest entry of each file source that the target has read
+    positions         the newest entry of each file source that the target has read, by folder; None if unknown
     sources           the data that each source must still have
     query_id          of the query; that of a Python job is in the binding
     former_ids        its ids before and after earlier rewinds and claims
@@ -62,7 +62,7 @@ class RewindFacts:
     position: QueryPosition
     commits: Mapping[int, str]
     files: Mapping[str, Entry]
-    positions: Mapping[int, int]
+    positions: Mapping[str, int] | None
     sources: tuple[SourceNeed, ...]
     query_id: str
     former_ids: frozenset[str]

@@ -121,7 +121,6 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
 
     at_once(read, later)
     offsets = _offsets(storage, batch).sources
-    positions = {number: file_source.position(text) for number, text in enumerate(offsets)}
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
     stores = binding.stores_at(storage, batch) if is_own else ()
@@ -138,7 +137,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         position=QueryPosition.of(storage, log.newest),
         commits=dict(sorted(commits.items())),
         files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},
-        positions={number: entry for number, entry in positions.items() if entry is not None},
+        positions=file_source.positions(offsets, entries),
         sources=sources.needs(storage, offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
         former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),

@@ -120,7 +120,12 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
             rewritten=rewritten,
             order=tuple(action.path for action in actions),
         ),
-        refusals=(*_of_structures(gathered), *_not_loadable(gathered), *_not_startable(gathered)),
+        refusals=(
+            *_of_structures(gathered),
+            *_not_loadable(gathered),
+            *_not_startable(gathered),
+            *_of_sources(gathered),
+        ),
     )
 
 
@@ -178,11 +183,12 @@ def _batch_of(path: str) -> tuple[int, RewindReason] | None:
 
 def _sources(gathered: RewindFacts) -> Iterator[MoveAway]:
     """Yield the later entries of file sources. Later entries stay if Spark has merged the entry of the target with them."""
+    positions = gathered.positions or {}
     for path, entry in sorted(gathered.files.items()):
         parsed = file_source.parse(path)
-        if parsed is None or parsed[0] not in gathered.positions:
+        if parsed is None or parsed[0] not in positions:
             continue
-        newest = gathered.positions[parsed[0]]
+        newest = positions[parsed[0]]
         if parsed[1] > newest and file_source.is_complete(parsed[0], newest, gathered.files):
             yield MoveAway(entry, RewindReason.SOURCE)
 
@@ -238,6 +244,16 @@ def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> Vers
         path=path,
         hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then use it as --to-batch",
     )
+
+
+def _of_sources(gathered: RewindFacts) -> Iterator[StatekeeperError]:
+    if gathered.positions is None:
+        yield RefusedAsUnsafe(
+            f"contains several named sources, and the offset log does not name them: the entries that batch "
+            f"{gathered.batch} has read are unknown",
+            path=names.SOURCES,
+            hint="restore the whole checkpoint from a backup",
+        )
 
 
 def _not_startable(gathered: RewindFacts) -> Iterator[StatekeeperError]:

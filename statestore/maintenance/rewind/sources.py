@@ -19,13 +19,18 @@ def needs(storage: Storage, offsets: Sequence[str], files: Collection[str]) -> t
     Of a file source on this machine, the files that later batches have read are looked up. One request for each later entry
     of a file source. Raises `StorageError`.
     """
-    return tuple(_need(storage, number, text, files) for number, text in enumerate(offsets))
+    folders = file_source.folders_of(offsets, files)
+    return tuple(_need(storage, number, text, folders, files) for number, text in enumerate(offsets))
 
 
-def _need(storage: Storage, number: int, offset: str, files: Collection[str]) -> SourceNeed:
+def _need(
+    storage: Storage, number: int, offset: str, folders: Mapping[int, str] | None, files: Collection[str]
+) -> SourceNeed:
     entry = file_source.position(offset)
     if entry is not None:
-        read = list(dict.fromkeys(_read_after(storage, number, entry, files)))
+        if folders is None:
+            return SourceNeed(number, "the files that later batches have read; the folder of its log is unknown", None)
+        read = list(dict.fromkeys(_read_after(storage, folders[number], entry, files)))
         needs = f"the {'file' if len(read) == 1 else f'{len(read):,} files'} that later batches have read"
         try:
             urls = {path: urlsplit(path) for path in read}
@@ -57,11 +62,11 @@ def _of_kafka(body: Mapping[str, Any]) -> str:
     return ", ".join(found)
 
 
-def _read_after(storage: Storage, number: int, newest: int, files: Collection[str]) -> Iterator[str]:
+def _read_after(storage: Storage, folder: str, newest: int, files: Collection[str]) -> Iterator[str]:
     """Yield the URLs of the files in the later entries of a file source."""
     for path in sorted(files):
         parsed = file_source.parse(path)
-        if parsed is None or parsed[0] != number or parsed[1] <= newest:
+        if parsed is None or parsed[0] != folder or parsed[1] <= newest:
             continue
         data = read_or_none(storage, path)
         for line in (data or b"").decode(errors="replace").splitlines()[1:]:

@@ -234,4 +234,4 @@ def test_a_table_is_restored_to_before_the_batches_of_the_former_ids(root: Stora
 )
 def test_a_source_log_is_complete_back_to_a_merged_entry(present: list[str], entry: int, expected: bool) -> None:
     """Spark deletes merged entries by age, so that a part of them can be left."""
-    assert file_source.is_complete(0, entry, {f"sources/0/{name}" for name in present}) is expected
+    assert file_source.is_complete("0", entry, {f"sources/0/{name}" for name in present}) is expected
