@@ -269,7 +269,7 @@ class Storage(Protocol):
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         """Create the object as a copy of an object of another root in the same service. Its bytes do not pass through this
-        process; on a file system the copy is a hard link.
+        process; on a file system the copy is a hard link, or a copy through this process if links fail.
 
         Raises ObjectMissing if the object of the other root was deleted, and SourceChanged if it has changed since it was
         listed. *Danger*: in a bucket, an existing object at `path` is overwritten.

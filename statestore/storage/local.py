@@ -46,14 +46,13 @@ from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_si
 from statestore.storage.local_parts import LocalPartsUpload
 from statestore.storage.omissions import SYMBOLIC_LINK
 from statestore.storage.ownership import Ownership
+from statestore.storage.posix import NO_LINK, flush, hard_link, opened
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FOLDERS = threading.Lock()
 """Held while a folder is created: a folder inside it copies its owner and mode, so these must be set first."""
-
-_NO_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS}
 
 
 class LocalStorage(OpenedStore):
@@ -111,8 +110,8 @@ class LocalStorage(OpenedStore):
             self._compare(path, target, content)
             created = Created.SAME
             # The process that created it may have died before its flush, and the caller relies on the file.
-            _flush(target)
-        _flush(target.parent)
+            flush(target)
+        flush(target.parent)
         return created
 
     @property
@@ -123,17 +122,22 @@ class LocalStorage(OpenedStore):
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         origin, target = _inside(Path(source.place), entry.path), self._place(path)
         self.requests.count(Kind.CREATE)
-        try:
-            about = origin.stat(follow_symlinks=False)
-        except OSError as error:
-            raise translate(error, str(origin)) from error
-        if (about.st_size, about.st_mtime) != (entry.size_bytes, entry.modified_at_seconds):
-            raise changed(str(origin))
+        _require_unchanged(origin, entry)
         with self._translated(path):
             self._make_folder(target.parent)
-            if not self._link(origin, target, path) and not target.samefile(origin):
-                raise another_exists(self._shown(path))
-            _flush(target.parent)
+            try:
+                is_new = hard_link(origin, target)
+            except OSError as error:
+                if error.errno not in NO_LINK:
+                    raise
+                content = Content.of(origin)
+                with self._unfinished(content, target, None) as temp:
+                    _require_unchanged(origin, entry)
+                    self._name(temp, target, path, content)
+                return
+            if not is_new and not target.samefile(origin):
+                self._compare(path, target, Content.of(origin))
+            flush(target.parent)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
         target, temp = self._place(path), self._temp_file()
@@ -168,7 +172,7 @@ class LocalStorage(OpenedStore):
     def _rename(self, temp: Path, target: Path) -> None:
         _forget_sidecar(target)
         temp.replace(target)
-        _flush(target.parent)
+        flush(target.parent)
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = self._place(prefix) if checked_folder(prefix) else self._root
@@ -308,25 +312,22 @@ class LocalStorage(OpenedStore):
         else:
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-                with _opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+                with opened(folder, os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
                     ownership.give(descriptor, ownership.for_folder(folder.parent))
-        _flush(folder.parent)
+        flush(folder.parent)
 
     def _link(self, temp: Path, target: Path, path: str) -> bool:
         """Link the finished file to its name; return False if the name exists."""
         try:
-            target.hardlink_to(temp)
-        except FileExistsError:
-            return False
+            return hard_link(temp, target)
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in NO_LINK:
                 raise
             raise StorageError(
                 f"cannot be created with a hard link ({error.strerror}); nothing was written",
                 path=self._shown(path),
                 hint="move the whole root to one file system with hard links, or to S3",
             ) from error
-        return True
 
     def _compare(self, path: str, target: Path, content: Content) -> None:
         """Return if the file at `target` has this content, else raise AlreadyExists."""
@@ -401,6 +402,16 @@ def _inside(root: Path, path: str) -> Path:
     return place
 
 
+def _require_unchanged(origin: Path, entry: Entry) -> None:
+    """Raise `SourceChanged` if a file has changed since it was listed."""
+    try:
+        about = origin.stat(follow_symlinks=False)
+    except OSError as error:
+        raise translate(error, str(origin)) from error
+    if (about.st_size, about.st_mtime) != (entry.size_bytes, entry.modified_at_seconds):
+        raise changed(str(origin))
+
+
 def _missing(shown: str) -> ObjectMissing:
     return ObjectMissing("does not exist", path=shown)
 
@@ -428,17 +439,3 @@ def _forget_sidecar(target: Path) -> None:
     """Remove Hadoop's `.NAME.crc` of replaced or deleted bytes. Otherwise Hadoop cannot read the next file with this
     name."""
     target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
-
-
-def _flush(place: Path) -> None:
-    with _opened(place) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _opened(place: Path, how: int = 0) -> Iterator[int]:
-    descriptor = os.open(place, os.O_RDONLY | how)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

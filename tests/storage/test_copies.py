@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,22 @@ def test_roots_of_different_services_have_different_locations(s3_server: S3Serve
 def test_a_root_contains_roots_inside_it(tmp_path: Path, one: str, two: str, contains: bool) -> None:
     first, second = (open_storage(str(tmp_path / name)) for name in (one, two))
     assert first.location.contains(second.location) is contains
+
+
+def test_a_file_is_copied_byte_by_byte_if_it_cannot_be_linked(tmp_path: Path) -> None:
+    """As between two mounts of one file system, or to a file of another user."""
+    devices = [Path(name) for name in ("/dev/shm", "/var/tmp", str(Path.cwd()))]
+    others = [place for place in devices if place.exists() and place.stat().st_dev != tmp_path.stat().st_dev]
+    if not others:
+        pytest.skip("needs two file systems")
+    two = open_storage(str(tmp_path / "two"))
+    with tempfile.TemporaryDirectory(dir=others[0]) as folder:
+        one = open_storage(str(Path(folder) / "one"))
+        one.create("state/1.sst", b"ours")
+        for _ in range(2):
+            two.copy("state/1.sst", one.location, entry_of(one, "state/1.sst"))
+        assert two.read("state/1.sst") == b"ours"
+        two.replace("state/1.sst", b"of others")
+        with pytest.raises(AlreadyExists):
+            two.copy("state/1.sst", one.location, entry_of(one, "state/1.sst"))
+    assert [entry.path for entry in two.list("", hidden=True)] == ["state/1.sst"]
