@@ -13,17 +13,18 @@ from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
 
 
-def _maintainer() -> Maintainer:
+def maintainer() -> Maintainer:
+    """A maintainer that does not wait before it treats a query as stopped."""
     return Maintainer("a test", SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
 
 def planned(storage: Storage, batch: int, scratch: Path, **how: Any) -> PreparedRewind:
-    return passes.rewind.plan(storage, FULL, _maintainer(), batch, scratch=scratch, **how)
+    return passes.rewind.plan(storage, FULL, maintainer(), batch, scratch=scratch, **how)
 
 
 def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
     """Plan a rewind and execute it; return the id of the run."""
-    by = _maintainer()
+    by = maintainer()
     run = by.ids.fresh()
     prepared = planned(storage, batch, scratch, **how)
     passes.rewind.execute(storage, prepared, by, run=run, stopped=True, scratch=scratch)
@@ -31,5 +32,5 @@ def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
 
 
 def undone(storage: Storage, run: str) -> list[str]:
-    by = _maintainer()
+    by = maintainer()
     return passes.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True)

@@ -19,8 +19,6 @@ from statestore.maintenance.copies.settled import newest_settled
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members
 
-_METADATA_BY_BATCH = "/_metadata/v2/"
-
 
 def gather(
     source: Storage,
@@ -75,10 +73,16 @@ def gather(
         chains=chains,
         source=entries,
         positions=file_source.positions(offsets.sources, entries),
-        metadata={path: source.read(path) for path in entries if _METADATA_BY_BATCH in path},
+        metadata={path: source.read(path) for path in entries if _has_uris(path)},
         existing={entry.path: entry for entry in destination.list("", hidden=True)},
         record=record.read(destination),
     )
+
+
+def _has_uris(path: str) -> bool:
+    """Return whether this is metadata of an operator with column families. A quarantined copy has a longer path."""
+    place = names.parse_operator_metadata(path)
+    return place is not None and place[1] >= 0
 
 
 def chains(storage: Storage, *, down_to: int, without: Collection[str] = ()) -> Mapping[StorePath, Chain]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from statestore.storage import open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
+from tests.support.rewinds import maintainer
 from tests.support.structures import held
+from tests.support.unpacked import unpacked
 
+TRANSFORM_WITH_STATE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-transformWithState.zip"
 MOST_BYTES_OF_LEASES = 500
 """Of a lease that is acquired and released."""
 
@@ -189,3 +193,17 @@ def test_the_plan_shows_the_bytes_between_two_services(roots: Roots, tmp_path: P
     planned = cloned(source, destination, tmp_path).plan
     assert planned.size_bytes(Way.SERVICE) == 0
     assert planned.size_bytes(Way.STREAM, Way.REWRITE) == planned.size_bytes()
+
+
+def test_a_repaired_copy_of_a_moved_checkpoint_is_cloned(disks: Roots, tmp_path: Path) -> None:
+    """The repair has quarantined the operator's metadata with the former URLs."""
+    source, destination = disks
+    original = unpacked(TRANSFORM_WITH_STATE, tmp_path / "original")
+    shutil.copytree(original, tmp_path / "root")
+    by = maintainer()
+    prepared = passes.repair.plan(source, FULL, None)
+    assert prepared.plan.actions
+    passes.repair.execute(source, prepared, by, run=by.ids.fresh(), stopped=True)
+    assert any("/_metadata/v2/" in entry.path for entry in source.list(names.QUARANTINE))
+    cloned(source, destination, tmp_path, stopped=True)
+    assert held(destination, tmp_path / "of clone") == held(source, tmp_path / "of source")
