@@ -37,6 +37,7 @@ class CloneFacts:
     source       the files of the source by path, without control files other than batch logs and schemas
     positions    the newest entry that the batch has read from each file source, by folder; None if unknown
     metadata     the bytes of the operators' metadata by path, if they contain URIs
+    rows         the state schemas of a Python job that a later batch has extended, by path, as of the batch
     existing     the files of the destination by path
     record       the record of an earlier run in the destination
     marks        of a mirror: the mark of each file that earlier runs copied, by path; see `copies.copy_file.mark`
@@ -55,6 +56,7 @@ class CloneFacts:
     source: Mapping[str, Entry]
     positions: Mapping[str, int] | None
     metadata: Mapping[str, bytes]
+    rows: Mapping[str, bytes]
     existing: Mapping[str, Entry]
     record: CloneRecord | None
     marks: Mapping[str, str] | None = None

@@ -28,7 +28,7 @@ def files_of(
     rewritten."""
     found: dict[str, CopyFile] = {}
     refusals: list[StatekeeperError] = []
-    bodies = _rewritten(gathered, record)
+    bodies = {**_rewritten(gathered, record), **gathered.rows}
     for path, body in gathered.metadata.items():
         rewritten = _relocated(gathered, path, body, location)
         if isinstance(rewritten, StatekeeperError):

@@ -16,6 +16,7 @@ from statestore.format.provider import Provider
 from statestore.maintenance.copies import record
 from statestore.maintenance.copies.facts import CloneFacts, Place
 from statestore.maintenance.copies.settled import newest_settled
+from statestore.maintenance.row_schemas import rows_at
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members
 
@@ -74,6 +75,7 @@ def gather(
         source=entries,
         positions=file_source.positions(offsets.sources, entries),
         metadata={path: source.read(path) for path in entries if _has_uris(path)},
+        rows=rows_at(source, batch, entries) if bound is not None else {},
         existing={entry.path: entry for entry in destination.list("", hidden=True)},
         record=record.read(destination),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore.binding import Binding, StoreSchema
+from statestore.binding import Binding
 from statestore.chain import Chain
 from statestore.commit_log import Heads
 from statestore.format.names import StorePath
@@ -47,8 +47,7 @@ class RewindFacts:
     query_id          of the query; that of a Python job is in the binding
     former_ids        its ids before and after earlier rewinds and claims
     binding           of a root of a Python job, as in its file; None for a native checkpoint
-    stores            its stores with the value schemas at the target
-    schemas           the bytes of the state schemas of a Python job, by path
+    rows              the state schemas of a Python job that a later batch has extended, by path, as of the target
     sink              the table id of the sink, and its version after the target, if the root of a Python job records it
     """
 
@@ -67,6 +66,5 @@ class RewindFacts:
     query_id: str
     former_ids: frozenset[str]
     binding: Binding | None
-    stores: tuple[StoreSchema, ...]
-    schemas: Mapping[str, bytes]
+    rows: Mapping[str, bytes]
     sink: tuple[str, int] | None

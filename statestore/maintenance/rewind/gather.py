@@ -26,6 +26,7 @@ from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.maintenance.rewind import sources
 from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.maintenance.row_schemas import rows_at
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members, read_or_none
 
@@ -123,9 +124,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     offsets = _offsets(storage, batch).sources
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
-    stores = binding.stores_at(storage, batch) if is_own else ()
     query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
-    schemas = [path for operator in range(len(stores)) if (path := names.state_schema(operator)) in entries]
     return RewindFacts(
         url=storage.url,
         batch=batch,
@@ -142,8 +141,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         query_id=query_id if bound is None else bound.query_id,
         former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
         binding=bound,
-        stores=stores,
-        schemas={path: storage.read(path) for path in schemas},
+        rows=rows_at(storage, batch, entries) if is_own else {},
         sink=_sink_after(storage, batch) if is_own else None,
     )
 

@@ -9,7 +9,7 @@ from enum import Enum
 
 from statestore import binding
 from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
-from statestore.format import file_source, logs, names, operators
+from statestore.format import file_source, logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
@@ -206,11 +206,8 @@ def _rewritten_ids(gathered: RewindFacts, query_id: str | None) -> Iterator[Rewr
 
 def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:
     """Yield the state schemas of a Python job that a later batch has extended, as they were at the target."""
-    for operator, store in enumerate(gathered.stores):
-        path = names.state_schema(operator)
-        body = operators.encode_schema(store.key_json, store.value_json)
-        if gathered.schemas.get(path, body) != body:
-            yield Rewrite(gathered.files[path], body, RewindReason.ROWS)
+    for path, body in gathered.rows.items():
+        yield Rewrite(gathered.files[path], body, RewindReason.ROWS)
 
 
 # -- reasons not to rewind ---------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statestore import binding, catalog
-from statestore.format import logs, names
+from statestore.format import logs, names, operators
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
 from statestore.maintenance.copies import Way
@@ -16,7 +18,7 @@ from statestore.storage import open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
-from tests.support.rewinds import maintainer
+from tests.support.rewinds import maintainer, rewound
 from tests.support.structures import held
 from tests.support.unpacked import unpacked
 
@@ -207,3 +209,26 @@ def test_a_repaired_copy_of_a_moved_checkpoint_is_cloned(disks: Roots, tmp_path:
     assert any("/_metadata/v2/" in entry.path for entry in source.list(names.QUARANTINE))
     cloned(source, destination, tmp_path, stopped=True)
     assert held(destination, tmp_path / "of clone") == held(source, tmp_path / "of source")
+
+
+def test_a_clone_of_a_batch_before_an_added_column_describes_its_rows_without_the_column(
+    disks: Roots, tmp_path: Path
+) -> None:
+    source, destination = disks
+    own(source, tmp_path)
+    column = '{{"name":"{}","type":"long","nullable":true,"metadata":{{}}}}'
+    old, new = (f'{{"type":"struct","fields":[{",".join(map(column.format, names_))}]}}' for names_ in ("n", "nm"))
+    bound = binding.parse_binding(source.read(names.BINDING))
+    bound = replace(bound, stores=(binding.StoreSchema("counts", old, old),))
+    source.replace(names.BINDING, binding.encode_binding(bound))
+    # The job adds the column with batch 6.
+    source.create(names.later_schema(6), json.dumps({"counts": new}).encode())
+    source.replace(names.state_schema(0), operators.encode_schema(old, new))
+    cloned(source, destination, tmp_path, batch=5)
+    assert destination.list(names.SCHEMAS) == []
+    assert destination.read(names.state_schema(0)) == operators.encode_schema(old, old)
+    other = open_storage(str(tmp_path / "other"))
+    cloned(source, other, tmp_path, batch=6)
+    assert other.read(names.state_schema(0)) == operators.encode_schema(old, new)
+    rewound(source, 5, tmp_path)
+    assert source.read(names.state_schema(0)) == operators.encode_schema(old, old)
