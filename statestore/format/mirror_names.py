@@ -23,6 +23,18 @@ def parse_mirrored(path: str) -> int | None:
     return int(digits) if suffix == "json" and len(digits) == 8 and digits.isascii() and digits.isdecimal() else None
 
 
+def is_snapshot(path: str) -> bool:
+    """Return whether this is the zip of a snapshot, or its sidecar."""
+    found = names.parse_store_path(path.removesuffix(names.SIDECAR))
+    return found is not None and found[1].kind is names.StoreFileKind.SNAPSHOT
+
+
+def is_final(path: str) -> bool:
+    """Return whether the name of a file of state identifies its bytes: it contains a random id, and it is no snapshot. A
+    repair writes the zip of a snapshot again under the same name, and each maintenance writes its own zip."""
+    return is_unique(path) and not is_snapshot(path)
+
+
 def is_unique(path: str) -> bool:
     """Return whether the name of a file of state contains a random id, so that no other bytes ever have this name."""
     place = names.parse_place(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from statestore.format import names
 from statestore.storage import Entry
 
 
@@ -43,9 +44,25 @@ class CopyFile:
         return self.entry.path
 
     @property
+    def is_log(self) -> bool:
+        """Whether the file belongs to the offset log or to the commit log."""
+        return self.part in (Part.OFFSETS, Part.COMMITS)
+
+    @property
     def size_bytes(self) -> int:
         """The size of the file in the clone."""
         return self.entry.size_bytes if self.body is None else len(self.body)
+
+
+def part_of(path: str) -> Part:
+    """Return the part of a checkpoint to which a file belongs."""
+    folder = path.split("/", 1)[0]
+    if folder in (names.OFFSETS, names.COMMITS):
+        return Part.OFFSETS if folder == names.OFFSETS else Part.COMMITS
+    if folder == names.SOURCES:
+        return Part.SOURCES
+    is_state = folder == names.STATE and "/_metadata/" not in path and "/_stateSchema/" not in path
+    return Part.STATE if is_state or path.startswith(f"{names.BATCH_LOGS}/") else Part.METADATA
 
 
 def mark(entry: Entry) -> str:

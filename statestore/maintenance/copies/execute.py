@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from statestore.errors import AlreadyExists, DestinationNotEmpty, ObjectMissing, StatekeeperError, StorageError
@@ -12,11 +12,13 @@ from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
 from statestore.maintenance.copies.plan import ClonePlan
 from statestore.maintenance.pool import in_pool
-from statestore.storage import Storage
+from statestore.storage import Storage, at_once
 from statestore.storage.base import MOST_READ_BYTES, changed
 
 AT_ONCE = 8
 """Files that are copied at the same time."""
+
+BEFORE_LOGS = (Part.STATE, Part.METADATA, Part.SOURCES)
 
 
 def execute(
@@ -24,18 +26,14 @@ def execute(
 ) -> None:
     """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
 
-    *Guarantee*: the destination is a checkpoint only after the last file, and a run after a crash completes it. Nothing in
-    the source changes. `scratch`: a folder for large files that pass through this machine. Raises the first error of a
-    file: `ObjectMissing`, `SourceChanged`, `StorageError`.
+    *Guarantee*: after each commit, the destination is a checkpoint of its newest commit, and a run after a crash completes
+    the clone. Nothing in the source changes. `scratch`: a folder for large files that pass through this machine. Raises the
+    first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`.
     """
-    for part in Part:
-        if part is Part.OFFSETS:
-            require_all(source, destination, planned.files, planned.structure)
-        files = planned.to_copy(part)
-        # The newest commit completes the clone.
-        newest = names.commits(planned.record.batch)
-        for group in ([file for file in files if file.path != newest], [file for file in files if file.path == newest]):
-            _copy_all(source, destination, planned, group, scratch, copied)
+    for part in BEFORE_LOGS:
+        _copy_all(source, destination, planned, planned.to_copy(part), scratch, copied)
+    require_all(source, destination, planned.files, planned.structure)
+    copy_logs(source, destination, planned.to_copy(Part.OFFSETS, Part.COMMITS), copied)
 
 
 def begin(destination: Storage, planned: ClonePlan) -> None:
@@ -98,6 +96,25 @@ def copy_file(source: Storage, destination: Storage, file: CopyFile, scratch: Pa
             destination.create(file.path, piece)
 
 
+def copy_logs(
+    source: Storage, destination: Storage, files: Sequence[CopyFile], copied: Callable[[CopyFile], None]
+) -> None:
+    """Copy log entries in the order of the plan, after all of them are read.
+
+    *Guarantee*: if the source has deleted an entry since the plan, nothing is written. Raises `ObjectMissing`,
+    `AlreadyExists`, `StorageError`.
+    """
+    bodies: dict[str, bytes] = {}
+
+    def read(file: CopyFile) -> None:
+        bodies[file.path] = source.read(file.path)
+
+    at_once(read, files)
+    for file in files:
+        destination.create(file.path, bodies[file.path])
+        copied(file)
+
+
 def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile], structure: Structure) -> None:
     """Require that all files of state and metadata are in the destination, and that those of the source did not change.
 
@@ -106,7 +123,7 @@ def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile]
     there = {entry.path: entry.size_bytes for entry in destination.list("", hidden=True)}
     now = {entry.path: entry for entry in source.list("")}
     for file in files:
-        if file.part in (Part.OFFSETS, Part.COMMITS):
+        if file.is_log:
             continue
         if file.path not in there:
             raise ObjectMissing(

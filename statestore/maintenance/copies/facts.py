@@ -28,6 +28,7 @@ class CloneFacts:
 
     batch        the batch to clone
     since        the oldest batch to copy, if it can be loaded: of a clone, `batch`
+    floor        the oldest batch whose logs are copied, if it can be loaded: of a clone, 0
     newest       the newest committed batch of the source
     settled      the newest batch whose files no query replaces any more; below 0 if there is none
     structure    of the batch
@@ -40,13 +41,14 @@ class CloneFacts:
     rows         the state schemas of a Python job that a later batch has extended, by path, as of the batch
     existing     the files of the destination by path
     record       the record of an earlier run in the destination
-    marks        of a mirror: the mark of each file that earlier runs copied, by path; see `copies.copy_file.mark`
+    marks        of a mirror: the mark of each file that the mirror has, by path; see `copies.copy_file.mark`
     """
 
     source_place: Place
     destination_place: Place
     batch: int
     since: int
+    floor: int
     newest: int
     settled: int
     structure: Structure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from statestore.format.names import VersionId
 from statestore.format.operators import parse_operator, with_schema_uris
 from statestore.format.structure import Structure
 from statestore.maintenance import moved
-from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
+from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark, part_of
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.record import CloneRecord
 from statestore.storage import Entry
@@ -24,7 +24,7 @@ from statestore.storage.urls import as_spark_writes_it
 def files_of(
     gathered: CloneFacts, record: CloneRecord, location: str | None
 ) -> tuple[list[CopyFile], tuple[StatekeeperError, ...]]:
-    """The files of the batches since `gathered.since`, in the order of their parts; the errors of files that cannot be
+    """The files of the batches since `gathered.since`, in the order of the copy; the errors of files that cannot be
     rewritten."""
     found: dict[str, CopyFile] = {}
     refusals: list[StatekeeperError] = []
@@ -35,23 +35,43 @@ def files_of(
             refusals.append(rewritten)
         elif rewritten != body:
             bodies[path] = rewritten
-    for part, path in _needed(gathered):
+    for path in _needed(gathered):
         entry = gathered.source.get(path)
         if entry is not None:
-            found[path] = _copied(gathered, part, entry, bodies.get(path))
-    return sorted(found.values(), key=lambda file: (list(Part).index(file.part), file.path)), tuple(refusals)
+            found[path] = _copied(gathered, entry, bodies.get(path))
+    return _in_order(gathered, found), tuple(refusals)
 
 
-def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
+def _in_order(gathered: CloneFacts, files: Mapping[str, CopyFile]) -> list[CopyFile]:
+    """Sort files by part, and the logs by batch: the offsets of a batch before its commit.
+
+    A commit comes last if the files do not load its batch, or if the offsets before it are missing, which Spark reads when
+    it starts. So the destination is a checkpoint of its newest commit at all times.
+    """
+    loadable = first_loadable(gathered)
+
+    def place(file: CopyFile) -> tuple[int, bool, int, bool, str]:
+        batch = names.parse_batch(file.path) if file.is_log else None
+        if batch is None:
+            return list(Part).index(file.part), False, 0, False, file.path
+        is_commit, before = file.part is Part.COMMITS, names.offsets(batch - 1)
+        is_startable = batch == 0 or before in gathered.existing or before in files
+        is_late = is_commit and (batch < loadable or not is_startable)
+        return len(Part), is_late, batch, is_commit, file.path
+
+    return sorted(files.values(), key=place)
+
+
+def _needed(gathered: CloneFacts) -> Iterator[str]:
     """Yield the paths that the batch needs. Optional files, such as sidecars, may not exist."""
-    for store in gathered.chains:
-        for path in state_of(gathered.chains[store], first_version(gathered)):
-            yield Part.STATE, path
-    batch = gathered.batch
-    yield Part.METADATA, names.QUERY_METADATA
-    yield Part.METADATA, names.BINDING
-    # Spark also reads the offsets of the batch before the newest.
-    first = max(0, min(batch - 1, first_loadable(gathered)))
+    for chain in gathered.chains.values():
+        yield from state_of(chain, first_version(gathered), gathered.existing)
+    yield from (names.QUERY_METADATA, names.BINDING)
+    batch, loadable = gathered.batch, first_loadable(gathered)
+    first = max(gathered.floor, min(batch - 1, loadable), 0)
+    # Spark starts only with the offsets of the batch before, if the destination has no earlier batch.
+    begun = first if names.offsets(first) in gathered.existing else max(gathered.floor, loadable, 1) - 1
+    present = {*gathered.source, *gathered.existing}
     # The oldest metadata of an operator is valid for older batches, too.
     described = [place for path in gathered.source if (place := names.parse_operator_metadata(path))]
     oldest = {operator: min(since for of, since in described if of == operator) for operator, _ in described}
@@ -60,18 +80,17 @@ def _needed(gathered: CloneFacts) -> Iterator[tuple[Part, str]]:
         if folder == names.SCHEMAS:
             since = names.parse_batch(name.removesuffix(".json"))
             if since is not None and since <= batch:
-                yield Part.METADATA, path
-        elif path.startswith(f"{names.STATE}/") and ("/_metadata/" in path or "/_stateSchema/" in path):
-            operator = names.parse_operator_metadata(path)
-            if operator is None or operator[1] <= max(batch, oldest[operator[0]]):
-                yield Part.METADATA, path
-        elif path.startswith(f"{names.SOURCES}/"):
-            if _is_read(gathered, path):
-                yield Part.SOURCES, path
+                yield path
         elif folder in (names.OFFSETS, names.COMMITS):
             number = names.parse_batch(name)
-            if number is not None and first <= number <= batch:
-                yield (Part.OFFSETS if folder == names.OFFSETS else Part.COMMITS), path
+            if number is not None and (first if folder == names.COMMITS else min(begun, first)) <= number <= batch:
+                yield path
+        elif path.startswith(f"{names.STATE}/") and part_of(path) is Part.METADATA:
+            operator = names.parse_operator_metadata(path)
+            if operator is None or operator[1] <= max(batch, oldest[operator[0]]):
+                yield path
+        elif path.startswith(f"{names.SOURCES}/") and _is_read(gathered, path, present):
+            yield path
 
 
 def first_version(gathered: CloneFacts) -> int:
@@ -86,15 +105,36 @@ def first_version(gathered: CloneFacts) -> int:
     return min(first, gathered.batch + 1)
 
 
-def base_of(chain: Chain, first: int) -> VersionId | None:
-    """The base of version `first` of a store, or of its oldest version after it; None if that cannot be loaded."""
+def oldest_loadable(gathered: CloneFacts) -> int:
+    """The oldest batch since `gathered.since` that the source can load. Later batches may be lost."""
+    oldest = gathered.since
+    for chain in gathered.chains.values():
+        first = min((version.version for version in chain.bases), default=gathered.batch + 1)
+        if first > chain.begins:
+            oldest = max(oldest, first - 1)
+    return oldest
+
+
+def base_of(chain: Chain, first: int, existing: Collection[str] = ()) -> VersionId | None:
+    """The base of version `first` of a store, or of its oldest version after it; None if that cannot be loaded.
+
+    `existing`: the files of a mirror. Its own maintenance may have written a newer base, and deleted the older files.
+    """
     version = next((version for version in chain.versions if version.version >= first), chain.head)
-    return chain.bases.get(version)
+    base = chain.bases.get(version)
+    if base is None:
+        return None
+    between = (one for one in chain.versions if base.version < one.version <= first)
+    held = [one for one in between if chain.store.snapshot(one) in existing]
+    return held[-1] if held else base
 
 
-def state_of(chain: Chain, first: int) -> Iterator[str]:
-    """Yield the paths of the base of version `first` of a store, of later snapshots and their tables, and of changelogs."""
-    base, store = base_of(chain, first), chain.store
+def state_of(chain: Chain, first: int, existing: Collection[str] = ()) -> Iterator[str]:
+    """Yield the paths of the base of version `first` of a store, of later snapshots and their tables, and of changelogs.
+
+    `existing`: as in `base_of`.
+    """
+    base, store = base_of(chain, first, existing), chain.store
     if base is None:
         return
     for version in chain.versions:
@@ -113,41 +153,43 @@ def state_of(chain: Chain, first: int) -> Iterator[str]:
 def first_loadable(gathered: CloneFacts) -> int:
     """The first batch from which on the files of the plan load every store."""
     first = first_version(gathered)
-    bases = [base.version - 1 for chain in gathered.chains.values() if (base := base_of(chain, first))]
-    return max(0, max(bases, default=gathered.since))
+    found = (base_of(chain, first, gathered.existing) for chain in gathered.chains.values())
+    return max(0, max((base.version - 1 for base in found if base), default=gathered.since))
 
 
-def _is_read(gathered: CloneFacts, path: str) -> bool:
+def _is_read(gathered: CloneFacts, path: str, present: Collection[str]) -> bool:
     """Return whether the batch has read this entry of a file source. All files of other sources count as read, and all
-    entries of a source if Spark has merged the entry of the batch with later ones."""
+    entries of a source if Spark has merged the entry of the batch with later ones. `present`: the files of both roots."""
     parsed = file_source.parse(path)
     if parsed is None or gathered.positions is None:
         return True
     folder, entry = parsed
     newest = gathered.positions.get(folder, entry)
-    return entry <= newest or not file_source.is_complete(folder, newest, gathered.source)
+    return entry <= newest or not file_source.is_complete(folder, newest, present)
 
 
-def _copied(gathered: CloneFacts, part: Part, entry: Entry, body: bytes | None) -> CopyFile:
-    is_log = part is not Part.STATE
+def _copied(gathered: CloneFacts, entry: Entry, body: bytes | None) -> CopyFile:
+    part = part_of(entry.path)
     is_one_service = gathered.destination_place.location.can_copy_from(gathered.source_place.location)
-    way = Way.REWRITE if body is not None else Way.STREAM if is_log or not is_one_service else Way.SERVICE
+    is_served = part is Part.STATE and is_one_service
+    way = Way.REWRITE if body is not None else Way.SERVICE if is_served else Way.STREAM
     file = CopyFile(part=part, way=way, entry=entry, body=body)
-    there = gathered.existing.get(entry.path)
-    if there is not None and there.size_bytes == file.size_bytes and _is_same(gathered, file):
-        return replace(file, way=Way.PRESENT)
-    return file
+    return replace(file, way=Way.PRESENT) if _is_present(gathered, file) else file
 
 
-def _is_same(gathered: CloneFacts, file: CopyFile) -> bool:
-    """Return whether a file of the destination with the same name and size has the same bytes."""
-    # In structure V1, a name of state does not identify its bytes: the source may have replaced them since.
-    if gathered.marks is None:
-        return file.part is Part.STATE and gathered.structure is Structure.V2
-    if file.part is Part.STATE:
-        return mirror_names.is_unique(file.path) or gathered.marks.get(file.path) == mark(file.entry)
-    # The mirror compares the newest logs. Metadata is small: it is written again.
-    return file.part is not Part.METADATA
+def _is_present(gathered: CloneFacts, file: CopyFile) -> bool:
+    """Return whether the destination has a file."""
+    there, marks = gathered.existing.get(file.path), gathered.marks
+    if there is None or file.part is Part.METADATA:
+        return False  # metadata is small: it is written again
+    is_of_size = there.size_bytes == file.size_bytes
+    if marks is None:
+        # In structure V1, a name of state does not identify its bytes: the source may have replaced them since.
+        return is_of_size and file.part is Part.STATE and gathered.structure is Structure.V2
+    if file.part is Part.STATE and mirror_names.is_final(file.path):
+        return True  # the source may have damaged its file
+    # The mirror compares the newest logs.
+    return is_of_size and (file.part is not Part.STATE or marks.get(file.path) == mark(file.entry))
 
 
 # -- rewritten files ---------------------------------------------------------------------------------------------------

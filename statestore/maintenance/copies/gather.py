@@ -32,7 +32,8 @@ def gather(
 ) -> CloneFacts:
     """Gather the facts for a batch of the source, by default the newest one whose files no longer change.
 
-    `since`: also follow the chains back to this older batch. `supported`: the providers that the verb supports.
+    `since`: of a mirror that has this older batch: also follow the chains back to it. `supported`: the providers that the
+    verb supports.
 
     In structure V1, a running Spark query may replace the files of its newest batches: see `newest_settled`. Requests:
     listings of both roots; for each store the lineage of its newest changelog and its snapshots down to the base; the
@@ -66,6 +67,7 @@ def gather(
         destination_place=Place(url=destination.url, location=destination.location),
         batch=batch,
         since=oldest,
+        floor=0 if since is None else oldest,
         newest=newest,
         settled=settled,
         structure=catalog.structure_at(source, batch),

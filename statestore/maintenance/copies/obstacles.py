@@ -11,12 +11,15 @@ from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.copies.copy_file import CopyFile, Way
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.record import CloneRecord
+from statestore.maintenance.starts import missing_offsets
 
 
 def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
     """Yield the reasons that block any copy of these files."""
     yield from misplaced(gathered)
     yield from not_loadable(gathered)
+    if gathered.binding is None:
+        yield from missing_offsets(gathered.batch, gathered.source)
     if gathered.positions is None:
         yield unknown_sources(gathered.batch)
     yield from _too_large(gathered, files)

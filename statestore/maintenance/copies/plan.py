@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statestore.errors import StatekeeperError
-from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
 from statestore.maintenance.copies.facts import CloneFacts
@@ -24,7 +23,7 @@ class FreshIds:
 
 @dataclass(frozen=True, kw_only=True)
 class ClonePlan:
-    """The files to copy, in the order of their parts, and the reasons not to clone.
+    """The files to copy, in their order, and the reasons not to clone.
 
     record       what the destination records
     newest       the newest batch of the source
@@ -45,9 +44,9 @@ class ClonePlan:
         """The bytes of the files that are copied in one of these ways, by default in any."""
         return sum(file.size_bytes for file in self.files if not ways or file.way in ways)
 
-    def to_copy(self, part: Part) -> list[CopyFile]:
-        """The files of a part that are not present yet."""
-        return [file for file in self.files if file.part is part and file.way is not Way.PRESENT]
+    def to_copy(self, *parts: Part) -> list[CopyFile]:
+        """The files of these parts that are not present yet."""
+        return [file for file in self.files if file.part in parts and file.way is not Way.PRESENT]
 
 
 def plan(
@@ -76,8 +75,7 @@ def plan(
         record = earlier
     files, refusals = files_of(gathered, record, location)
     refusals = (*occupied(gathered, record, command), *obstacles(gathered, files), *refusals)
-    committed = {path for path in gathered.existing if path.startswith(f"{names.COMMITS}/")}
-    is_complete = not refusals and names.commits(record.batch) in committed
+    is_complete = not refusals and all(file.path in gathered.existing for file in files if file.is_log)
     return ClonePlan(
         record=record,
         newest=gathered.newest,

@@ -13,6 +13,7 @@ from statestore.format import file_source, logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.maintenance.starts import missing_offsets
 from statestore.storage import Entry
 
 
@@ -123,7 +124,7 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
         refusals=(
             *_of_structures(gathered),
             *_not_loadable(gathered),
-            *_not_startable(gathered),
+            *missing_offsets(gathered.batch, gathered.files),
             *_of_sources(gathered),
         ),
     )
@@ -251,15 +252,3 @@ def _of_sources(gathered: RewindFacts) -> Iterator[StatekeeperError]:
             path=names.SOURCES,
             hint="restore the whole checkpoint from a backup",
         )
-
-
-def _not_startable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
-    """Require the offsets that Spark reads when it starts: of the newest batch, and of the batch before it."""
-    for batch in range(max(0, gathered.batch - 1), gathered.batch + 1):
-        path = names.offsets(batch)
-        if path not in gathered.files:
-            yield RefusedAsUnsafe(
-                f"is missing, and Spark cannot start after batch {gathered.batch} without it; nothing was changed",
-                path=path,
-                hint="restore the file from a backup, or choose a later batch",
-            )

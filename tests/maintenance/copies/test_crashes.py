@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from statestore.format.structure import Structure
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage
 from tests.support.audits import audited
-from tests.support.clones import KINDS, Roots, cloned, query_of
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.clones import FEW_KINDS, KINDS, Roots, cloned, made, query_of
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import maintained_query
+from tests.support.mirrors import mirrored
+
+_LOGS = (names.OFFSETS, names.COMMITS)
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
@@ -44,8 +48,9 @@ def test_a_run_after_a_crash_at_any_request_completes_the_clone(
             _clone(source, FaultyStorage(destination, {request.number: fault}), tmp_path)
         _release(source)
         _release(destination)
-        if catalog.newest_batch(destination) == 3:
-            assert query_of(query, destination, tmp_path / f"half {number}", 3).is_right()
+        newest = catalog.newest_batch(destination)
+        if newest is not None:
+            assert query_of(query, destination, tmp_path / f"half {number}", newest).is_right(), (request, fault)
         _clone(source, destination, tmp_path)
         assert query_of(query, destination, tmp_path / f"whole {number}", 3).is_right(), (request, fault)
         assert audited(destination).findings == (), (request, fault)
@@ -63,7 +68,9 @@ def _release(storage: Storage) -> None:
     storage.delete([entry.path for entry in storage.list(names.LEASES)])
 
 
-def test_the_newest_commit_is_copied_last(disks: Roots, tmp_path: Path) -> None:
+def test_the_offsets_of_a_batch_are_copied_before_its_commit_and_the_newest_commit_last(
+    disks: Roots, tmp_path: Path
+) -> None:
     """By number: as text, 9 comes after 10."""
     source, destination = disks
     query = maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=12)
@@ -73,5 +80,32 @@ def test_the_newest_commit_is_copied_last(disks: Roots, tmp_path: Path) -> None:
     written = [request.path for request in traced.trace if request.kind is Kind.CREATE]
     of_checkpoint = [path for path in written if not path.startswith(names.CONTROL)]
     assert of_checkpoint[-1] == names.commits(10)
-    assert of_checkpoint.index(names.commits(9)) < of_checkpoint.index(names.commits(10))
-    assert names.offsets(10) in of_checkpoint[: of_checkpoint.index(names.commits(9))]
+    expected = [path for batch in range(11) for path in (names.offsets(batch), names.commits(batch))]
+    assert [path for path in of_checkpoint if path.startswith((names.OFFSETS, names.COMMITS))] == expected
+
+
+@pytest.mark.parametrize("verb", [cloned, mirrored])
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_the_first_commit_of_a_copy_is_one_that_its_files_load(
+    disks: Roots,
+    tmp_path: Path,
+    verb: Callable[..., object],
+    kind: str,
+    structure: Structure,
+    in_batch_logs: bool,
+) -> None:
+    """The snapshot is at the head, so the files load only the newest batch. The source also has the commit before it."""
+    source, destination = disks
+    query = made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    query.snapshot()
+    traced = FaultyStorage(destination)
+    verb(source, traced, tmp_path, stopped=True)
+    of_logs = [one for one in traced.trace if one.kind is Kind.CREATE and one.path.startswith(_LOGS)]
+    assert [one.path for one in of_logs] == [*map(names.offsets, (6, 7)), *map(names.commits, (7, 6))]
+    for request in of_logs[2:]:
+        _empty(destination)
+        with pytest.raises(SimulatedCrash):
+            verb(source, FaultyStorage(destination, {request.number: Fault.AFTER}), tmp_path, stopped=True)
+        _release(source)
+        _release(destination)
+        assert query_of(query, destination, tmp_path / f"after {request.number}", 7).is_right()
