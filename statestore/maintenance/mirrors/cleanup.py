@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statestore.chain import Chain
-from statestore.format import names
+from statestore.format import file_source, names
 from statestore.format.names import StorePath
+from statestore.maintenance.copies.copy_file import Part, part_of
 from statestore.maintenance.mirrors.facts import CleanupFacts
 
 
@@ -61,7 +62,7 @@ def plan_cleanup(gathered: CleanupFacts) -> CleanupPlan:
             kept[Reason.NOT_COPIED] += 1
         elif gathered.omitted is not None:
             kept[Reason.UNKNOWN] += 1
-        elif _needs(unsafe, path) or _is_retained(gathered, path):
+        elif _needs(unsafe, path) or _is_retained(gathered, path) or path in gathered.tables:
             kept[Reason.NEEDED] += 1
         else:
             obsolete.append(Obsolete(path, gathered.existing[path]))
@@ -83,10 +84,32 @@ def _needs(unsafe: Collection[StorePath], path: str) -> bool:
 
 
 def _is_retained(gathered: CleanupFacts, path: str) -> bool:
-    """Return whether this is a log entry of a batch of the mirror."""
-    folder, _, name = path.rpartition("/")
-    batch = names.parse_batch(name)
-    return folder in _ORDER and batch is not None and batch >= gathered.first
+    """Return whether a batch of the mirror needs a log entry, an entry of a source or metadata."""
+    part = part_of(path)
+    if part in (Part.OFFSETS, Part.COMMITS):
+        batch = names.parse_batch(path)
+        return batch is not None and batch >= gathered.first
+    if part is Part.METADATA:
+        return not _is_superseded(gathered, path)
+    return part is Part.SOURCES and not _is_merged(gathered, path)
+
+
+def _is_superseded(gathered: CleanupFacts, path: str) -> bool:
+    """Return whether newer metadata of the operator applies to all batches of the mirror. Spark deletes no other metadata."""
+    place = names.parse_operator_metadata(path)
+    if place is None or place[1] < 0:
+        return False
+    others = (names.parse_operator_metadata(other) for other in gathered.existing)
+    return any(other and other[0] == place[0] and place[1] < other[1] <= gathered.first for other in others)
+
+
+def _is_merged(gathered: CleanupFacts, path: str) -> bool:
+    """Return whether the log of a file source is complete without the entries that the source has deleted."""
+    parsed = file_source.parse(path)
+    if parsed is None or gathered.positions is None or parsed[0] not in gathered.positions:
+        return False
+    left = gathered.existing.keys() & gathered.source
+    return file_source.is_complete(parsed[0], gathered.positions[parsed[0]], left)
 
 
 def _place(path: str) -> int:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from statestore.binding import parse_binding
 from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
-from statestore.format import mirror_names, names
+from statestore.format import mirror_names
 from statestore.maintenance.copies.copy_file import CopyFile, Part
-from statestore.maintenance.copies.execute import AT_ONCE, copy_file, require_all
+from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs, require_all
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.cleanup import CleanupPlan
-from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_claim
+from statestore.maintenance.mirrors.gather import owner_of
+from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_another
 from statestore.maintenance.pool import in_pool
-from statestore.storage import DELETE_BATCH, Storage, read_or_none
-
-_BEFORE_LOGS = (Part.STATE, Part.METADATA, Part.SOURCES)
+from statestore.storage import DELETE_BATCH, Storage
 
 
 def begin(destination: Storage, planned: MirrorPlan) -> None:
@@ -40,15 +38,15 @@ def execute(
 ) -> None:
     """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
 
-    *Guarantee*: the mirror stays a checkpoint at its newest commit after each request. Files of state come first; then the
-    offsets and the commit of one batch after the other, as Spark writes them. With all offsets before the commits, Spark
-    would start at the newest offsets and lack the commits before them. A run after a crash completes the mirror. Nothing in
-    the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
+    *Guarantee*: after each request, the newest commit of the mirror can be loaded and cloned. Files of state come first;
+    then the offsets and the commit of one batch after the other, as Spark writes them. A run after a crash completes the
+    mirror. Nothing in the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
     `SourceChanged` if another process has continued the mirror since the plan, `MirrorStarted` if a query has claimed it.
 
     *Exception*: the source has deleted the batch that follows the newest one of the mirror. After a crash between the logs
-    of the next batch that it has, Spark fails at the start, because it requires the offsets before the newest ones. A clone
-    of the mirror has only committed batches, so Spark can start from it.
+    of the next batch that it has, Spark cannot start from the mirror itself, because it requires the offsets before the
+    newest ones. A clone has only committed batches, so Spark can start from it; a rewind of the mirror to its newest batch
+    removes the offsets.
     """
     now = records.read(destination)
     begun = planned.before or replace(planned.record, batch=-1, first=0)
@@ -59,8 +57,7 @@ def execute(
             hint="wait until the other process finishes, then run this command again",
         )
     # Race: the run is planned; a claim makes another query the owner of the mirror; the run would revert the binding.
-    bound = read_or_none(destination, names.BINDING)
-    started = started_by_claim(None if bound is None else parse_binding(bound), begun, destination.url)
+    started = started_by_another(owner_of(destination), begun, destination.url)
     if started is not None:
         raise started
     # The list announces the files: a leftover with an announced mark would count as copied.
@@ -69,14 +66,14 @@ def execute(
         destination.create(mirror_names.mirrored(planned.number), records.encode_marks(planned.marks))
     if planned.merged:
         destination.delete([mirror_names.mirrored(number) for number in planned.merged])
-    _copy_all(source, destination, planned.to_copy(*_BEFORE_LOGS), scratch, copied)
-    require_all(source, destination, planned.files, planned.structure)
-    logs = sorted(planned.to_copy(Part.OFFSETS, Part.COMMITS), key=_by_batch)
-    commits = {_by_batch(file)[0] for file in planned.files if file.part is Part.COMMITS}
-    # Offsets whose commit the source has deleted come last: Spark would start after them.
-    for file in sorted(logs, key=lambda file: _by_batch(file)[0] not in commits):
-        copy_file(source, destination, file, scratch)
+    files = planned.to_copy(*BEFORE_LOGS)
+    _copy_all(source, destination, [file for file in files if file.path not in planned.rewritten], scratch, copied)
+    # A rewritten zip may name new tables, and its checksum comes after it.
+    for file in (file for file in files if file.path in planned.rewritten):
+        _copy(source, destination, file, scratch)
         copied(file)
+    require_all(source, destination, planned.files, planned.structure)
+    copy_logs(source, destination, planned.to_copy(Part.OFFSETS, Part.COMMITS), copied)
     destination.replace(mirror_names.MIRROR, planned.record.encoded())
 
 
@@ -86,11 +83,6 @@ def execute_cleanup(destination: Storage, planned: CleanupPlan, before: Callable
     for start in range(0, len(paths), DELETE_BATCH):
         before()
         destination.delete(paths[start : start + DELETE_BATCH])
-
-
-def _by_batch(file: CopyFile) -> tuple[int, bool]:
-    batch = names.parse_batch(file.path.rpartition("/")[2])
-    return (-1 if batch is None else batch, file.part is Part.COMMITS)
 
 
 def _copy_all(
@@ -121,7 +113,7 @@ def _copy(source: Storage, destination: Storage, file: CopyFile, scratch: Path) 
     try:
         copy_file(source, destination, file, scratch)
     except AlreadyExists:
-        if file.part is Part.STATE:
+        if file.part is Part.STATE and not mirror_names.is_snapshot(file.path):
             raise
-        # Spark overwrites some metadata, such as the schema of a store after a change.
+        # A repair rewrites zips; Spark overwrites some metadata, such as the schema of a store after a change.
         destination.replace(file.path, source.read(file.path) if file.body is None else file.body)

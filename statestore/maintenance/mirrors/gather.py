@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
 from statestore.binding import parse_binding
 from statestore.commit_log import batches_of
-from statestore.format import mirror_names, names
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statestore.format import file_source, mirror_names, names
+from statestore.format.logs import parse_commit, parse_metadata, parse_offsets
+from statestore.format.snapshot import read_snapshot
 from statestore.format.state_conf import ROCKSDB
+from statestore.format.structure import Structure
 from statestore.maintenance import copies
+from statestore.maintenance.mirrors import compare
 from statestore.maintenance.mirrors import record as records
-from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts
+from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts, Owner
 from statestore.maintenance.mirrors.record import MirrorRecord
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
@@ -16,46 +25,98 @@ from statestore.storage import Entry, Storage, at_once, read_or_none
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> MirrorFacts:
     """Gather the facts of a mirror and of its source, by default at the newest batch whose files no longer change.
 
-    Requests: those of `copies.gather`; the records of the mirror and its binding; the newest mirrored entry of both logs in
-    both roots. Raises as `copies.gather`.
+    Requests: those of `copies.gather`; the records of the mirror and its ids; the newest mirrored entry of both logs in
+    both roots; files of both roots that were written in the source since they were copied. Raises as `copies.gather`.
     """
     record = records.read(destination)
     existing = destination.list("")
-    lists = tuple(sorted(_numbers(existing)))
+    lists = tuple(sorted(_numbers(entry.path for entry in existing)))
     since = None if record is None or record.batch < 0 else _since(source, existing, record)
     facts = copies.gather(source, destination, batch=batch, stopped=stopped, since=since, supported=ROCKSDB)
-    held = None if record is None else read_or_none(destination, names.BINDING)
+    marks = records.read_marks(destination, list(lists))
+    written = (source, destination, facts.source, facts.existing, marks)
+    logs = {} if record is None else _logs(source, destination, existing, record)
     return MirrorFacts(
-        copy=facts,
+        copy=replace(facts, marks={**marks, **compare.unchanged(*written)}),
         record=record,
-        marks=records.read_marks(destination, list(lists)),
+        marks=marks,
         lists=lists,
-        binding=None if held is None else parse_binding(held),
-        logs={} if record is None else _logs(source, destination, existing, record),
+        owner=owner_of(destination) if record is not None else Owner(query_id=None, binding=None),
+        structure=None if record is None else _structure(logs, record),
+        logs=logs,
+        damaged=compare.damaged_metadata(source, facts.source, facts.existing, marks),
+    )
+
+
+def owner_of(destination: Storage) -> Owner:
+    """Read the ids in the files of a mirror. Two requests. Raises `CorruptFile`, `StorageError`."""
+    metadata, bound = (read_or_none(destination, path) for path in (names.QUERY_METADATA, names.BINDING))
+    return Owner(
+        query_id=None if metadata is None else parse_metadata(metadata, names.QUERY_METADATA),
+        binding=None if bound is None else parse_binding(bound),
     )
 
 
 def gather_cleanup(source: Storage, destination: Storage) -> CleanupFacts:
-    """Gather the facts to delete files of a mirror. The mirror is listed first. Raises `CorruptFile`, `StorageError`."""
+    """Gather the facts to delete files of a mirror. The mirror is listed first.
+
+    Requests, if files are to be deleted: those of `copies.chains`, the zips of stores with such tables, the newest offsets
+    of the mirror. Raises `CorruptFile`, `StorageError`.
+    """
     record = records.read(destination)
-    existing = destination.list("")
+    existing = {entry.path: entry.size_bytes for entry in destination.list("")}
     first = 0 if record is None else record.first
     paths = frozenset(entry.path for entry in source.list(""))
     omitted = source.omissions.below("")
     marks = records.read_marks(destination, _numbers(existing))
-    gone = {entry.path for entry in existing if entry.path in marks} - paths
+    gone = {path for path in existing if path in marks} - paths
     return CleanupFacts(
         marks=marks,
         source=paths,
-        existing={entry.path: entry.size_bytes for entry in existing},
+        existing=existing,
         chains=copies.chains(destination, down_to=first + 1, without=gone) if gone else {},
+        tables=_named_tables(destination, existing, gone),
+        positions=_positions(destination, existing, record) if gone else {},
         first=first,
         omitted=omitted[0].shown if omitted else None,
     )
 
 
-def _numbers(existing: list[Entry]) -> list[int]:
-    listed = (entry.path for entry in existing if entry.path.startswith(f"{mirror_names.MIRRORED}/"))
+def _named_tables(destination: Storage, existing: Collection[str], gone: Collection[str]) -> frozenset[str]:
+    """The tables that the snapshots of the mirror name, in stores of which the source has deleted tables."""
+    stores = {place[0] for path in gone if (place := names.parse_place(path)) and names.parse_shared_file(place[1])}
+    found: set[str] = set()
+
+    def read(path: str) -> None:
+        place = names.parse_store_path(path)
+        assert place is not None
+        with suppress(CorruptFile, ObjectMissing, UnknownFormatVersion):  # restores nothing
+            snapshot = read_snapshot(destination.read(path), path)
+            found.update(place[0].table_file(table.dfs_name) for table in snapshot.metadata.named_files)
+
+    of_stores = ((path, names.parse_store_path(path)) for path in existing if path not in gone)
+    zips = [path for path, place in of_stores if place and place[0] in stores and mirror_names.is_snapshot(path)]
+    at_once(read, zips)
+    return frozenset(found)
+
+
+def _positions(
+    destination: Storage, existing: Collection[str], record: MirrorRecord | None
+) -> Mapping[str, int] | None:
+    path = names.offsets(-1 if record is None else record.batch)
+    data = read_or_none(destination, path) if path in existing else None
+    return None if data is None else file_source.positions(parse_offsets(data, path).sources, existing)
+
+
+def _structure(logs: Mapping[str, tuple[bytes | None, bytes | None]], record: MirrorRecord) -> Structure | None:
+    """The structure of the newest mirrored batch, in the mirror."""
+    path = names.commits(record.batch)
+    mirrored = logs.get(path, (None, None))[1]
+    return None if mirrored is None else parse_commit(mirrored, path).structure
+
+
+def _numbers(existing: Iterable[str]) -> list[int]:
+    listed = (path for path in existing if path.startswith(f"{mirror_names.MIRRORED}/"))
     return [number for path in listed if (number := mirror_names.parse_mirrored(path)) is not None]
 
 

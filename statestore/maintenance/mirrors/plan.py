@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from statestore.binding import Binding
-from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted, StatekeeperError
+from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted, RefusedAsUnsafe, StatekeeperError
 from statestore.format import mirror_names, names
 from statestore.format.names import StoreFileKind
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
 from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.files import files_of, first_loadable
+from statestore.maintenance.copies.files import files_of, first_loadable, oldest_loadable
 from statestore.maintenance.copies.obstacles import obstacles
 from statestore.maintenance.copies.record import CloneRecord
-from statestore.maintenance.mirrors.facts import MirrorFacts
+from statestore.maintenance.mirrors.facts import MirrorFacts, Owner
 from statestore.maintenance.mirrors.lag import Lag, lag_of
 from statestore.maintenance.mirrors.record import Marks, MirrorRecord
 
@@ -31,9 +30,11 @@ class MirrorPlan:
     record      the record after the run
     structure   of the batch
     stores      number of stores
-    files       in the order of their parts; those that the mirror has are `Way.PRESENT`
-    leftovers   files of an interrupted run that are deleted before they are copied again
-    marks       the files that the run lists as copied
+    files       in the order in which they are copied; those that the mirror has are `Way.PRESENT`
+    leftovers   files that are deleted before they are copied again: of an interrupted run, and checksums of rewritten zips
+    marks       the files that the run lists as copied. A zip that it writes again is listed by the next run, which compares
+                the bytes: after a crash between list and zip, the zip would count as copied
+    rewritten   the zips that the source has written again, and their checksums: they are copied last
     number      of this list; it replaces `merged`
     lag         before the run
     left        the lag after the run
@@ -46,6 +47,7 @@ class MirrorPlan:
     files: tuple[CopyFile, ...]
     leftovers: tuple[str, ...]
     marks: Marks
+    rewritten: frozenset[str]
     number: int
     merged: tuple[int, ...]
     lag: Lag
@@ -75,53 +77,72 @@ def plan(gathered: MirrorFacts, root_id: str, *, location: str | None = None) ->
     begun = before or MirrorRecord(
         source=facts.source_place.url, query=facts.query_id, root="" if facts.binding is None else root_id
     )
-    facts = replace(facts, marks=gathered.marks)
     as_clone = CloneRecord(source=begun.source, batch=facts.batch, query=begun.query, root=begun.root)
     files, unwritten = files_of(facts, as_clone, location)
-    kept = [file for file in files if not _is_kept(gathered, file)]
+    kept = [file for file in files if not _is_own(gathered, file)]
     known = {path: mark for path, mark in gathered.marks.items() if path in facts.existing}
-    marks = {file.path: mark(file.entry) for file in kept}
+    marks = {file.path: mark(file.entry) for file in kept if not _is_rewritten(facts, file)}
     is_merged = len(gathered.lists) >= MOST_LISTS
     return MirrorPlan(
         before=before,
-        record=replace(begun, batch=max(facts.batch, begun.batch), first=_first(facts)),
+        record=replace(begun, batch=max(facts.batch, begun.batch), first=_first(facts, begun)),
         structure=facts.structure,
         stores=len(facts.chains),
         files=tuple(kept),
         leftovers=tuple(
             file.path
             for file in kept
-            if file.part is Part.STATE and file.way is not Way.PRESENT and file.path in facts.existing
+            if file.part is Part.STATE
+            and file.way is not Way.PRESENT
+            and file.path in facts.existing
+            and not file.path.endswith(".zip")
         ),
         marks={**known, **marks}
         if is_merged
         else {path: mark for path, mark in marks.items() if known.get(path) != mark},
+        rewritten=frozenset(file.path for file in kept if _differs(facts, file)),
         number=max(gathered.lists, default=0) + 1,
         merged=gathered.lists if is_merged else (),
         lag=lag_of(facts.source, begun.batch, facts.newest),
         left=lag_of(facts.source, max(facts.batch, begun.batch), facts.newest),
-        refusals=(*_mismatches(gathered, keeps_own=len(kept) < len(files)), *obstacles(facts, kept), *unwritten),
+        refusals=(
+            *_mismatches(gathered, differs=any(_differs(facts, file) for file in files)),
+            *_damaged(facts, kept),
+            *gathered.damaged,
+            *obstacles(facts, kept),
+            *unwritten,
+        ),
     )
 
 
-def _first(facts: CloneFacts) -> int:
-    """The oldest batch of the mirror: from it on, the source has all logs and the files that load every store."""
+def _first(facts: CloneFacts, begun: MirrorRecord) -> int:
+    """The oldest batch of the mirror. It stays until the source has deleted the batch: a lost file of a later batch does
+    not change it. Of a new mirror: from it on, the source has all logs and the files that load every store."""
+    if begun.batch >= 0:
+        return max(begun.first, oldest_loadable(facts))
     first = facts.batch
     while first > first_loadable(facts) and {names.commits(first - 1), names.offsets(first - 1)} <= facts.source.keys():
         first -= 1
     return first
 
 
-def _is_kept(gathered: MirrorFacts, file: CopyFile) -> bool:
-    """Return whether the mirror keeps its own file instead of one with the same name in the source.
+def _differs(facts: CloneFacts, file: CopyFile) -> bool:
+    """Return whether the mirror has the snapshot with other bytes."""
+    is_there = file.way is not Way.PRESENT and file.path in facts.existing
+    return is_there and file.part is Part.STATE and mirror_names.is_snapshot(file.path)
 
-    This is the snapshot of a mirrored batch: maintenance of the mirror wrote it, or Spark has replaced it in the source.
-    A load of the newest mirrored batch may need the file of the mirror.
-    """
-    if gathered.record is None or file.way is Way.PRESENT or file.path not in gathered.copy.existing:
+
+def _is_own(gathered: MirrorFacts, file: CopyFile) -> bool:
+    """Return whether the mirror keeps its own snapshot of a mirrored batch, which its maintenance wrote."""
+    if gathered.record is None or file.path in gathered.marks or not _differs(gathered.copy, file):
         return False
     version = _version(file.path, StoreFileKind.SNAPSHOT)
     return version is not None and version <= gathered.record.batch + 1
+
+
+def _is_rewritten(facts: CloneFacts, file: CopyFile) -> bool:
+    """Return whether the source has written the zip again, as a repair does."""
+    return _differs(facts, file) and file.path.endswith(".zip")
 
 
 def _version(path: str, kind: StoreFileKind) -> int | None:
@@ -132,7 +153,21 @@ def _version(path: str, kind: StoreFileKind) -> int | None:
 # -- reasons not to run ------------------------------------------------------------------------------------------------
 
 
-def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[StatekeeperError]:
+def _damaged(facts: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
+    """Yield an error for each file that has another size in the mirror, although its name identifies its bytes."""
+    for file in files:
+        there = facts.existing.get(file.path)
+        if there is None or not mirror_names.is_final(file.path) or there.size_bytes == file.size_bytes:
+            continue
+        yield RefusedAsUnsafe(
+            f"has {file.size_bytes:,} bytes in the source and {there.size_bytes:,} in the mirror: one of them is damaged; "
+            "nothing was written",
+            path=f"{facts.source_place.url}/{file.path}",
+            hint=f"restore it from the other root. To find it, run: statekeeper audit {facts.source_place.url} --deep",
+        )
+
+
+def _mismatches(gathered: MirrorFacts, *, differs: bool) -> Iterator[StatekeeperError]:
     """Yield the reason why the destination does not continue as a mirror of the source; the first one is enough."""
     facts, record = gathered.copy, gathered.record
     url = facts.destination_place.url
@@ -151,7 +186,7 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
             hint=f"choose an empty destination, or continue that mirror: statekeeper mirror {record.source} {url}",
         )
         return
-    started = started_by_claim(gathered.binding, record, url)
+    started = started_by_another(gathered.owner, record, url)
     if started is not None:
         yield started
         return
@@ -166,7 +201,7 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
                 f"{url} DESTINATION. To keep mirroring the source, choose an empty destination",
             )
             return
-    problem = _divergence(gathered, record, keeps_own=keeps_own)
+    problem = _divergence(gathered, record, differs=differs)
     if problem is not None:
         yield MirrorDiverged(
             f"{problem}; nothing was written",
@@ -176,22 +211,27 @@ def _mismatches(gathered: MirrorFacts, *, keeps_own: bool) -> Iterator[Statekeep
         )
 
 
-def started_by_claim(held: Binding | None, record: MirrorRecord, url: str) -> MirrorStarted | None:
-    """Return an error if a claim or a rewind of the mirror has changed its binding: a run would revert it."""
-    if held is None or (held.claim is None and (held.query_id, held.root_id) == (record.query, record.root)):
+def started_by_another(owner: Owner, record: MirrorRecord, url: str) -> MirrorStarted | None:
+    """Return an error if a claim or a rewind of the mirror has changed its ids: a run would revert it."""
+    held = owner.binding
+    if owner.query_id not in (None, record.root or record.query):
+        path, query = names.QUERY_METADATA, owner.query_id
+    elif held is not None and (held.claim is not None or (held.query_id, held.root_id) != (record.query, record.root)):
+        path, query = names.BINDING, held.query_id
+    else:
         return None
     return MirrorStarted(
-        f"belongs to query {held.query_id} since a claim or a rewind of this mirror; this run has changed nothing",
-        path=f"{url}/{names.BINDING}",
+        f"belongs to query {query} since a claim or a rewind of this mirror; this run has changed nothing",
+        path=f"{url}/{path}",
         hint="stop the schedule of this mirror. If that query replaces the query of the source, mirror it to an empty "
         f"destination: statekeeper mirror {url} DESTINATION",
     )
 
 
-def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool) -> str | None:
+def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, differs: bool) -> str | None:
     """The difference between the histories of the source and the mirror; None if the source continues the mirror.
 
-    `keeps_own`: the mirror keeps a file instead of one of the source.
+    `differs`: the mirror has a snapshot with other bytes than the source.
     """
     facts = gathered.copy
     if facts.query_id != record.query:
@@ -199,7 +239,9 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool)
     if facts.newest < record.batch:
         return f"ends at batch {facts.newest}, but batch {record.batch} is mirrored: the source was rolled back"
     for path, (now, mirrored) in gathered.logs.items():
-        if now is None and (facts.structure is Structure.V2 or not keeps_own):
+        if mirrored is None:
+            return f"{path} is missing in the mirror: the mirror was rolled back"
+        if now is None and (facts.structure is Structure.V2 or not differs):
             # The source's retention has deleted the batch. The window of the plan consists of files of the source only:
             # their names are unique, or they have the marks with which they were copied.
             continue
@@ -210,11 +252,13 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, keeps_own: bool)
                 f"{path} differs from the mirror: the source was restarted from an earlier batch, or its commit was "
                 "rewritten by a switchover or a repair"
             )
+    if gathered.structure not in (None, facts.structure):
+        return f"was switched to {facts.structure.name} after batch {record.batch}, the newest of the mirror"
     for path, entry in facts.source.items():
         version = _version(path, StoreFileKind.CHANGELOG)
         if version is None or version > record.batch + 1 or mirror_names.is_unique(path):
             continue
-        known = gathered.marks.get(path)
+        known = (facts.marks or {}).get(path)
         if known is not None and known != mark(entry) and path in facts.existing:
             return f"{path} of a mirrored batch was replaced: the source was restarted from an earlier batch"
     return None

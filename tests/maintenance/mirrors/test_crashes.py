@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 
 from statestore import catalog
-from statestore.errors import StatekeeperError
+from statestore.errors import ObjectMissing, StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
+from statestore.maintenance import passes
+from statestore.maintenance.copies import CopyFile
 from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
-from tests.support.clones import KINDS, Roots, cloned, query_of
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import Query, maintained_query
-from tests.support.mirrors import mirrored
+from tests.support.maintainers import MAINTAINER
+from tests.support.mirrors import mirrored, require_right
+from tests.support.rewinds import rewound
+
+_LOGS = (names.OFFSETS, names.COMMITS)
 
 V1 = pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.mark.slow)
 
@@ -52,9 +58,10 @@ def test_a_mirror_opens_after_a_crash_at_any_request_and_a_run_completes_it(
         assert newest is not None
         assert query_of(query, destination, tmp_path / f"half {number}", newest).is_right(), (request, fault)
         # Spark repeats a batch with offsets and without a commit, but only the next one.
-        if catalog.newest_begun(destination) > newest + 1:
-            _require_right_clone(source, destination, query, newest, tmp_path / f"clone {number}")
-            jumps += 1
+        jumped = catalog.newest_begun(destination) > newest + 1
+        if jumped or request.path.startswith((names.OFFSETS, names.COMMITS)):
+            _require_right_clone(destination, query, newest, tmp_path / f"clone {number}")
+            jumps += jumped
         mirrored(source, destination, tmp_path)
         assert query_of(query, destination, tmp_path / f"whole {number}", 3 if is_v1 else 5).is_right(), (
             request,
@@ -66,13 +73,72 @@ def test_a_mirror_opens_after_a_crash_at_any_request_and_a_run_completes_it(
     assert bool(jumps) == (is_v1 and share == 1)
 
 
-def _require_right_clone(source: Storage, mirror: Storage, query: Query, newest: int, folder: Path) -> None:
-    """Require that a clone continues from a mirror which a crash stopped in a jump over batches that the source deleted."""
-    assert source.stat(names.commits(newest + 1)) is None, "the mirror skipped a batch that the source has"
+def _require_right_clone(mirror: Storage, query: Query, newest: int, folder: Path) -> None:
+    """Require that Spark can start from a clone of a mirror which a crash stopped."""
     other = open_storage(str(folder / "root"))
     cloned(mirror, other, folder, batch=newest, stopped=True)
     assert catalog.newest_begun(other) == newest
+    assert newest == 0 or other.stat(names.offsets(newest - 1)) is not None
     assert query_of(query, other, folder, newest).is_right()
+
+
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_a_mirror_that_jumps_over_deleted_batches_can_be_cloned_after_each_log(
+    disks: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+) -> None:
+    """And rewound, so that Spark starts from the mirror itself."""
+    source, destination = disks
+    query = made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    mirrored(source, destination, tmp_path, stopped=True)
+    query.grow(6)
+    query.snapshot()
+    query.grow(2)
+    query.gc()
+    assert source.stat(names.commits(8)) is None
+    begun = {entry.path: destination.read(entry.path) for entry in destination.list("")}
+    traced = FaultyStorage(destination)
+    mirrored(source, traced, tmp_path, stopped=True)
+    logs = [one for one in traced.trace if one.kind is Kind.CREATE and one.path.startswith(_LOGS)]
+    first = next(one for one in logs if one.path.startswith(names.COMMITS))
+    batch = names.parse_batch(first.path)
+    assert batch is not None
+    assert destination.stat(names.offsets(batch - 1)) is not None
+    for request in logs:
+        _reset(destination, begun)
+        with pytest.raises(SimulatedCrash):
+            mirrored(source, FaultyStorage(destination, {request.number: Fault.AFTER}), tmp_path, stopped=True)
+        _release(source)
+        _release(destination)
+        newest = catalog.newest_batch(destination)
+        assert newest is not None
+        _require_right_clone(destination, query, newest, tmp_path / f"clone {request.number}")
+        if request.number < first.number:
+            assert newest == 7
+            rewound(destination, newest, tmp_path, keep_query_id=True)
+            assert catalog.newest_begun(destination) == newest
+            assert audited(destination).findings == ()
+        else:
+            assert destination.stat(names.offsets(newest - 1)) is not None
+            mirrored(source, destination, tmp_path, stopped=True)
+            assert require_right(query, destination, tmp_path / f"whole {request.number}") == 15
+
+
+def test_an_offset_that_the_source_deletes_during_a_run_leaves_the_logs_of_the_mirror_unchanged(
+    disks: Roots, tmp_path: Path
+) -> None:
+    source, destination = disks
+    query = own(source, tmp_path)
+    mirrored(source, destination, tmp_path)
+    query.grow(3)
+    logs = destination.list(names.OFFSETS), destination.list(names.COMMITS)
+    prepared = passes.mirror.plan(source, destination, FULL, MAINTAINER)
+
+    def delete(_: CopyFile) -> None:
+        source.delete([names.commits(10)])
+
+    with pytest.raises(ObjectMissing):
+        passes.mirror.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=delete)
+    assert (destination.list(names.OFFSETS), destination.list(names.COMMITS)) == logs
 
 
 def _reset(storage: Storage, files: dict[str, bytes]) -> None:

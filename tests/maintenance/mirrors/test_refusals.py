@@ -191,8 +191,11 @@ def test_in_structure_v1_a_replaced_changelog_of_a_mirrored_batch_stops_the_mirr
     assert query_of(query, destination, tmp_path / "of mirror", 5).is_right()
     path = next(entry.path for entry in source.list("state") if entry.path.endswith("/6.changelog"))
     body = source.read(path)
+    # The same bytes, as after the undo of a rewind.
     source.delete([path])
     source.create(path, body)
+    mirrored(source, destination, tmp_path)
+    source.replace(path, body[:-1] + b"?")
     with pytest.raises(MirrorDiverged, match="was replaced"):
         mirrored(source, destination, tmp_path)
 
