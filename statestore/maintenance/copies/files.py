@@ -137,6 +137,7 @@ def state_of(chain: Chain, first: int, existing: Collection[str] = ()) -> Iterat
     base, store = base_of(chain, first, existing), chain.store
     if base is None:
         return
+    is_own = base != base_of(chain, first)
     for version in chain.versions:
         if version.version < base.version:
             continue
@@ -145,7 +146,7 @@ def state_of(chain: Chain, first: int, existing: Collection[str] = ()) -> Iterat
             yield from (snapshot, names.sidecar(snapshot))
             metadata = chain.snapshots[version].metadata
             yield from (store.table_file(table.dfs_name) for table in (metadata.named_files if metadata else ()))
-        if version in chain.files.changelogs:
+        if version in chain.files.changelogs and not (is_own and version == base):
             path = chain.files.object_of(version)
             yield from (path, names.sidecar(path))
 

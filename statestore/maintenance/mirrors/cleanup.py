@@ -95,7 +95,7 @@ def _is_retained(gathered: CleanupFacts, path: str) -> bool:
 
 
 def _is_superseded(gathered: CleanupFacts, path: str) -> bool:
-    """Return whether newer metadata of the operator applies to all batches of the mirror. Spark deletes no other metadata."""
+    """Return whether newer metadata of the operator applies to all batches of the mirror."""
     place = names.parse_operator_metadata(path)
     if place is None or place[1] < 0:
         return False

@@ -40,8 +40,9 @@ def execute(
 
     *Guarantee*: after each request, the newest commit of the mirror can be loaded and cloned. Files of state come first;
     then the offsets and the commit of one batch after the other, as Spark writes them. A run after a crash completes the
-    mirror. Nothing in the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`;
-    `SourceChanged` if another process has continued the mirror since the plan, `MirrorStarted` if a query has claimed it.
+    mirror. Nothing in the source changes. Raises the first error of a file: `ObjectMissing`, `SourceChanged`,
+    `StorageError`; `SourceChanged` if another process has continued the mirror since the plan, `MirrorStarted` if a query
+    has claimed it.
 
     *Exception*: the source has deleted the batch that follows the newest one of the mirror. After a crash between the logs
     of the next batch that it has, Spark cannot start from the mirror itself, because it requires the offsets before the
