@@ -143,23 +143,6 @@ def test_the_mirror_deletes_what_the_source_has_deleted_and_nothing_else(disks: 
     require_right(query, destination, tmp_path / "of mirror")
 
 
-def test_a_file_that_the_mirror_needs_is_kept_although_the_source_lost_it(disks: Roots, tmp_path: Path) -> None:
-    source, destination = disks
-    query = own(source, tmp_path)
-    mirrored(source, destination, tmp_path)
-    query.grow(1)
-    query.snapshot()
-    query.grow(1)
-    mirrored(source, destination, tmp_path)
-    heads = catalog.heads_at(source, 7)
-    lost = [store.changelog(head) for store, head in heads.heads.items()]
-    source.delete(lost)
-    facts = mirrors.gather_cleanup(source, destination)
-    cleanup = mirrors.plan_cleanup(facts)
-    assert cleanup.obsolete == ()
-    assert cleanup.kept == {Reason.NEEDED: len(lost)}
-
-
 def test_the_lists_of_copied_files_are_merged(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = own(source, tmp_path)
