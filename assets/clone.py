@@ -12,6 +12,7 @@ from resources.fleet import Fleet
 from resources.worker import holder
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import StatekeeperError
+from statestore.format import names
 from statestore.maintenance import passes
 from statestore.maintenance.passes import Maintainer
 
@@ -36,6 +37,9 @@ class Clone(dg.Config):
     new_query: bool = Field(
         default=False,
         description="Give the clone a new query id. With the old id, a sink such as Delta skips batches that it has.",
+    )
+    query_id: str | None = Field(
+        default=None, description="The new query id, a UUID, if it must be a certain one. Implies new_query."
     )
     confirm_stopped: bool = Field(
         default=False, description="The query is stopped. Needed for the newest two batches of a query in structure V1."
@@ -62,6 +66,8 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
     The source may be running and is not changed. Inside one storage service, no state passes through this machine. By hand:
     `statekeeper clone`.
     """
+    if config.query_id is not None and not names.is_checkpoint_id(config.query_id):
+        raise dg.Failure(f"query_id: {config.query_id!r} is not a UUID")
     query = fleet.open(context.partition_key)
     destination = fleet.open_destination(config.destination, query)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
@@ -74,6 +80,7 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
             by,
             batch=config.batch,
             new_query=config.new_query,
+            query_id=config.query_id,
             stopped=config.confirm_stopped,
             location=config.location,
         )

@@ -335,8 +335,10 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
     }
     if lag.seconds is not None:
         shown["lag_seconds"] = lag.seconds
+    done = "planned" if cleanup is None else "mirrored"
+    phase = "refused" if refusals else "waiting" if prepared.is_waiting else done
     return {
-        "phase": "refused" if refusals else "planned" if cleanup is None else "mirrored",
+        "phase": phase,
         "destination": destination,
         "query_id": planned.record.query,
         "figures": figures(shown),

@@ -45,7 +45,7 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
     started = by.clock.monotonic_seconds()
     try:
-        prepared = passes.mirror.plan(query.storage, destination, query.policies, by)
+        prepared = passes.mirror.plan(query.storage, destination, query.policies, by, location=query.mirror.location)
         shown = metadata.of_mirror(prepared, destination.url)
         cleanup = passes.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
     except StatekeeperError as error:

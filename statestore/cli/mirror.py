@@ -76,7 +76,9 @@ def mirror(
     by = this_process()
     if destination is None and root.mirror is None:
         raise click.UsageError("DESTINATION is missing, and statekeeper.toml has no mirror for this root")
-    other = open_destination(ctx, destination or (root.mirror.url if root.mirror else "")).storage
+    if destination is None and root.mirror is not None:
+        destination, location = root.mirror.url, location or root.mirror.location
+    other = open_destination(ctx, destination or "").storage
     prepared = passes.mirror.plan(
         root.storage, other, root.policies, by, batch=batch, stopped=stopped, location=location
     )
@@ -91,7 +93,7 @@ def mirror(
     output.show(
         {
             **_object(prepared),
-            "mirrored": True,
+            "mirrored": not prepared.is_waiting,
             "seconds": round(seconds, 3),
             "lag": _lag_object(planned.left),
             "delete": _cleanup_object(cleanup),
@@ -103,8 +105,9 @@ def mirror(
 def _object(prepared: PreparedMirror) -> dict[str, Any]:
     planned = prepared.plan
     return {
-        "batch": planned.record.batch,
-        "first_batch": planned.record.first,
+        "batch": None if prepared.is_waiting else planned.record.batch,
+        "first_batch": None if prepared.is_waiting else planned.record.first,
+        "waiting": prepared.is_waiting,
         "newest_batch": planned.lag.newest,
         "structure": planned.structure.value,
         "query_id": planned.record.query,
@@ -146,8 +149,17 @@ def _in_words(lag: Lag) -> str:
     return f"{counted(lag.batches, 'batch')}, {seconds}, {filesize.decimal(lag.size_bytes)} of changelogs"
 
 
+_WAITING = (
+    "nothing to copy yet: in structure V1, the running query may still replace the files of its newest two batches. The "
+    "mirror begins with the third batch; with --confirm-stopped it begins at once"
+)
+
+
 def _print_plan(console: Console, prepared: PreparedMirror) -> None:
     planned = prepared.plan
+    if prepared.is_waiting:
+        console.print(_WAITING, soft_wrap=True)
+        return
     table = tables.table(
         f"{tables.when(planned.record.batch)} (newest batch of the source: {planned.lag.newest:,}): {planned.stores:,} "
         "stores, "
@@ -184,6 +196,9 @@ def _print_cleanup(console: Console, cleanup: CleanupPlan, label: str) -> None:
 
 def _print_done(console: Console, prepared: PreparedMirror, cleanup: CleanupPlan, url: str, seconds: float) -> None:
     planned = prepared.plan
+    if prepared.is_waiting:
+        console.print(_WAITING, soft_wrap=True)
+        return
     new = [file for file in planned.files if file.way is not Way.PRESENT] if not planned.is_current else []
     size, through = (
         filesize.decimal(sum(file.size_bytes for file in new if file.way in ways))

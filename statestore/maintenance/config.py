@@ -90,10 +90,17 @@ class Policies:
 
 @dataclass(frozen=True)
 class MirrorPolicy:
-    """The destination of the mirror of a checkpoint, and the largest lag of a fresh mirror."""
+    """The destination of the mirror of a checkpoint, and the largest lag of a fresh mirror. `location`: the URL that Spark
+    uses for the destination; None if it can be derived from the URLs in the source."""
 
     url: str
     lag_seconds: float = 600.0
+    location: str | None = None
+
+    def inside(self, folder: str) -> MirrorPolicy:
+        """Return the policy of the mirror in a folder of this destination."""
+        location = self.location and f"{self.location.rstrip('/')}/{folder}"
+        return replace(self, url=f"{self.url.rstrip('/')}/{folder}", location=location)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ class Parent:
         if not _NAME.fullmatch(folder):
             raise ValueError(f"{folder!r} is not a valid root name: use letters, digits, '_' and '-'")
         url = "/".join(part.rstrip("/") for part in (self.spec.url, folder, self.below) if part)
-        mirror = self.mirror and replace(self.mirror, url=f"{self.mirror.url.rstrip('/')}/{folder}")
+        mirror = self.mirror and self.mirror.inside(folder)
         return Root(f"{self.name}.{folder}", replace(self.spec, url=url), self.policies, mirror)
 
     def child_at(self, url: str) -> Root | None:
@@ -248,14 +255,17 @@ class _Reader:
 
     def _mirror(self, body: dict[str, Any], where: str) -> MirrorPolicy | None:
         table = self.table(body, "mirror", f"{where}.")
-        self.require_known(table, ("url", "lag"), f"{where}.mirror.")
+        self.require_known(table, ("url", "lag", "location"), f"{where}.mirror.")
         if not table:
             return None
         url = table.get("url")
         if not isinstance(url, str):
             raise self._bad(f"{where}.mirror.url", "is missing or not a string", 'write url = "s3://replica/folder"')
         lag = self._duration(table["lag"], f"{where}.mirror.lag") if "lag" in table else MirrorPolicy.lag_seconds
-        return MirrorPolicy(self._absolute(url), lag)
+        location = table.get("location")
+        if location is not None and not isinstance(location, str):
+            raise self._bad(f"{where}.mirror.location", "is not a string", 'write location = "s3a://replica/folder"')
+        return MirrorPolicy(self._absolute(url), lag, location)
 
     def _own_policies(self, body: dict[str, Any], defaults: Policies, where: str, *others: str) -> Policies:
         """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror` and `others`."""

@@ -8,6 +8,8 @@ from typing import Any
 import dagster as dg
 
 from statestore import catalog
+from statestore.binding import parse_binding
+from statestore.format import names
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
@@ -50,3 +52,14 @@ def test_a_refusal_fails_the_run_and_changes_nothing(
     assert not done.success
     assert catalog.newest_batch(open_storage(to)) is None
     assert [path.name for path in (tmp_path / "clone").iterdir()] == ["notes.txt"]
+
+
+def test_a_launch_gives_the_clone_a_certain_query_id(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
+) -> None:
+    assert flights.stores
+    certain = "0badc0de-0000-4000-8000-00000000000a"
+    to = str(tmp_path / "clone")
+    assert launched(definitions, instance, destination=to, query_id=certain, do="APPLY").success
+    assert parse_binding(open_storage(to).read(names.BINDING)).query_id == certain
+    assert not launched(definitions, instance, destination=to, query_id="a name").success

@@ -14,10 +14,13 @@ from assets.schedules import mirror_queries
 from resources.fleet import Fleet
 from resources.worker import Worker
 from statestore.format import names
+from statestore.format.structure import Structure
+from statestore.origin import Origin
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import checks, shown
+from tests.support.maintained_query import maintained_query
 
 
 @pytest.fixture
@@ -123,3 +126,16 @@ def test_the_schedule_requests_a_run_also_if_the_source_is_lost(
     (request,) = ticked(stored_instance, configuration)
     assert isinstance(request, dg.RunRequest)
     assert (request.partition_key, request.run_key) == ("flights", "mirror:flights@2026-03-01T03:00+00:00")
+
+
+def test_the_mirror_of_a_query_with_too_few_batches_waits_and_the_run_succeeds(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, mirrored: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    maintained_query(open_storage(str(folder / "root")), folder, Structure.V1, Origin.NATIVE, batches=2)
+    configuration.write_text(configuration.read_text().replace('url = "flights"', f'url = "{folder}/root"', 1))
+    first = run(definitions, instance)
+    assert first.success
+    assert shown(first, "mirror")["phase"] == "waiting"
+    assert not checks(first)["mirror_is_fresh"].passed
+    assert not mirrored.exists()

@@ -11,9 +11,15 @@ from click.testing import CliRunner, Result
 from statestore.cli import main
 from statestore.errors import MirrorStarted
 from statestore.format import names
+from statestore.format.structure import Structure
+from statestore.origin import Origin
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER
+from tests.support.unpacked import unpacked
+
+TRANSFORM_WITH_STATE = Path(__file__).parents[1] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-transformWithState.zip"
 
 
 def statekeeper(*arguments: str | Path) -> Result:
@@ -72,3 +78,26 @@ def test_json_has_the_lag_the_bytes_and_the_deletions(source: Checkpoint, tmp_pa
     assert (refused.exit_code, json.loads(refused.output)["refusals"][0]["code"]) == (3, MirrorStarted.code)
     failed = statekeeper(*verb)
     assert (failed.exit_code, json.loads(failed.stdout)["error"]["code"]) == (13, "mirror_started")
+
+
+def test_a_mirror_waits_for_batches_that_a_running_query_no_longer_replaces(tmp_path: Path) -> None:
+    maintained_query(open_storage(str(tmp_path / "root")), tmp_path, Structure.V1, Origin.NATIVE, batches=2)
+    verb = ("mirror", tmp_path / "root", tmp_path / "copy", "--scratch", tmp_path)
+    done = statekeeper(*verb)
+    assert (done.exit_code, "nothing to copy yet" in done.output) == (0, True)
+    shown = json.loads(statekeeper(*verb, "--output", "json").output)
+    assert (shown["mirrored"], shown["waiting"], shown["batch"], shown["lag"]["batches"]) == (False, True, None, 2)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_location_of_a_configured_mirror_is_used(tmp_path: Path) -> None:
+    source = unpacked(TRANSFORM_WITH_STATE, tmp_path / "source")
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text(
+        f'[roots.orders]\nurl = "{source}"\nmirror = {{ url = "{tmp_path}/copy", location = "s3a://replica/orders" }}\n'
+    )
+    arguments = ("mirror", "orders", "--scratch", tmp_path, "--confirm-stopped")
+    done = statekeeper("--config", configuration, *arguments)
+    assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "copy" / "state" / "0" / "_metadata" / "v2").glob("[0-9]*")
+    assert b"s3a://replica/orders/state" in path.read_bytes()

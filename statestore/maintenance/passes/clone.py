@@ -105,10 +105,11 @@ def is_settled(source: Storage, gathered: CloneFacts) -> RefusedAsUnsafe | None:
     """Require that a running query can no longer replace the files of the batch."""
     if gathered.structure is Structure.V2 or gathered.batch <= gathered.settled:
         return None
-    earlier = f"use --batch {gathered.settled}, or " if gathered.settled >= 0 else ""
+    final = gathered.batch + LIVE_MARGIN_VERSIONS
+    earlier = f"use --batch {gathered.settled}" if gathered.settled >= 0 else f"wait until batch {final} is committed"
     return RefusedAsUnsafe(
         f"batch {gathered.batch} is one of the {LIVE_MARGIN_VERSIONS} newest batches; in structure V1, a running query "
         "may still replace its changelogs; nothing was written",
         path=source.url,
-        hint=f"{earlier}stop the query and add --confirm-stopped",
+        hint=f"{earlier}, or stop the query and add --confirm-stopped",
     )

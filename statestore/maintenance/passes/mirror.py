@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
@@ -24,12 +24,16 @@ from statestore.storage import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedMirror:
-    """A plan of a mirror, its facts, the deletions as of now, and the reasons that block it."""
+    """A plan of a mirror, its facts, the deletions as of now, and the reasons that block it.
+
+    is_waiting  the query in structure V1 runs and has too few batches: its files may still change, and nothing is copied
+    """
 
     mode: Mode
     gathered: MirrorFacts
     plan: MirrorPlan
     cleanup: CleanupPlan
+    is_waiting: bool
     refusals: Refusals
 
 
@@ -53,12 +57,21 @@ def plan(
         require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
     gathered = mirrors.gather(source, destination, batch=batch, stopped=stopped)
     planned = mirrors.plan(gathered, by.ids.fresh(), location=location)
-    found = guards.refusals(is_settled(source, gathered.copy), guards.half_switched(source), *planned.refusals)
+    is_waiting = batch is None and gathered.copy.settled < 0
+    if is_waiting:
+        planned = replace(planned, record=replace(planned.record, batch=-1, first=0), files=(), left=planned.lag)
+    settled = None if is_waiting else is_settled(source, gathered.copy)
+    found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
     is_begun = gathered.record is not None and gathered.record.batch >= 0 and not found
     cleanup = _cleanup(source, destination) if is_begun else CleanupPlan((), {})
     origin = Origin.NATIVE if gathered.copy.binding is None else Origin.OWN
     return PreparedMirror(
-        mode=policies.mode_for(origin), gathered=gathered, plan=planned, cleanup=cleanup, refusals=found
+        mode=policies.mode_for(origin),
+        gathered=gathered,
+        plan=planned,
+        cleanup=cleanup,
+        is_waiting=is_waiting,
+        refusals=found,
     )
 
 
@@ -80,7 +93,7 @@ def execute(
     `mirrors.execute`.
     """
     guards.require_none(prepared.refusals)
-    if prepared.plan.is_current and not prepared.cleanup.obsolete:
+    if prepared.is_waiting or (prepared.plan.is_current and not prepared.cleanup.obsolete):
         return prepared.cleanup
     run = by.ids.fresh()
     with ExitStack() as stack:
