@@ -91,7 +91,10 @@ def gather(storage: Storage, run: str) -> UndoFacts:
     record = quarantine.recorded(storage, run)
     rewritten = {} if record is None else record.rewritten
     files = catalog.files(storage)
+    quarantined = quarantine.files(storage, names.quarantine(run, "").rstrip("/"))
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
+    # A rewind also quarantines the tables of stores that the target does not have.
+    tables |= {_original(run, entry): entry.size_bytes for entry in quarantined}
     found: dict[str, Kept] = {}
 
     def look(entry: Entry) -> None:
@@ -107,7 +110,7 @@ def gather(storage: Storage, run: str) -> UndoFacts:
         there = _there(storage, path, body, rewritten.get(path))
         found[path] = Kept(path, there, entry.size_bytes, _lacks(path, body, tables))
 
-    at_once(look, quarantine.files(storage, names.quarantine(run, "").rstrip("/")))
+    at_once(look, quarantined)
     return UndoFacts(
         run=run,
         url=storage.url,

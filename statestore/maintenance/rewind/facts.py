@@ -39,6 +39,7 @@ class RewindFacts:
     chains            the committed versions of each store, back to a base of the target
     structure         of the target
     later_structures  those of the later batches whose commits can be read
+    later_stores      the stores that a later batch added, and this batch
     position          the query position after the rewind
     commits           the SHA-256 of each later commit, by batch
     files             all files by path; without hidden files and without quarantined ones
@@ -58,6 +59,7 @@ class RewindFacts:
     chains: Mapping[StorePath, Chain]
     structure: Structure
     later_structures: frozenset[Structure]
+    later_stores: Mapping[StorePath, int]
     position: QueryPosition
     commits: Mapping[int, str]
     files: Mapping[str, Entry]

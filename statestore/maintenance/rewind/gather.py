@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from statestore import attempts, binding, catalog
 from statestore.chain import Chain, walk
-from statestore.commit_log import batches_of
+from statestore.commit_log import CommitLog, batches_of
 from statestore.errors import (
     CorruptFile,
     NotACheckpoint,
@@ -133,6 +133,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         chains=dict(sorted(chains.items())),
         structure=catalog.structure_at(storage, batch),
         later_structures=frozenset(structures.values()),
+        later_stores=_later_stores(log, entries),
         position=QueryPosition.of(storage, log.newest),
         commits=dict(sorted(commits.items())),
         files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},
@@ -144,6 +145,28 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         rows=rows_at(storage, batch, entries) if is_own else {},
         sink=_sink_after(storage, batch) if is_own else None,
     )
+
+
+def _later_stores(log: CommitLog, paths: Collection[str]) -> dict[StorePath, int]:
+    """The stores that have no version at the newest batch of `log` or before, and the batch that added each.
+
+    Reads the earlier commits, but only if there are files of such a store.
+    """
+    batch = log.newest.batch
+    versions: dict[StorePath, set[int]] = {}
+    for path in paths:
+        place = names.parse_place(path)
+        file = None if place is None else names.parse_store_file(place[1])
+        if place is not None and file is not None:
+            versions.setdefault(place[0], set()).add(file.version.version)
+        elif place is not None and names.parse_shared_file(place[1]) is not None:
+            # After an interrupted rewind, only the tables of a store may be left.
+            versions.setdefault(place[0], set())
+    added = {store: min(found, default=batch + 2) - 1 for store, found in versions.items()}
+    later = {store: since for store, since in added.items() if since > batch and store not in log.newest.heads}
+    numbers = [names.parse_batch(path) for path in paths if _is_commit(path)] if later else []
+    older = [log.at(number) or {} for number in numbers if number is not None and number < batch]
+    return {store: since for store, since in later.items() if not any(store in heads for heads in older)}
 
 
 def _offsets(storage: Storage, batch: int) -> OffsetLog:

@@ -25,6 +25,7 @@ class RewindReason(Enum):
     )
     COMMIT = "the commit of a later batch"
     STATE = "state of a later batch; in structure V1, a restart could load it in place of the new state"
+    STORE = "belongs to a store that a later batch added, for example for a new partition"
     SCHEMA = "a schema that a later batch introduced"
     OFFSETS = "the offsets of a later batch"
     SOURCE = "the entry of a file source that a later batch has read"
@@ -139,7 +140,7 @@ def _later(gathered: RewindFacts) -> dict[int, list[MoveAway]]:
     """Find the files of each batch after the target."""
     found: dict[int, list[MoveAway]] = {}
     for path, entry in gathered.files.items():
-        place = _batch_of(path)
+        place = _batch_of(path) or _of_later_store(gathered, path)
         if place is not None and place[0] > gathered.batch:
             found.setdefault(place[0], []).append(MoveAway(entry, place[1]))
     if gathered.newest > gathered.batch:
@@ -180,6 +181,14 @@ def _batch_of(path: str) -> tuple[int, RewindReason] | None:
     whole = path.removesuffix(names.SIDECAR) if names.is_sidecar(name) else path
     place = names.parse_store_path(whole)
     return None if place is None else (place[1].version.version - 1, RewindReason.STATE)
+
+
+def _of_later_store(gathered: RewindFacts, path: str) -> tuple[int, RewindReason] | None:
+    """As `_batch_of`, for a table or another file of a store that the target does not have."""
+    place = names.parse_place(path)
+    if place is None or place[0] not in gathered.later_stores:
+        return None
+    return gathered.later_stores[place[0]], RewindReason.STORE
 
 
 def _sources(gathered: RewindFacts) -> Iterator[MoveAway]:

@@ -16,6 +16,9 @@ from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
 from tests.support.repairs import aggressively_collected, contents
 from tests.support.rewinds import planned, rewound, undone
 from tests.support.structures import held
+from tests.support.unpacked import unpacked
+
+CHECKPOINTS = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
@@ -188,3 +191,34 @@ def test_a_query_with_a_lost_head_is_rewound_to_the_newest_batch_that_loads(
     assert audited(root, scratch=tmp_path / "deep").findings == ()
     query.grow(2)
     assert query.is_right()
+
+
+@pytest.mark.parametrize("structure", ["v1", "v2"])
+def test_a_rewind_to_a_batch_before_a_repartitioning_leaves_no_file_of_the_added_store(
+    tmp_path: Path, structure: str
+) -> None:
+    """Batch 3 has repartitioned the query from two partitions to three."""
+    archive = CHECKPOINTS / f"spark-4.2.0-{structure}-repartitioned.zip"
+    root = open_storage(str(unpacked(archive, tmp_path / "query")))
+    before = contents(root)
+    rows = held(root, tmp_path / "before")
+    assert any(path.startswith("state/0/2/SSTs/") for path in before)
+    run = rewound(root, 2, tmp_path)
+    assert root.list("state/0/2") == []
+    assert len(held(root, tmp_path / "rewound")) == 2
+    assert audited(root, scratch=tmp_path / "deep").findings == ()
+    undone(root, run)
+    assert contents(root) == before
+    assert held(root, tmp_path / "after") == rows
+    assert audited(root, scratch=tmp_path / "deep again").findings == ()
+
+
+def test_a_later_run_moves_the_tables_that_an_interrupted_rewind_has_left(tmp_path: Path) -> None:
+    archive = CHECKPOINTS / "spark-4.2.0-v1-repartitioned.zip"
+    root = open_storage(str(unpacked(archive, tmp_path / "query")))
+    rewound(root, 2, tmp_path)
+    root.create("state/0/2/SSTs/000008-1168a284-ad3b-49d8-b35b-f8994d9b7ce8.sst", b"a table")
+    root.create("state/0/7/notes.txt", b"of a person")
+    rewound(root, 2, tmp_path)
+    assert [entry.path for entry in root.list("state/0/2")] == []
+    assert root.read("state/0/7/notes.txt") == b"of a person"
