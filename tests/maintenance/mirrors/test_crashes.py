@@ -119,8 +119,8 @@ def test_a_mirror_that_jumps_over_deleted_batches_can_be_cloned_after_each_log(
             assert audited(destination).findings == ()
         else:
             assert destination.stat(names.offsets(newest - 1)) is not None
-            mirrored(source, destination, tmp_path, stopped=True)
-            assert require_right(query, destination, tmp_path / f"whole {request.number}") == 15
+        mirrored(source, destination, tmp_path, stopped=True)
+        assert require_right(query, destination, tmp_path / f"whole {request.number}") == 15
 
 
 def test_an_offset_that_the_source_deletes_during_a_run_leaves_the_logs_of_the_mirror_unchanged(
