@@ -43,7 +43,7 @@ _ROOT_KEYS = {
         "table of texts",
         "`{}`",
         "destination of the [mirror](../how-to/mirror-a-checkpoint.md#dagster) and the largest lag of a fresh mirror: "
-        '`{ url = "s3://replica/orders", lag = "10m" }`; `location`: the URL that Spark uses for it, if it cannot be derived',
+        '`{ url = "s3://replica/orders", lag = "10m" }`. `location`: the URL that Spark uses for it, if that is unknown',
     ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
