@@ -196,6 +196,7 @@ def test_tables_that_only_a_snapshot_of_the_mirror_names_are_kept(
         if source.stat(entry.path) is None:
             source.create(entry.path, of_another.read(entry.path))
     query.grow(2)
+    mirrored(source, destination, tmp_path, stopped=True)
     query.gc()
     source.delete(old)
     _, cleanup = mirrored(source, destination, tmp_path, stopped=True)
