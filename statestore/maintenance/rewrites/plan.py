@@ -141,6 +141,13 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
     if facts.stopped.partitions is None:
         path = names.offsets(facts.stopped.batch)
         yield f"{path} does not name spark.sql.shuffle.partitions: the present number is unknown"
+    if facts.stopped.conf.provider is Provider.HDFS_BACKED:
+        # An interrupted run leaves <N+2>.snapshot. The default provider ignores the guards of `execute`. A query that is
+        # started then runs batch N+1 and afterwards loads this snapshot, without the rows of its batch.
+        yield (
+            "the query uses Spark's default provider, which would load a part of the new snapshots if the rescale were "
+            "interrupted: first move it to RocksDB with: statekeeper convert ROOT --to rocksdb"
+        )
     for operator in facts.operators:
         yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
 

@@ -93,13 +93,17 @@ def test_convert_rescale_and_switch_follow_each_other(archive: Path, tmp_path: P
     statekeeper("audit", str(checkpoint), "--deep")
 
 
-def test_a_checkpoint_of_the_default_provider_is_rescaled(tmp_path: Path) -> None:
+def test_a_rescale_needs_a_conversion_first(tmp_path: Path) -> None:
+    """The default provider ignores the guards of an interrupted rescale, and would load a part of its snapshots."""
     checkpoint = unpacked(JOIN, tmp_path)
     before = all_rows(checkpoint)
     options = ("--for-spark", "4.2", *APPLY, "--scratch", str(tmp_path / "scratch"))
+    refused = statekeeper("rescale", str(checkpoint), "--partitions", "5", *options, exit_code=3)
+    assert "statekeeper convert ROOT --to rocksdb" in " ".join(refused.split())
+    assert switch_journal.open_journal(open_storage(str(checkpoint))) is None
+    convert(checkpoint, "--to", "rocksdb", *APPLY)
     statekeeper("rescale", str(checkpoint), "--partitions", "5", *options)
     assert all_rows(checkpoint) == before
-    assert provider_at(open_storage(str(checkpoint))) is Provider.HDFS_BACKED
     statekeeper("audit", str(checkpoint), "--deep")
 
 
