@@ -217,7 +217,7 @@ def test_near_the_ceiling_the_store_stops_with_a_typed_error_until_a_snapshot_ex
         if lineage_bytes([VersionId(m, GONE.id) for m in range(1, n + 2)]) > LINEAGE_STOP_BYTES
     )
     head = long_lineage(storage, length)
-    with pytest.raises(LineageCeiling, match="take a snapshot") as raised:
+    with pytest.raises(LineageCeiling, match="run: statekeeper snapshot ROOT --all") as raised:
         host.load(head)
     assert raised.value.path == STORE.folder
     assert not list(host.folder.glob("private-*"))
