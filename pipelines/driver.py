@@ -404,10 +404,8 @@ class BatchDriver:
         return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
 
     def _taken_over(self, root: StateRoot, pending: Pending) -> Mapping[int, tuple[str, ...]]:
-        """Return the ids of an attempt of an earlier run, and record the current position of the sink.
-
-        Failure sequence: the user accepts a change of the sink at this batch; the next run starts from the position that
-        the attempt recorded before the change, and reports the change again."""
+        """Return the ids of an attempt of an earlier run, and record the current position of the sink: else the next run
+        would start from the position before a change that the user has accepted, and report the change again."""
         if self._sink_position not in (None, pending.sink):
             root.write_pending(replace(pending, attempt=self._ids.fresh(), sink=self._sink_position))
         return pending.ids
@@ -417,8 +415,7 @@ class BatchDriver:
     ) -> Pending:
         pending = root.pending(batch, attempt)
         if pending is not None and pending.structure is not root.structure:
-            # The root was switched between the sink's commit and its own, so its files have the other structure. Or batch 0
-            # ran with the other argument: no commit names the structure of the root yet.
+            # The root was switched between the sink's commit and its own. Or batch 0 ran with the other argument.
             held, mine = pending.structure, root.structure
             switch = "statekeeper switch " + self._storage.url + " --to {} --apply --confirm-stopped"
             first = "" if batch == 0 else f"stop the job and run: {switch.format(held.value)}. Then "
@@ -431,11 +428,8 @@ class BatchDriver:
             )
         expected = (root.binding.root_id, query_id, sources, root.schema())
         if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
-            problem = (
-                "this root has no record of this attempt"
-                if pending is None
-                else "the record of this attempt has another query id, other source offsets or another schema"
-            )
+            problem = "the record of this attempt has another query id, other source offsets or another schema"
+            problem = "this root has no record of this attempt" if pending is None else problem
             raise SinkConflict(
                 f"the sink contains batch {batch} from attempt {attempt}, but {problem}; the batch was not committed",
                 path=self._root_spec.url,
