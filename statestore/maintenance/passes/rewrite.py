@@ -28,6 +28,13 @@ OpenSink = Callable[[str], Storage]
 """Opens the output folder of a file sink by its URL."""
 
 
+_WAYS_BACK = {
+    RewriteKind.SWITCH: "to reverse a completed switch, run: statekeeper switch ROOT --to",
+    RewriteKind.RESCALE: "to return to the state before a completed rescale, run: statekeeper rewind ROOT --to-batch N",
+    RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedRewrite:
     """A plan of a rewrite, which may have refusals, and the guards that block it. The other fields: see `plan`."""
@@ -158,7 +165,7 @@ def abort(
         raise RefusedAsUnsafe(
             f"no {rewrite.value} is interrupted",
             path=storage.url,
-            hint=f"to return to the state before a completed {rewrite.value}, run: statekeeper rewind ROOT --to-batch N",
+            hint=_WAYS_BACK[rewrite],
         )
     if journal.begun.rewrite is not rewrite:
         switch_journal.require_none(storage)

@@ -259,26 +259,21 @@ class Origin:
         assert oracle.state() != twin.middle
 
     def _convert(self, to: str) -> None:
-        """Convert to RocksDB in the structure of the group, and go on as the twin does with the default provider. Then
-        convert a state without a key in each store, which the comparison must detect."""
+        """Convert to RocksDB in the structure of the group, and go on as the twin does with the default provider. At the
+        end, take snapshots without a key in each store, which the comparison must detect."""
         structure = Structure(f"v{self.group.structure}")
         options = ["--for-spark", to] if structure is Structure.V2 else []
-        for is_wrong in (False, True):
-            self.query.restored("middle")
-            self.query.confs = self.group.confs
-            appended = twins.convert(self.query, structure, self.folder, *options)
-            self.query.spark = self.sparks.get(to, self.group.structure)
-            self.query.confs = {PROVIDER: Provider.ROCKSDB.class_name, **structure.conf}
-            oracle = self._oracle(to)
-            if is_wrong:
-                twins.take_wrong_snapshots(self.query, self.folder, *options)
-                assert oracle.state() != self.twin.middle
-                return
-            self._is_clean()
-            assert oracle.state() == self.twin.middle
-            self.query.run(2)
-            assert twins.without(self.query.outputs, appended) == self.twin.outputs
-            assert oracle.state() == self.twin.end
+        appended = twins.convert(self.query, structure, self.folder, *options)
+        self.query.spark = self.sparks.get(to, self.group.structure)
+        self.query.confs = {PROVIDER: Provider.ROCKSDB.class_name, CHANGELOGS: "true", **structure.conf}
+        oracle = self._oracle(to)
+        self._is_clean()
+        assert oracle.state() == self.twin.middle
+        self.query.run(2)
+        assert twins.without(self.query.outputs, appended) == self.twin.outputs
+        assert oracle.state() == self.twin.end
+        twins.take_wrong_snapshots(self.query, self.folder, *options)
+        assert oracle.state() != self.twin.end
 
     def _for_spark(self, to: str) -> list[str]:
         """The options of a snapshot: a checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ."""
