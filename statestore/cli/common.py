@@ -335,8 +335,8 @@ def for_spark_option(effect: str) -> Callable[[Callable[..., None]], Callable[..
 
 for_spark_of_checkpoint_option = for_spark_option(
     "In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark "
-    "4.0. Default: derived from the checkpoint. Required if the checkpoint does not show the release: the verb then asks "
-    "for it."
+    "4.0. Default: derived from the checkpoint. Required if the checkpoint does not show the release: the verb then stops "
+    "and names the option."
 )
 copy_location_option = click.option(
     "--location",
