@@ -16,7 +16,7 @@ from tests.support.placed_rows import PlacedRows, placed_rows
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parent / "fixtures"
-CHECKPOINTS = sorted((FIXTURES / "checkpoints").glob("spark-*.zip"))
+CHECKPOINTS = sorted(path for path in (FIXTURES / "checkpoints").glob("spark-*.zip") if "-hdfs-" not in path.stem)
 CHECKPOINTS += sorted((FIXTURES / "odd_queries").glob("spark-*-several-operators.zip"))
 CHECKPOINTS += sorted((FIXTURES / "odd_queries").glob("spark-*-union.zip"))
 

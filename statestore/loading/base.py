@@ -14,11 +14,11 @@ from statestore.format import hdfs_backed, names
 from statestore.format.changelog import Changes
 from statestore.format.names import StorePath, VersionId
 from statestore.format.provider import Provider
+from statestore.format.records import windows
 from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot, rocksdb_files
 from statestore.format.state_conf import StateConf
 from statestore.format.table import NotVerified, require_whole
 from statestore.loading.local_file import readable
-from statestore.loading.records import windows
 from statestore.loading.sidecars import misfit
 from statestore.storage import Storage, at_once
 from statestore.storage.content import require_size

@@ -14,11 +14,11 @@ from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import translated
 from statestore.errors import CorruptFile, ObjectMissing
+from statestore.format import records
 from statestore.format.changelog import Changes, Header, Readable
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
-from statestore.loading import records
 from statestore.loading.local_file import readable
 from statestore.storage import Storage, at_once
 

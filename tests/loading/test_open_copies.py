@@ -47,7 +47,7 @@ def test_the_load_after_a_commit_reads_no_changelog_and_opens_no_database(
     history = History()
     history.grow(host, 1)
     monkeypatch.delattr("statestore.engine.rocks.Database.open_read_only")
-    monkeypatch.delattr("statestore.loading.changelogs.read_changelog")
+    monkeypatch.delattr("statestore.format.records.read_changelog")
     history.grow(host, 5)
     with host.load(history.head) as store:
         assert dict(store.scan()) == history.states[-1]

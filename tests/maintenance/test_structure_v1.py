@@ -107,8 +107,9 @@ def test_retention_keeps_the_commit_of_each_base_and_a_new_host_loads_retained_v
         commits = sorted(int(entry.path.rpartition("/")[2]) for entry in storage.list(names.COMMITS))
         assert commits == list(range(3, head))
         assert {v.rule for v in planned(storage).logs if v.path == names.commits(3)} == {Rule.RESTORES}
+        # Spark also reads the offsets of the batch before the oldest retained one: a claim needs them.
         assert sorted(int(entry.path.rpartition("/")[2]) for entry in storage.list(names.OFFSETS)) == list(
-            range(head - 3, head)
+            range(head - 4, head)
         )
         for batch in range(head - 3, head):
             checkpoint.assert_right(tmp_path / f"host {round_} {batch}", batch)

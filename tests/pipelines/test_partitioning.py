@@ -98,5 +98,5 @@ def test_a_restarted_query_continues_with_another_number_of_tasks(stream):
 @pytest.mark.spark
 @pytest.mark.parametrize("asked", [0, -1])
 def test_fewer_tasks_than_one_are_rejected(stream, asked):
-    with pytest.raises(UnsupportedEnvironment, match=f"{asked} tasks -> ask for at least 1"):
+    with pytest.raises(UnsupportedEnvironment, match=f"{asked} is less than 1 -> use at least 1 task"):
         stream.run(adding(), tasks=asked)

@@ -16,11 +16,11 @@ from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, 
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.records import changes_of
 from statestore.format.state_conf import StateConf
 from statestore.lineage import Lineage
 from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
 from statestore.loading.local_file import readable
-from statestore.loading.records import changes_of
 from statestore.maintenance import verification
 from statestore.maintenance.audit import checksums
 from statestore.maintenance.audit.facts import Decoded, Layout, NotAudited, Refused, StoreAuditFacts, StoreKind, attempt

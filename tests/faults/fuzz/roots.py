@@ -50,7 +50,8 @@ class Stage(Enum):
 def all_roots() -> list[str]:
     """The names of all checkpoints, in a fixed order."""
     fixtures = (path.stem.removeprefix("spark-4.2.0-") for path in FIXTURES.glob("spark-*.zip"))
-    return [*_OWN, *sorted(fixtures)]
+    # The verbs before the damage, such as snapshot, do not support Spark's default provider.
+    return [*_OWN, *sorted(name for name in fixtures if not name.startswith("hdfs-"))]
 
 
 def made(cache: Path, name: str, stage: Stage) -> Path:
