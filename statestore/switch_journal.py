@@ -349,7 +349,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             stores=stores,
             reused=frozenset(reused),
             rewrite=RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"]),
-            partitions=None if is_switch else plain_number(str(body["partitions"])),
+            partitions=None if is_switch or body["partitions"] is None else plain_number(str(body["partitions"])),
             provider=provider,
             file_sink=_parse_sink(body.get("file_sink"), path),
         )

@@ -60,7 +60,7 @@ def execute(
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
     progress(Progress(phase=SwitchPhase.BEGUN))
     guarded = guards(begun, planned)
-    at_once(lambda path: _guard(storage, path), guarded)
+    at_once(lambda path: guard(storage, path), guarded)
     if not is_appended(storage, begun):
         _make_snapshots(storage, begun, planned, progress, machine, still_held)
         still_held()
@@ -101,7 +101,8 @@ def guards_of(begun: Begun, stores: set[StorePath]) -> list[str]:
     return [replace(store, provider=Provider.ROCKSDB).snapshot(version) for store in sorted(stores)]
 
 
-def _guard(storage: Storage, path: str) -> None:
+def guard(storage: Storage, path: str) -> None:
+    """Create a guard, unless it exists."""
     # An interrupted run may have created it.
     with suppress(AlreadyExists):
         storage.create(path, _GUARD)

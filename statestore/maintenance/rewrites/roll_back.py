@@ -11,10 +11,10 @@ from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.batch import is_appended
-from statestore.maintenance.rewrites.execute import guards_of
+from statestore.maintenance.rewrites.execute import guard, guards_of
 from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
-from statestore.storage import Storage
+from statestore.storage import Storage, at_once
 from statestore.switch_journal import Ending, OpenJournal
 
 
@@ -26,8 +26,7 @@ def roll_back(
     still_held: Callable[[], None],
     sink: Storage | None = None,
 ) -> None:
-    """Delete what a half-done rewrite has written. The query is stopped; for the other arguments, see
-    `execute`.
+    """Delete what a half-done rewrite has written. The query is stopped; for the other arguments, see `execute`.
 
     Raises `RefusedAsUnsafe` if the query committed a batch after the rewrite; `StorageError`.
     """
@@ -42,6 +41,11 @@ def roll_back(
             hint=f"to finish the {begun.rewrite.value}, run: {begun.finishing}",
         )
     still_held()
+    files = catalog.files(storage)
+    guarded = guards_of(begun, {*files, *begun.stores}) if begun.to is Structure.V1 else []
+    # Failure sequence: the run had deleted its guards; the commit is withdrawn; this run dies; the query starts, runs the
+    # batch, and then loads the new snapshots, which lack its rows.
+    at_once(lambda path: guard(storage, path), guarded)
     if is_committed:
         if begun.file_sink is not None:
             assert sink is not None
@@ -54,10 +58,8 @@ def roll_back(
     # Delete zips before tables, so that no zip names a missing table.
     storage.delete(sorted(store.snapshot(version) for store, version in begun.stores.items()))
     still_held()
-    files = catalog.files(storage)
     storage.delete(store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store))
-    if begun.to is Structure.V1:
-        # The guards last: until then, no query loads a part of the new snapshots.
-        storage.delete(guards_of(begun, {*files, *begun.stores}))
+    # The guards last: until then, no query loads a part of the new snapshots.
+    storage.delete(guarded)
     journal.end(storage, begun, Ending.ABORTED)
     progress(Progress(phase=SwitchPhase.TAKEN_BACK))

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from statestore import catalog, switch_journal
+from statestore.clock import RandomIds, SystemClock
 from statestore.format import logs, names
 from statestore.format.provider import Provider, provider_of
 from statestore.format.structure import Structure
-from statestore.maintenance import rewrites
+from statestore.maintenance import rewrites, runs
 from statestore.maintenance.rewrites import Convert
+from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage, open_storage
-from tests.support.rescales import FOR_SPARK, all_rows
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.rescales import FOR_SPARK, abort, all_rows
+from tests.support.switching import WRITES, after_the_dead
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
 
@@ -152,3 +156,27 @@ def test_too_little_local_disk_blocks_the_conversion(tmp_path: Path) -> None:
     full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
     refusals = rewrites.plan(full, Convert(Provider.ROCKSDB), FOR_SPARK).refusals
     assert "10 are free" in refusals[-1]
+
+
+def test_an_abort_keeps_a_batch_that_the_query_committed_after_an_interrupted_conversion(tmp_path: Path) -> None:
+    """In structure V1, the commit of such a batch can have the bytes of the conversion's own commit."""
+    checkpoint = unpacked(FIXTURES / "spark-4.2.0-hdfs-aggregation.zip", tmp_path)
+    storage = open_storage(str(checkpoint))
+    batch = catalog.newest_batch(storage)
+    assert batch is not None
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.BEFORE if request.path == names.commits(batch + 1) and request.kind in WRITES else None
+
+    plan = rewrites.plan(rewrites.gather(storage, scratch=tmp_path), Convert(Provider.ROCKSDB), FOR_SPARK)
+    machine = Machine(scratch=tmp_path / "scratch", clock=SystemClock(), ids=RandomIds(), workers=1)
+    with pytest.raises(SimulatedCrash):
+        runs.rewrite(Dying(storage), plan, lambda _: None, run=RandomIds().fresh(), holder="dead", machine=machine)
+    offsets = storage.read(names.offsets(batch)).replace(b'"batchTimestampMs":1', b'"batchTimestampMs":2')
+    storage.create(names.offsets(batch + 1), offsets)
+    storage.create(names.commits(batch + 1), storage.read(names.commits(batch)))
+    abort(storage, clock=after_the_dead())
+    assert storage.read(names.offsets(batch + 1)) == offsets
+    assert catalog.newest_batch(storage) == batch + 1
+    assert switch_journal.open_journal(storage) is None

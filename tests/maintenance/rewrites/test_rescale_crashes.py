@@ -52,6 +52,42 @@ def test_after_any_failed_request_the_checkpoint_has_the_old_or_the_new_state(
     assert len(matrix.cases) >= 300
 
 
+@pytest.mark.parametrize("part", ["commits/", "ended"])
+def test_an_abort_that_dies_leaves_no_new_snapshot_that_a_query_could_load(part: str, tmp_path: Path) -> None:
+    """In structure V1, Spark loads snapshots by their number, unless a guard is beside them."""
+
+    def half_done(folder: Path) -> Storage:
+        storage = open_storage(str(unpacked(ARCHIVES[Structure.V1], folder)))
+
+        class Dying(FaultyStorage):
+            def _fault_of(self, request: Request) -> Fault | None:
+                return Fault.BEFORE if request.kind in WRITES and part in request.path else None
+
+        with pytest.raises(SimulatedCrash):
+            rescale(Dying(storage), PARTITIONS, tmp_path)
+        return storage
+
+    rehearsal = FaultyStorage(half_done(tmp_path / "rehearsal"))
+    abort(rehearsal, clock=after_the_dead())
+    writes = [request for request in rehearsal.trace if request.kind in WRITES]
+    for request in writes:
+        storage = half_done(tmp_path / f"case-{request.number}")
+        batch = catalog.newest_batch(open_storage(str(unpacked(ARCHIVES[Structure.V1], tmp_path / "before"))))
+        assert batch is not None
+        with suppress(SimulatedCrash, StatekeeperError):
+            abort(FaultyStorage(storage, {request.number: Fault.BEFORE}), clock=after_the_dead())
+        published = {
+            store for store, of in catalog.files(storage).items() if names.VersionId(batch + 2) in of.snapshots
+        }
+        guarded = {store for store, of in catalog.files(storage).items() if any(one.id for one in of.snapshots)}
+        is_new = storage.stat(names.commits(batch + 1)) is not None
+        assert is_new or published <= guarded, request
+        abort(storage, clock=after_the_dead())
+        assert audit.judge(audit.gather(storage)).findings == (), request
+    print(f"{len(writes)} cases")
+    assert len(writes) >= 8
+
+
 class CrashMatrix:
     """A rescale that dies at each of its requests, in each way. `cases` are those of an undisturbed one."""
 
