@@ -87,7 +87,7 @@ class Begun:
 
     @property
     def described(self) -> str:
-        """The rewrite in words."""
+        """The rewrite as a noun phrase, for messages."""
         match self.rewrite:
             case RewriteKind.SWITCH:
                 return f"switchover to structure {self.to.value}"

@@ -88,8 +88,9 @@ def partition_rules(
 ) -> Mapping[str | None, PartitionRule]:
     """Return the rule of each family of a store. It is the same for all partitions.
 
-    `operator`: the name in its metadata, empty if Spark 3.5 left none. `families`: by name; a store without column
-    families has one, named None. Raises `UnknownPartitioning` if Spark's partitions cannot be computed.
+    `operator`: the name in its metadata, empty for an operator of Spark 3.5, which writes no metadata. `families`: by name;
+    a store without column families has one, named None. Raises `UnknownPartitioning` if Spark's partitions cannot be
+    computed.
     """
     reason = _unknown_for_all(operator, families, conf)
     if reason is not None:

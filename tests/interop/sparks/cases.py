@@ -53,8 +53,8 @@ class Kind(Enum):
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
     REPARTITION = "goes on from our snapshots with other partitions"
     CLONE = "goes on from a clone"
-    RESCALE = "goes on with other partitions after a rescale"
-    CONVERT = "goes on with RocksDB after a conversion from the default provider"
+    RESCALE = "continues with other partitions after a rescale"
+    CONVERT = "continues with RocksDB after a conversion from the default provider"
     REWIND = "writes the same batches again after a rewind"
 
 
@@ -259,7 +259,7 @@ class Origin:
         assert oracle.state() != twin.middle
 
     def _convert(self, to: str) -> None:
-        """Convert to RocksDB in the structure of the group, and go on as the twin does with the default provider. At the
+        """Convert to RocksDB in the structure of the group, and continue as the twin does with the default provider. At the
         end, take snapshots without a key in each store, which the comparison must detect."""
         structure = Structure(f"v{self.group.structure}")
         options = ["--for-spark", to] if structure is Structure.V2 else []
