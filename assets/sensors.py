@@ -23,9 +23,6 @@ from statestore.maintenance import lease
 from statestore.maintenance.config import Configuration
 from statestore.maintenance.fleet import Query, forget_seconds
 
-MOST_RUNS_A_TICK = 20
-"""A request costs a tick 0.4 s of its 60 s. Queries beyond this number are due at the next tick."""
-
 
 @dg.sensor(
     jobs=[maintain_query, refresh_fleet_health],
@@ -66,7 +63,7 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
         for name, query in found.queries.items()
     }
     asks = sorted(((name, one) for name, one in decided.items() if isinstance(one, Ask)), key=lambda item: -item[1].new)
-    asks = asks[:MOST_RUNS_A_TICK]
+    asks = asks[: fleet.runs_per_tick]
     known = set(context.instance.get_dynamic_partitions(QUERY_SET))
     changes = _changes(known, found, cursor, configuration, now)
     requested = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}

@@ -29,7 +29,7 @@ from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
 from statestore.storage import StorageSpec
 from statestore.storage.parts import PART_BYTES
-from statestore.store import StoreLimits
+from statestore.store_limits import StoreLimits
 from tests.support.s3_server import S3Server
 
 _KEYS = 280_000

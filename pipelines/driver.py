@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, changelogs_of, part_of
 from pipelines.data_files import OutputFiles
-from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
+from pipelines.emergency import EmergencySnapshots
 from pipelines.host import Host
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
 from pipelines.materialised import Materialised
@@ -102,7 +102,7 @@ class BatchDriver:
         self._snapshots = KnownSnapshots(self._storage)
         self._emergency = EmergencySnapshots(
             self._storage,
-            changelogs=EMERGENCY_CHANGELOGS,
+            changelogs=host.emergency_changelogs,
             scratch=Path(host.local_folder).absolute(),
             clock=clock,
             ids=ids,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipelines.emergency import EMERGENCY_CHANGELOGS
 from statestore.engine.sweep import SweepLimits
-from statestore.store import StoreLimits
+from statestore.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,11 @@ class Host:
     quota_bytes      limit for the local copies of all queries in the folder; the least recently used are deleted first. The
                      cached batch logs of a query use at most an eighth of it
     unused_seconds   time after which an unused local copy is deleted
+    emergency_changelogs  length of a store's tail from which the job takes a snapshot itself, because maintenance did not
     """
 
     local_folder: str
     limits: StoreLimits = field(default_factory=StoreLimits)
     quota_bytes: int = SweepLimits.quota_bytes
     unused_seconds: float = SweepLimits.unused_seconds
+    emergency_changelogs: int = EMERGENCY_CHANGELOGS

@@ -44,7 +44,8 @@ from statestore.format.structure import Structure
 from statestore.format.types import arrow_schema
 from statestore.loading.open_copies import OpenCopies
 from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
-from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits, advance_local_copy
+from statestore.store import BatchLogPart, StateStore, StoreAddress, advance_local_copy
+from statestore.store_limits import StoreLimits
 
 TAG_COLUMN = "__statekeeper_tag"
 MARKER_COLUMN = "__statekeeper_marker"

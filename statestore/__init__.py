@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from statestore.format.structure import Structure
     from statestore.loading.loaded import LoadReport
     from statestore.storage import Entry, RequestCounts, Storage, StorageSpec, open_storage
-    from statestore.store import StateStore, StoreAddress, StoreLimits
+    from statestore.store import StateStore, StoreAddress
+from statestore.store_limits import StoreLimits
 
 __all__ = [
     "EMPTY",
@@ -48,7 +49,8 @@ _MODULES = {
     "statestore.format.structure": ("Structure",),
     "statestore.loading.loaded": ("LoadReport",),
     "statestore.storage": ("Entry", "RequestCounts", "Storage", "StorageSpec", "open_storage"),
-    "statestore.store": ("StateStore", "StoreAddress", "StoreLimits"),
+    "statestore.store": ("StateStore", "StoreAddress"),
+    "statestore.store_limits": ("StoreLimits",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

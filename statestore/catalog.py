@@ -25,7 +25,7 @@ from statestore.partitions import Partitions
 from statestore.stateless import stateless
 from statestore.storage import Entry, MemberEntry, Members, Storage, list_members, read_or_none
 
-_LISTED = 1_000
+_LISTED_NAMES = 1_000
 """Names in one page of a listing. Numbers with equally many digits sort as their names do."""
 
 _HEADER_BYTES = 128 * 1024
@@ -136,26 +136,26 @@ def snapshots(storage: Storage) -> Mapping[StorePath, frozenset[VersionId]]:
     return {store: frozenset(of_store.snapshots) for store, of_store in listed.items() if of_store.snapshots}
 
 
-def newest_batch(storage: Storage, *, since: int | None = None) -> int | None:
+def newest_batch(storage: Storage, *, since: int | None = None, listed: int = _LISTED_NAMES) -> int | None:
     """Find the newest batch in the commit log; None if there is none.
 
-    `since`: a batch that was committed. If it still is, only later commits are listed, one request for each thousand. If
-    it is not, because the query was rolled back, all commits are listed. A stateful query commits every batch, so that
-    the search ends at a gap within a thousand.
+    `since`: a batch that was committed. If it still is, only later commits are listed, one request for each `listed` of
+    them. If it is not, because the query was rolled back, all commits are listed. A stateful query commits every batch, so
+    that the search ends at a gap.
     """
-    if since is None or since < _LISTED:
+    if since is None or since < listed:
         return max(_batches(storage), default=None)
     newest: int | None = None
     first = since
     while True:
         # The previous batch has equally many digits, except at the start of a thousand.
-        before = str(first - 1) if first % _LISTED else ""
-        entries = storage.list_after(names.COMMITS, before, beginning=str(first // _LISTED))
-        later = [batch for batch in batches_of(entries) if batch // _LISTED == first // _LISTED]
+        before = str(first - 1) if first % listed else ""
+        entries = storage.list_after(names.COMMITS, before, beginning=str(first // listed))
+        later = [batch for batch in batches_of(entries) if batch // listed == first // listed]
         if newest is None and since not in later:
             return max(_batches(storage), default=None)
         newest = max((*later, newest or since))
-        if newest % _LISTED != _LISTED - 1 or not later:
+        if newest % listed != listed - 1 or not later:
             return newest
         first = newest + 1
 

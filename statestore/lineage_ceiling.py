@@ -27,10 +27,10 @@ def tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[Ver
     return len(lineage) + 1 - begins_with_snapshot
 
 
-def check_ceiling(store: StorePath, base: VersionId, lineage: Lineage) -> None:
-    """Raise `LineageCeiling` if the lineage of the version after `base` is too long."""
+def check_ceiling(store: StorePath, base: VersionId, lineage: Lineage, most_bytes: int) -> None:
+    """Raise `LineageCeiling` if the lineage of the version after `base` takes more than `most_bytes`."""
     needed = lineage_bytes(lineage)
-    if needed > LINEAGE_STOP_BYTES:
+    if needed > most_bytes:
         raise LineageCeiling(
             f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
             f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",

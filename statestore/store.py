@@ -37,20 +37,12 @@ from statestore.loading.loader import Loader
 from statestore.loading.open_copies import OpenCopies, OpenCopy
 from statestore.storage import Storage
 from statestore.storage.parts import PART_BYTES, EarlyUpload
+from statestore.store_limits import StoreLimits
 
 _AHEAD_VERSIONS = 16
 _AHEAD_KEYS = 20_000
 _AHEAD_BYTES = 4 * 1024 * 1024
 """If a load keeps that much in memory, the local copy should be advanced after the batch."""
-
-
-@dataclass(frozen=True)
-class StoreLimits:
-    """The limits of a store on its host. `part_bytes`: size of the parts in which a changelog is uploaded."""
-
-    block_cache_bytes: int = 32 * 1024 * 1024
-    lock_timeout_seconds: float = 30.0
-    part_bytes: int = PART_BYTES
 
 
 @dataclass(frozen=True)
@@ -185,11 +177,12 @@ class StateStore:
             engine,
             clock=clock,
             lock_timeout_seconds=limits.lock_timeout_seconds,
+            ahead=limits.ahead,
             open_copies=open_copies,
         )
         loaded, metrics = loader.load(base, snapshots)
         try:
-            check_ceiling(address.path, base, loaded.lineage)
+            check_ceiling(address.path, base, loaded.lineage, limits.lineage_bytes)
         except LineageCeiling:
             loaded.close()
             raise

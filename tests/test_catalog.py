@@ -137,21 +137,19 @@ def test_files_are_grouped_by_store_and_kind(storage: Storage) -> None:
     ],
 )
 def test_the_newest_batch_is_found_after_one_that_was_committed(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, batches: Sequence[int], since: int, newest: int | None
+    storage: Storage, batches: Sequence[int], since: int, newest: int | None
 ) -> None:
     """By tens here: a store gives a thousand names at a time."""
-    monkeypatch.setattr(catalog, "_LISTED", 10)
     shown = [batch for batch in batches if batch > 900 or batch < 150]
     at_once(lambda batch: storage.create(names.commits(batch), b"v1"), shown)
-    assert catalog.newest_batch(storage, since=since) == catalog.newest_batch(storage) == newest
+    assert catalog.newest_batch(storage, since=since, listed=10) == catalog.newest_batch(storage) == newest
 
 
-def test_a_long_commit_log_is_not_listed_from_its_beginning(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_LISTED", 10)
+def test_a_long_commit_log_is_not_listed_from_its_beginning(storage: Storage) -> None:
     at_once(lambda batch: storage.create(names.commits(batch), b"v1"), range(130))
     assert [entry.path for entry in storage.list_after(names.COMMITS, "126", beginning="12")] == [
         names.commits(batch) for batch in (127, 128, 129)
     ]
     before = storage.requests.snapshot()
-    assert catalog.newest_batch(storage, since=125) == 129
+    assert catalog.newest_batch(storage, since=125, listed=10) == 129
     assert storage.requests.since(before).list == 2, "the second looks whether the next ten have begun"

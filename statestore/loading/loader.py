@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore.clock import Clock
@@ -31,10 +31,17 @@ from statestore.loading.replay import Replay
 from statestore.loading.request import LoadRequest
 from statestore.storage import Storage
 
-AHEAD_CHANGELOGS = 32
-AHEAD_RECORDS = 75_000
-AHEAD_BYTES = 16 * 1024 * 1024
-"""The most changelogs, records and uncompressed bytes that a load keeps in memory over the local copy."""
+
+@dataclass(frozen=True)
+class AheadLimits:
+    """The most changelogs, records and uncompressed bytes that a load keeps in memory over the local copy."""
+
+    changelogs: int = 32
+    records: int = 75_000
+    uncompressed_bytes: int = 16 * 1024 * 1024
+
+
+AHEAD = AheadLimits()
 
 
 class Loader:
@@ -50,6 +57,7 @@ class Loader:
         clock: Clock,
         lock_timeout_seconds: float,
         conf: StateConf = OURS,
+        ahead: AheadLimits = AHEAD,
         open_copies: OpenCopies | None = None,
     ) -> None:
         self._store = store
@@ -59,6 +67,7 @@ class Loader:
         self._clock = clock
         self._lock_timeout_seconds = lock_timeout_seconds
         self._conf = conf
+        self._ahead = ahead
         self._open_copies = open_copies
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadReport]:
@@ -177,7 +186,7 @@ class Loader:
     ) -> tuple[Loaded, LoadReport] | None:
         target, holds = request.target, copy.holds
         ahead_versions = target.version - copy.database_version
-        if ahead_versions > AHEAD_CHANGELOGS:
+        if ahead_versions > self._ahead.changelogs:
             return None
         if not holds.version.is_same(target) and not changelogs.are_here([target]):
             return None
@@ -188,7 +197,9 @@ class Loader:
         # contains. If a changelog cannot be read here, the load continues under the lock.
         with contextlib.suppress(CorruptFile):
             later = changelogs.small(
-                plan.replay, most_records=AHEAD_RECORDS - len(copy.ahead), most_bytes=AHEAD_BYTES - copy.ahead_bytes
+                plan.replay,
+                most_records=self._ahead.records - len(copy.ahead),
+                most_bytes=self._ahead.uncompressed_bytes - copy.ahead_bytes,
             )
             if later is not None:
                 self._folder.touch()

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets import due, metadata, sensors
+from assets import due, metadata
 from assets.due import Asked, Cursor
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
@@ -156,10 +156,9 @@ def test_a_tick_requests_a_limited_number_of_runs_and_the_next_tick_the_rest(
     configuration: Path,
     instance: dg.DagsterInstance,
     flights: Checkpoint,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown(configuration.parent, "jobs/orders/state", 2)
-    monkeypatch.setattr(sensors, "MOST_RUNS_A_TICK", 1)
+    fleet = Fleet(config_file=fleet.config_file, scratch=fleet.scratch, worker=Worker(), runs_per_tick=1)
     first = tick(fleet, instance)
     assert [request.partition_key for request in runs_of(first)] == ["flights"], "the furthest first"
     a_run(instance, DagsterRunStatus.SUCCESS)

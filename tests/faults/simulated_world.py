@@ -16,7 +16,8 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.loading.loader import Loader
 from statestore.storage import Created, Kind, Storage
 from statestore.storage.batch_logs import LoggedStorage
-from statestore.store import BatchLogPart, StateStore, StoreAddress, StoreLimits
+from statestore.store import BatchLogPart, StateStore, StoreAddress
+from statestore.store_limits import StoreLimits
 from tests.faults.promises import Promises
 from tests.faults.turns import Actor, SeededIds, Turns, VirtualClock
 from tests.faults.weather import Counts, Weather

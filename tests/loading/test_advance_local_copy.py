@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statestore.errors import LocalStateDamaged
 from statestore.format.names import EMPTY
-from statestore.loading import loader
 from statestore.loading.changelogs import Changelogs
+from statestore.loading.loader import AHEAD
 from statestore.storage import open_storage
+from statestore.store_limits import StoreLimits
 from tests.support.hosts import STORE, Changes, History, Host, State, changed, column
 
 TABLES_TO_MERGE = 8
@@ -44,15 +46,13 @@ def grown(host: Host, *batches: Changes) -> History:
 @pytest.mark.parametrize(
     ("limit", "value"),
     [
-        pytest.param("AHEAD_CHANGELOGS", 3, id="three changelogs"),
-        pytest.param("AHEAD_RECORDS", 3 * 3, id="nine records"),
+        pytest.param("changelogs", 3, id="three changelogs"),
+        pytest.param("records", 3 * 3, id="nine records"),
         # The end mark is a record's worth of bytes that every file has.
-        pytest.param("AHEAD_BYTES", None, id="plain bytes"),
+        pytest.param("uncompressed_bytes", None, id="plain bytes"),
     ],
 )
-def test_the_copy_advances_only_beyond_each_limit(
-    host: Host, monkeypatch: pytest.MonkeyPatch, limit: str, value: int | None
-) -> None:
+def test_the_copy_advances_only_beyond_each_limit(host: Host, limit: str, value: int | None) -> None:
     history = grown(host, *map(numbered, range(10, 16)))
     with host.load(history.versions[2]) as store:
         assert store.load_report.replayed_changelogs <= 2
@@ -60,7 +60,7 @@ def test_the_copy_advances_only_beyond_each_limit(
     if value is None:
         in_three = [piece for v in history.versions[3:6] for piece in plain_pieces(host, v)]
         value = sum(in_three)
-    monkeypatch.setattr(loader, limit, value)
+    host = replace(host, limits=StoreLimits(ahead=replace(AHEAD, **{limit: value})))
     assert host.read(history.versions[5]) == history.states[5]
     assert host.holds() == history.versions[2]
     assert host.read(history.versions[6]) == history.states[6]
@@ -133,13 +133,10 @@ def test_a_copy_that_another_process_advances_between_open_and_read_is_opened_ag
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("records_ahead", [None, 1], ids=["served from memory", "too much for memory"])
-def test_a_copy_has_few_tables_after_many_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int, records_ahead: int | None
-) -> None:
-    if records_ahead is not None:
-        monkeypatch.setattr(loader, "AHEAD_RECORDS", records_ahead)
+def test_a_copy_has_few_tables_after_many_batches(tmp_path: Path, hosts: int, records_ahead: int | None) -> None:
+    limits = StoreLimits(ahead=AHEAD if records_ahead is None else replace(AHEAD, records=records_ahead))
     storage = open_storage(str(tmp_path / "root"))
-    taking_turns = [Host(storage, tmp_path / f"host {number}") for number in range(hosts)]
+    taking_turns = [Host(storage, tmp_path / f"host {number}", limits=limits) for number in range(hosts)]
     head, state = EMPTY, {}
     most = 0
     for batch in range(60):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statestore.engine.rocks import Database, EngineLimits
-from statestore.loading import key_count
 from statestore.loading.key_count import KeyCount
 from tests.support.changelogs import Records, changes_of, one_by_one
 
@@ -18,12 +16,12 @@ LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 HELD = 60
 
 
-def counted(folder: Path, windows: list[Records], held: int | None = HELD) -> tuple[int | None, int]:
+def counted(folder: Path, windows: list[Records], held: int | None = HELD, **limits: int) -> tuple[int | None, int]:
     """Return the key count after the windows, and the number of keys in the database."""
     with Database.create(folder / "db", LIMITS) as database:
         if held:
             database.apply([[(b"%03d" % number, b"") for number in range(held)]], None)
-        count = KeyCount(database, held)
+        count = KeyCount(database, held, **limits)
         database.apply([count.count(changes_of(one_by_one(window))).pairs() for window in windows if window], None)
         return count.keys, database.count_keys()
 
@@ -62,7 +60,6 @@ def test_with_many_changes_or_a_base_without_a_count_the_count_is_unknown(tmp_pa
     assert counted(tmp_path / "uncounted", [[(b"new", b"")]], held=None) == (None, 1)
 
 
-def test_keys_are_looked_up_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_count, "_LOOKED_UP_AT_ONCE", 3)
+def test_keys_are_looked_up_in_pieces(tmp_path: Path) -> None:
     changes: Records = [(b"%03d" % number, None if number % 2 else b"") for number in range(53, 63)]
-    assert counted(tmp_path, [changes]) == (58, 58)
+    assert counted(tmp_path, [changes], at_once=3) == (58, 58)

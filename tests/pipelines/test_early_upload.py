@@ -24,7 +24,8 @@ from statestore.format.state_rows import decode_values
 from statestore.format.structure import Structure
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import TEMP_FOLDER, StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress, StoreLimits
+from statestore.store import StateStore, StoreAddress
+from statestore.store_limits import StoreLimits
 from tests.support.s3_server import S3Server, Wire
 
 PART_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.errors import LineageCeiling, StorageError
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
-from statestore.lineage_ceiling import check_ceiling
+from statestore.lineage_ceiling import LINEAGE_STOP_BYTES, check_ceiling
 from statestore.storage import Created, Kind, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
@@ -66,7 +66,7 @@ def test_failed_snapshots_are_retried_with_growing_pauses_and_reported_once(
 
 def stops_at(lineage: list[VersionId]) -> bool:
     try:
-        check_ceiling(StorePath(0, 0), lineage[-1], lineage)
+        check_ceiling(StorePath(0, 0), lineage[-1], lineage, LINEAGE_STOP_BYTES)
     except LineageCeiling:
         return True
     return False

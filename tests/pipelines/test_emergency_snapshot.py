@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pipelines import driver
+from pipelines.host import Host
 from statestore.errors import StorageError
 from statestore.lineage import BaseKind
 from statestore.storage import LocalStorage
@@ -19,13 +19,17 @@ def stream(delta_session, tmp_path):
     return Stream(delta_session, tmp_path, ROWS)
 
 
+def host_of(stream, changelogs):
+    """A host on which the job takes a snapshot of each store with so many changelogs since its newest one."""
+    return Host(str(stream.folder / "local"), emergency_changelogs=changelogs)
+
+
 @pytest.mark.spark
-def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(stream, monkeypatch, caplog):
-    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 4)
+def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(stream, caplog):
     for value in range(6):
         stream.append(rows_of((1, value), (2, value)))
     with caplog.at_level(logging.WARNING, "statekeeper"):
-        reports = stream.run(adding())
+        reports = stream.run(adding(), host=host_of(stream, 4))
     tails = [max(s.commit.tail_changelogs for p in report.partitions for s in p.stores) for report in reports]
     assert max(tails) == 4, tails
     assert "Schedule `statekeeper snapshot` for this root" in caplog.text
@@ -35,7 +39,7 @@ def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(strea
     # Another host replays only the changelogs after the newest snapshot.
     stream.append(rows_of((1, 100)))
     (stream.folder / "local").rename(stream.folder / "the host that was")
-    [report] = stream.run(adding())
+    [report] = stream.run(adding(), host=host_of(stream, 4))
     loads = [store.load for partition in report.partitions for store in partition.stores]
     assert {load.base for load in loads} == {BaseKind.SNAPSHOT}
     assert all(load.replayed_changelogs < 4 for load in loads)
@@ -44,7 +48,6 @@ def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(strea
 
 @pytest.mark.spark
 def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, monkeypatch, caplog):
-    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 
     def full(self, path, data, *, like=None):
@@ -57,7 +60,7 @@ def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, m
         # Keys in both partitions: a store without rows has no table that could fail.
         stream.append(rows_of(*((key, value) for key in range(16))))
     with caplog.at_level(logging.WARNING, "statekeeper"):
-        stream.run(adding())
+        stream.run(adding(), host=host_of(stream, 2))
     assert "emergency snapshots of 2 of 2 stores failed, the first: state/0/" in caplog.text
     assert stream.state() == {(key,): (3, 3) for key in range(16)}
 
@@ -65,7 +68,6 @@ def test_a_failed_emergency_snapshot_is_reported_and_the_job_continues(stream, m
 @pytest.mark.spark
 @pytest.mark.slow
 def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(stream, monkeypatch, caplog):
-    monkeypatch.setattr(driver, "EMERGENCY_CHANGELOGS", 2)
     create = LocalStorage.create
 
     def forgetful(self, path, data, *, like=None):
@@ -77,7 +79,7 @@ def test_emergency_snapshots_are_taken_even_if_their_record_cannot_be_written(st
     for value in range(3):
         stream.append(rows_of((1, value), (2, value)))
     with caplog.at_level(logging.WARNING, "statekeeper"):
-        stream.run(adding())
+        stream.run(adding(), host=host_of(stream, 2))
     assert "the emergency snapshots exist, but the job cannot write their record" in caplog.text
     assert list(stream.root.glob("state/0/*/*.zip"))
     assert "stores failed" not in caplog.text

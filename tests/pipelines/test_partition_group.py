@@ -21,7 +21,8 @@ from statestore.format.names import EMPTY, StorePath
 from statestore.format.state_rows import decode_keys, decode_values
 from statestore.format.structure import Structure
 from statestore.storage import StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress, StoreLimits
+from statestore.store import StateStore, StoreAddress
+from statestore.store_limits import StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 KEY = pa.schema([("key", pa.int64())])

@@ -21,7 +21,7 @@ from pipelines import DeltaSink, Host, StatefulOperator, Update, start
 from pipelines.operator import Pieces
 from pipelines.progress import Phase
 from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store import StoreLimits
+from statestore.store_limits import StoreLimits
 from tests.support.s3_server import CREDENTIALS, S3Server, Wire
 from tests.support.streams import Seen
 

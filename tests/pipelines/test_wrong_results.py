@@ -15,6 +15,7 @@ import pytest
 from pipelines.operator import Frames, Update
 from pipelines.spark_errors import named
 from statestore.errors import LineageCeiling, WrongResult
+from statestore.store_limits import StoreLimits
 from tests.support.partition_task import NEW, OUT, STATE, Task
 
 
@@ -221,9 +222,9 @@ def test_a_typed_error_survives_sparks_traceback(task):
     assert "return the declared columns: key: int64, label: string" in str(found)
 
 
-def test_a_version_beyond_the_lineage_ceiling_is_rejected_at_load(task, monkeypatch):
+def test_a_version_beyond_the_lineage_ceiling_is_rejected_at_load(task):
     task.run()
-    monkeypatch.setattr("statestore.lineage_ceiling.LINEAGE_STOP_BYTES", 50)
+    task.limits = StoreLimits(lineage_bytes=50)
     with pytest.raises(LineageCeiling, match="1 versions since the newest snapshot"):
         task.run()
     assert len(task.reports.all) == 1

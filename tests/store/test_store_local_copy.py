@@ -15,7 +15,7 @@ from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import LocalStateDamaged
 from statestore.lineage import BaseKind
-from statestore.store import StoreLimits
+from statestore.store_limits import StoreLimits
 from tests.support.hosts import History, Host, column
 from tests.support.stores import current
 

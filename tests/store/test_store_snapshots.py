@@ -210,7 +210,7 @@ def test_near_the_ceiling_the_store_stops_with_a_typed_error_until_a_snapshot_ex
     storage_spec: object, storage: Storage, host: Host, tmp_path: Path
 ) -> None:
     if not storage.url.startswith("file:"):
-        pytest.skip("800 objects; the ceiling is no business of the storage")
+        pytest.skip("800 objects; the ceiling does not depend on the storage")
     length = next(
         n
         for n in range(1, 1000)

@@ -16,7 +16,8 @@ from statestore.format.names import EMPTY, StorePath, VersionId, commits
 from statestore.format.structure import Structure
 from statestore.loading.open_copies import OpenCopies
 from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress, StoreLimits, advance_local_copy
+from statestore.store import StateStore, StoreAddress, advance_local_copy
+from statestore.store_limits import StoreLimits
 
 STORE = StorePath(0, 3)
 

@@ -17,7 +17,7 @@ from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
 from statestore.storage import StorageSpec
-from statestore.store import StoreLimits
+from statestore.store_limits import StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("value", pa.int64())])
 
@@ -66,6 +66,7 @@ class Task:
         self.folder = folder
         self.reports = Reports()
         self.returned: Any = Update(OUT, NEW)
+        self.limits = StoreLimits()
         self.declared = {"state": STATE, "output": OUTPUT, "frames": Frames.ARROW, **declared}
         self.bases = dict.fromkeys(range(len(self._operator().stores)), (EMPTY,))
 
@@ -81,7 +82,7 @@ class Task:
             rewrites={},
             structure=Structure.V2,
             batch_log=None,
-            limits=StoreLimits(),
+            limits=self.limits,
             sweep=SweepLimits(),
             output=self.reports,
         )

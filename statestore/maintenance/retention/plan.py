@@ -41,8 +41,15 @@ from statestore.storage import Entry, MemberEntry
 _NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
 
 
-def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = False) -> RetentionPlan:
-    """Plan which files retention deletes. `stopped`: no Spark query is running or has a store open. Pure.
+def plan(
+    gathered: RetentionFacts,
+    policy: RetentionPolicy,
+    *,
+    stopped: bool = False,
+    spark_retains: int = RETAINED_VERSIONS,
+) -> RetentionPlan:
+    """Plan which files retention deletes. `stopped`: no Spark query is running or has a store open. `spark_retains`: the
+    number of versions that a running Spark query retains. Pure.
 
     The floor is the newest version, at most `wanted_floor`, that *every* store loads. One damaged store holds the floor for
     all, because a restart needs a version that all stores have. Files below the held floor are deleted nevertheless.
@@ -60,7 +67,7 @@ def plan(gathered: RetentionFacts, policy: RetentionPolicy, *, stopped: bool = F
         )
     floor = _floor(gathered)
     findings = [*_findings(gathered, floor), *filter(None, [gathered.logs.upload_problem])]
-    judge = Judge(gathered, policy, floor, stopped=stopped)
+    judge = Judge(gathered, policy, floor, spark_retains=None if stopped else spark_retains)
     stores = tuple(judge.store(chain) for chain in gathered.chains)
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
     head = gathered.log.newest.batch + 1
@@ -111,7 +118,7 @@ def _floor(gathered: RetentionFacts) -> int | None:
 
 def judge_stores(gathered: RetentionFacts, policy: RetentionPolicy) -> Mapping[StorePath, StoreVerdicts]:
     """Return the verdicts on each store's files, without the bounds of a plan: for display. Pure."""
-    judge = Judge(gathered, policy, _floor(gathered))
+    judge = Judge(gathered, policy, _floor(gathered), spark_retains=RETAINED_VERSIONS)
     return {chain.store: judge.store(chain) for chain in gathered.chains}
 
 
@@ -151,15 +158,16 @@ def _broken(chain: Chain, version: VersionId) -> FileProblem:
 
 
 class Judge:
-    """Assigns a rule to each file."""
+    """Assigns a rule to each file. `spark_retains`: the number of versions that a running query of Spark retains; None if
+    the query is stopped."""
 
     def __init__(
-        self, gathered: RetentionFacts, policy: RetentionPolicy, floor: int | None, *, stopped: bool = False
+        self, gathered: RetentionFacts, policy: RetentionPolicy, floor: int | None, *, spark_retains: int | None
     ) -> None:
         self.gathered = gathered
         self._policy = policy
         self._floor = floor
-        self._spark_is_at_work = gathered.origin is Origin.NATIVE and not stopped
+        self._spark_retains = spark_retains if gathered.origin is Origin.NATIVE else None
 
     def store(self, chain: Chain) -> StoreVerdicts:
         """Return the verdicts on the files of one store."""
@@ -195,7 +203,7 @@ class Judge:
                 rule = Rule.QUARANTINE
             else:
                 rule = self._table_rule(name, entry, named, held=bool(unread))
-            if rule is Rule.UNNAMED and self._spark_is_at_work and name not in ever_named:
+            if rule is Rule.UNNAMED and self._spark_retains is not None and name not in ever_named:
                 rule = Rule.UPLOADED
             verdicts.append(Verdict(entry.path, entry.size_bytes, rule))
         problem = None
@@ -275,10 +283,10 @@ class Judge:
         may have loaded any snapshot since the newest one that it wrote. Since 4.2, Spark does not reuse tables of versions
         that it does not retain, except when it writes a snapshot within a task (SPARK-55892).
         """
-        if not self._spark_is_at_work or not seen:
+        if self._spark_retains is None or not seen:
             return set()
         newest = max(version.version for version in seen)
-        retained = max(self._policy.versions, RETAINED_VERSIONS)
+        retained = max(self._policy.versions, self._spark_retains)
         written = max((version.version for version, facts in seen.items() if not facts.is_ours), default=0)
         oldest = min(written, newest - retained + 1)
         return _tables(facts.metadata for version, facts in seen.items() if version.version >= oldest)

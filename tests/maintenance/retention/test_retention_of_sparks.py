@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-
-import pytest
 
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
@@ -109,16 +106,14 @@ def test_tables_that_a_running_spark_may_name_again_stay_until_it_is_stopped(nat
     assert (stopped[old], stopped[table]) == (Rule.SUPERSEDED, Rule.UNNAMED)
 
 
-def test_tables_newer_than_sparks_newest_snapshot_stay_because_spark_may_have_loaded_them(
-    native: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(import_module("statestore.maintenance.retention.plan"), "RETAINED_VERSIONS", 1)
+def test_tables_newer_than_sparks_newest_snapshot_stay_because_spark_may_have_loaded_them(native: Checkpoint) -> None:
     storage, policy = native.storage, RetentionPolicy(versions=1, grace_seconds=0)
     of_ours, newest, older = (
         with_a_table_of_its_own(storage, native.stores[0].snapshot(native.versions[number][0]), by_spark=by_spark)
         for number, by_spark in ((15, False), (10, True), (5, True))
     )
-    found = rules(planned(storage, policy))
+    gathered = retention.gather(storage, policy, clock=SystemClock())
+    found = rules(retention.plan(gathered, policy, spark_retains=1))
     assert (found[of_ours], found[newest], found[older]) == (Rule.REUSABLE, Rule.REUSABLE, Rule.UNNAMED)
 
 
