@@ -16,10 +16,12 @@ import dagster as dg
 
 from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
+from assets.convert import convert
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import (
     clone_checkpoint,
+    convert_checkpoint,
     maintain_query,
     mirror_checkpoint,
     refresh_fleet_health,
@@ -57,6 +59,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             retention,
             checkpoint_format,
             rescale,
+            convert,
             clone,
             mirror,
             savepoint,
@@ -66,6 +69,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             maintain_query,
             switch_checkpoint,
             rescale_checkpoint,
+            convert_checkpoint,
             clone_checkpoint,
             mirror_checkpoint,
             savepoint_checkpoint,

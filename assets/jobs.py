@@ -6,6 +6,7 @@ import dagster as dg
 
 from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
+from assets.convert import convert
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.mirror import mirror
@@ -41,6 +42,15 @@ rescale_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Changes the number of partitions of a stopped Spark query. Launch it by hand. It only plans unless the "
     "launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+convert_checkpoint = dg.define_asset_job(
+    "convert_checkpoint",
+    selection=dg.AssetSelection.assets(convert),
+    executor_def=dg.in_process_executor,
+    description="Moves the state of a stopped Spark query from Spark's default state store provider to RocksDB, or back. "
+    "Launch it by hand. It only plans unless the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 
