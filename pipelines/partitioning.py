@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statestore.format.key_groups import KeyGroups
+
 GROUP_COLUMN = "__statekeeper_key_group"
 """The column that Spark appends to the rows, by which they are sorted."""
 
@@ -24,7 +26,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Number of partitions and key groups, which are fixed for a root, and of tasks, which can differ by batch.
+    """Number of partitions and key groups of a root, and of tasks, which can differ by batch.
 
     A task processes groups of its partitions one after another. With as many tasks as the cluster has slots, the number of
     partitions costs no further tasks.
@@ -46,7 +48,7 @@ class Partitioning:
 
     def of_key_groups(self, key_groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the partition of each key group; shape (rows,)."""
-        return key_groups * self.partitions // self.key_groups
+        return KeyGroups(self.key_groups).partitions_of(key_groups, self.partitions)
 
     def split(
         self, batches: Iterable[pa.RecordBatch], task: int, key_group: int, *, together: int = TOGETHER

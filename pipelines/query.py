@@ -114,8 +114,8 @@ def start(
 
     root         path or URL of the state; each query needs its own
     checkpoint   checkpoint location of the streaming query, outside the root
-    partitions   number of stores, fixed when the root is created; the default is `spark.sql.shuffle.partitions`, at most
-                 `key_groups`
+    partitions   number of stores of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
+                 An existing root keeps its number; `statekeeper rescale` changes it
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
     tasks        number of Spark tasks of a batch, which process groups of partitions; the default is
                  `SparkContext.defaultParallelism`, the number of the cluster's slots. At most one task per partition starts

@@ -1,6 +1,6 @@
 """The binding of a state root to its query, partitions and schemas, and its comparison with the declaration of a job.
 
-_statekeeper/binding.json           replaced only by a claim, or by a rewind that changes the query id
+_statekeeper/binding.json           replaced only by a claim, a rescale, and a rewind
 _statekeeper/schemas/<batch>.json   the value schemas from that batch on, if columns were added at the end
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from statestore.clock import Ids
 from statestore.errors import (
     AlreadyExists,
+    BatchConflict,
     CorruptFile,
     ForeignRoot,
     RootLost,
@@ -64,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The properties of a root that never change, except for columns added at the end of a value.
+    """The properties of a root that no job changes, except for columns added at the end of a value.
 
     claim       how the query became the owner; None for the query that created the root, and after a rewind
     former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
@@ -176,12 +177,19 @@ def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:
-    """Verify that no claim has followed since the root was bound. One request.
+    """Verify that no claim and no rescale has followed since the root was bound. One request.
 
-    Raises `ForeignRoot`, `ObjectMissing`, `CorruptFile`.
+    Raises `ForeignRoot`, `BatchConflict`, `ObjectMissing`, `CorruptFile`.
     """
     held = parse_binding(storage.read(names.BINDING))
     if (held.query_id, held.claim) == (bound.query_id, bound.claim):
+        if held.partitions != bound.partitions:
+            raise BatchConflict(
+                f"the state root was rescaled from {bound.partitions} to {held.partitions} partitions while this job was "
+                f"running; the batch was not started",
+                path=storage.url,
+                hint="start the job again: it continues with the new number of partitions",
+            )
         return
     at = "" if held.claim is None else f" at {held.claim.at_utc}"
     raise ForeignRoot(

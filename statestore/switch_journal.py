@@ -70,6 +70,8 @@ class Begun:
     partitions  the number of partitions after a rescale or a conversion; None for a switchover
     provider    of the new snapshots
     file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
+    replaced    the other files that a rewrite of an own root replaces, in this order, and their contents before it; None if
+                the rewrite appends a batch
     """
 
     number: int
@@ -84,6 +86,7 @@ class Begun:
     partitions: int | None = None
     provider: Provider = Provider.ROCKSDB
     file_sink: SinkEntry | None = None
+    replaced: Mapping[str, str] | None = None
 
     @property
     def described(self) -> str:
@@ -228,6 +231,7 @@ def begin(storage: Storage, begun: Begun) -> None:
         "partitions": begun.partitions,
         "provider": begun.provider.value,
         **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
+        **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
     }
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
@@ -352,6 +356,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             partitions=None if is_switch or body["partitions"] is None else plain_number(str(body["partitions"])),
             provider=provider,
             file_sink=_parse_sink(body.get("file_sink"), path),
+            replaced=_parse_replaced(body.get("replaced"), int(body["batch"]), stores, path),
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error
@@ -363,6 +368,21 @@ def _parse_sink(body: object, path: str) -> SinkEntry | None:
     if not isinstance(body, dict) or parse_entry(entry := str(body["path"])) is None:
         raise _invalid(path)
     return SinkEntry(str(body["url"]), entry)
+
+
+def files_to_replace(batch: int, stores: Iterable[StorePath]) -> list[str]:
+    """The files that a rewrite of an own root replaces besides the newest commit, in this order. `stores`: the new ones."""
+    operators = sorted({store.operator for store in stores})
+    return [names.offsets(batch), *map(names.operator_metadata, operators), names.BINDING]
+
+
+def _parse_replaced(body: object, batch: int, stores: Iterable[StorePath], path: str) -> Mapping[str, str] | None:
+    if body is None:
+        return None
+    # The journal names the files that a run overwrites, and anybody who writes to the checkpoint can change it.
+    if not isinstance(body, dict) or list(body) != files_to_replace(batch, stores):
+        raise _invalid(path)
+    return {name: str(content) for name, content in body.items()}
 
 
 def _invalid(path: str) -> CorruptFile:

@@ -11,12 +11,15 @@ from statestore.cli.rewrites import Options, Wording, rewrite_options, run_rewri
 from statestore.format.names import MOST_PARTITIONS
 from statestore.format.sparks import Spark
 from statestore.maintenance.rewrites import Rescale, RewritePlan
+from statestore.origin import Origin
 from statestore.switch_journal import RewriteKind
 
 
 def _after(planned: RewritePlan) -> str:
     before = len(planned.groups[0].sources)
-    return f"to return to {before} partitions afterwards, run: statekeeper rewind ROOT --to-batch {planned.batch}"
+    is_own = planned.origin is Origin.OWN
+    undo = f"rescale ROOT --partitions {before}" if is_own else f"rewind ROOT --to-batch {planned.batch}"
+    return f"to return to {before} partitions afterwards, run: statekeeper {undo}"
 
 
 _WORDING = Wording(
@@ -57,10 +60,14 @@ def rescale(
     new partition, reads it back and compares all rows. Then it appends one batch without rows to the offset log and the
     commit log. The query continues after this batch with the new number of partitions.
 
+    The state root of a Python job gets no batch: its newest commit and its binding are rewritten. The job continues with
+    the new number, whatever `partitions` it passes to `start`.
+
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
 
     The files of the old partitions remain until gc deletes them. To return to the old number, run statekeeper rewind with
-    the batch that the plan names.
+    the batch that the plan names. For the state root of a Python job, rescale again; gc keeps the folders of partitions
+    that a rescale removed.
     """
     if abort == (partitions is not None) or (abort and (apply or file_sink)):
         raise click.UsageError("give --partitions N (with or without --apply and --file-sink), or --abort")

@@ -32,6 +32,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.rewrites import Goal, RewritePlan
 from statestore.maintenance.switchover import Progress, SwitchPhase
+from statestore.origin import Origin
 from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
 
@@ -187,10 +188,16 @@ def _lines(planned: RewritePlan, wording: Wording) -> list[str]:
     lines = [
         f"reads {planned.read_bytes:,} bytes and writes about as many; it needs about {planned.seconds:,.0f} s and at most "
         f"{planned.local_bytes:,} bytes of local disk",
-        f"appends batch {planned.batch + 1}, which has no rows: a sink never receives this batch",
+        _commit(planned.batch, planned.origin),
         *file_sink_lines(planned),
         wording.after(planned),
     ]
     if planned.half_done is not None:
         lines.insert(0, f"a {wording.noun} is incomplete: --apply finishes it, --abort reverses it")
     return lines
+
+
+def _commit(batch: int, origin: Origin) -> str:
+    if origin is Origin.OWN:
+        return f"rewrites the newest commit, of batch {batch}, and the binding of the root: it appends no batch"
+    return f"appends batch {batch + 1}, which has no rows: a sink never receives this batch"

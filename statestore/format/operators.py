@@ -13,7 +13,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore.errors import CorruptFile, UnknownFormatVersion
@@ -146,6 +146,12 @@ def partitions_at(described: int, pinned: int | None, named: int | None, *, is_l
     if named is None:
         return 1 if is_lone else pinned or described
     return named if named in (described, pinned) or (is_lone and named == 1) else None
+
+
+def with_partitions(data: bytes, path: str, partitions: int) -> bytes:
+    """Return the metadata of an operator with another number of partitions. Raises as `parse_operator`."""
+    found = parse_operator(data, path)
+    return encode_operator(replace(found, stores=tuple(replace(one, partitions=partitions) for one in found.stores)))
 
 
 def encode_schema(key_json: str, value_json: str) -> bytes:

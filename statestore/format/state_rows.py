@@ -10,8 +10,10 @@ clip and ingest requires (FLIP-428). It is an int; its bytes sort correctly only
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,6 +71,13 @@ def key_group(key: bytes) -> int:
     if len(key) < _HEAD_BYTES:
         raise CorruptFile(f"a key has {len(key)} bytes, too few for a key group")
     return int(struct.unpack_from("<i", key, _GROUP_AT)[0])
+
+
+def key_groups_of(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return the key group of each key of a store; shape (keys,). Raises `CorruptFile`."""
+    if any(len(key) < _HEAD_BYTES for key in keys):
+        raise CorruptFile("a key is too short for a key group")
+    return np.frombuffer(b"".join(key[_GROUP_AT : _GROUP_AT + 4] for key in keys), "<i4").astype(np.int64)
 
 
 def encode_values(columns: pa.Table) -> pa.LargeBinaryArray:

@@ -15,6 +15,7 @@ from statestore.maintenance.audit.facts import AuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.origin import Origin
 from statestore.storage.urls import Locality
+from statestore.switch_journal import OpenJournal
 
 
 def of_logs(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
@@ -203,15 +204,22 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
                 "Statekeeper cannot tell to which store each id in the commit log belongs",
                 RESTORE,
             )
-        elif binding is not None and not _fits(found, binding):
+        elif binding is not None and not _fits(found, binding, _rescaled_to(facts)):
             partitions = counted(binding.partitions, "partition")
             problem = f"contradicts {names.BINDING}, which has {partitions} with one store each"
             yield root_finding(FindingKind.DESCRIPTION_AT_ODDS, path, problem, "the job cannot start", RESTORE)
 
 
-def _fits(metadata: OperatorMetadata, binding: Binding) -> bool:
+def _rescaled_to(facts: AuditFacts) -> int | None:
+    """Return the new number of partitions of a half-done rescale, which some files name already."""
+    half_done = facts.root.half_switched
+    return half_done.begun.partitions if isinstance(half_done, OpenJournal) else None
+
+
+def _fits(metadata: OperatorMetadata, binding: Binding, rescaled_to: int | None) -> bool:
     described = [(store.name, store.partitions) for store in metadata.stores]
-    return metadata.operator < len(binding.stores) and described == [(names.DEFAULT_STORE, binding.partitions)]
+    allowed = [[(names.DEFAULT_STORE, partitions)] for partitions in (binding.partitions, rescaled_to)]
+    return metadata.operator < len(binding.stores) and described in allowed
 
 
 def _of_schemas(facts: AuditFacts) -> Iterator[Finding]:

@@ -49,6 +49,7 @@ class RewindFacts:
     former_ids        its ids before and after earlier rewinds and claims
     binding           of a root of a Python job, as in its file; None for a native checkpoint
     rows              the state schemas of a Python job that a later batch has extended, by path, as of the target
+    metadata          the bytes of the metadata of its operators, by path
     sink              the table id of the sink, and its version after the target, if the root of a Python job records it
     """
 
@@ -69,4 +70,5 @@ class RewindFacts:
     former_ids: frozenset[str]
     binding: Binding | None
     rows: Mapping[str, bytes]
+    metadata: Mapping[str, bytes]
     sink: tuple[str, int] | None

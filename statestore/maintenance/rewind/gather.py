@@ -125,6 +125,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
     query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    described = [names.operator_metadata(operator) for operator in range(len(bound.stores) if bound else 0)]
     return RewindFacts(
         url=storage.url,
         batch=batch,
@@ -143,6 +144,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
         binding=bound,
         rows=rows_at(storage, batch, entries) if is_own else {},
+        metadata={path: storage.read(path) for path in described if path in entries},
         sink=_sink_after(storage, batch) if is_own else None,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from statestore import binding
@@ -33,6 +33,7 @@ class RewindReason(Enum):
         "the query gets a new id: under the former id, a sink such as Delta skips the batches that it already has"
     )
     ROWS = "describes the rows with a schema that a later batch introduced"
+    PARTITIONS = "describes the partitions after a later rescale"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
         actions += of_batch
     actions += _sources(gathered)
     actions += _rows(gathered)
+    actions += _descriptions(gathered)
     rewritten = {
         action.path: hashlib.sha256(action.body).hexdigest() for action in actions if isinstance(action, Rewrite)
     }
@@ -205,13 +207,31 @@ def _sources(gathered: RewindFacts) -> Iterator[MoveAway]:
 
 def _rewritten_ids(gathered: RewindFacts, query_id: str | None) -> Iterator[Rewrite]:
     """Yield the file with the query id. Another id makes sinks accept the numbers of the rewound batches again."""
-    if query_id is None or query_id == gathered.query_id:
+    bound = gathered.binding
+    is_new = query_id is not None and query_id != gathered.query_id
+    if bound is None:
+        if query_id is not None and is_new:
+            yield Rewrite(gathered.files[names.QUERY_METADATA], logs.encode_metadata(query_id), RewindReason.QUERY_ID)
         return
-    if gathered.binding is None:
-        path, body = names.QUERY_METADATA, logs.encode_metadata(query_id)
-    else:
-        path, body = names.BINDING, binding.encode_binding(gathered.binding.owned_by(query_id))
-    yield Rewrite(gathered.files[path], body, RewindReason.QUERY_ID)
+    rewound = replace(bound, partitions=_partitions(gathered))
+    if query_id is not None and is_new:
+        rewound = rewound.owned_by(query_id)
+    if rewound != bound:
+        reason = RewindReason.QUERY_ID if is_new else RewindReason.PARTITIONS
+        yield Rewrite(gathered.files[names.BINDING], binding.encode_binding(rewound), reason)
+
+
+def _partitions(gathered: RewindFacts) -> int:
+    """Return the number of partitions at the target. A rescale of an own root gives each operator the same number."""
+    return len({store.partition for store in gathered.heads.heads})
+
+
+def _descriptions(gathered: RewindFacts) -> Iterator[Rewrite]:
+    """Yield the metadata of the operators of a Python job that a later rescale has changed, as at the target."""
+    for path, body in gathered.metadata.items():
+        rewound = operators.with_partitions(body, path, _partitions(gathered))
+        if rewound != body:
+            yield Rewrite(gathered.files[path], rewound, RewindReason.PARTITIONS)
 
 
 def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:

@@ -10,17 +10,16 @@ new number of partitions from the old state. Spark's own offline repartition app
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 from statestore import catalog
 from statestore.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
 from statestore.format import logs, names
-from statestore.format.json_object import json_object
 from statestore.format.logs import SHUFFLE_PARTITIONS
 from statestore.format.names import StorePath, VersionId
 from statestore.format.provider import PROVIDER
+from statestore.maintenance.rewrites.head import with_confs
 from statestore.maintenance.rewrites.plans import RewritePlan
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun
@@ -108,11 +107,8 @@ def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
 
 def _offsets(newest: str, begun: Begun) -> bytes:
     """Return the offsets of the newest batch with the new confs. Unknown fields are kept."""
-    header, head, *sources = newest.split("\n")
-    body = json_object(head.encode(), names.offsets(begun.batch))
-    watermark = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
-    body["batchWatermarkMs"] = max(int(body["batchWatermarkMs"]), watermark)
-    body["conf"] = {**body["conf"], PROVIDER: begun.provider.class_name}
+    watermark_ms = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
+    confs = {PROVIDER: begun.provider.class_name}
     if begun.partitions is not None:
-        body["conf"][SHUFFLE_PARTITIONS] = str(begun.partitions)
-    return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()
+        confs[SHUFFLE_PARTITIONS] = str(begun.partitions)
+    return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=watermark_ms)

@@ -1,8 +1,8 @@
-"""Executes a rewrite of native state from its current step. Each step is idempotent, and a crash may follow any step.
+"""Executes a rewrite of state from its current step. Each step is idempotent, and a crash may follow any step.
 
-No file of the query is changed. The newest commit decides: the old state until the rewrite appends its commit, the new one
-afterwards. In structure V1, Spark would load the new snapshots by their number if a query started too early. So guards make
-Spark refuse to start until the rewrite has ended: a file with the name of a structure V2 snapshot in each store.
+The newest commit decides: the old state until the rewrite appends a commit, or rewrites the newest one of an own root; the
+new state afterwards. In structure V1, Spark would load the new snapshots by their number if a query started too early. So
+guards make Spark refuse to start until the rewrite has ended: a file with the name of a V2 snapshot in each store.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from statestore.format.structure import Structure
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.rewrites import file_sink
-from statestore.maintenance.rewrites.batch import append, is_appended
 from statestore.maintenance.rewrites.build import rebuild
+from statestore.maintenance.rewrites.commit import commit, is_committed
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
 from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
+from statestore.origin import Origin
 from statestore.storage import Storage, at_once, read_or_none
 from statestore.switch_journal import Begun, Ending, Made
 
@@ -48,7 +49,8 @@ def execute(
     `progress` is called after each step, also from other threads, one at a time; `still_held` raises an error if the lease
     is lost.
 
-    *Guarantee*: deletes and overwrites no file of the query. A crash at any request leaves the old state, the new state, or
+    *Guarantee*: deletes no file of the query. In an own root it rewrites the files that `head` lists, whose contents are in
+    the journal; it overwrites no other file. A crash at any request leaves the old state, the new state, or
     a checkpoint on which no query starts. A new plan and its execution complete the rewrite; `roll_back` reverses it.
 
     Raises `RefusedAsUnsafe` for a plan with refusals, if the query continued, and if the audit afterwards is not clean; the
@@ -61,10 +63,10 @@ def execute(
     progress(Progress(phase=SwitchPhase.BEGUN))
     guarded = guards(begun, planned)
     at_once(lambda path: guard(storage, path), guarded)
-    if not is_appended(storage, begun):
+    if not is_committed(storage, begun):
         _make_snapshots(storage, begun, planned, progress, machine, still_held)
         still_held()
-    append(storage, begun, planned)
+    commit(storage, begun, planned)
     if planned.file_sink is not None:
         assert sink is not None
         file_sink.write(sink, planned.file_sink, machine.scratch)
@@ -125,6 +127,9 @@ def _require_as_planned(storage: Storage, planned: RewritePlan) -> None:
 
 def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -> Begun:
     assert planned.batch is not None
+    stores = new_versions(planned, machine.ids.fresh)
+    is_own = planned.origin is Origin.OWN
+    replaced = journal.files_to_replace(planned.batch, stores) if is_own else ()
     begun = Begun(
         number=journal.next_number(storage),
         run=run,
@@ -132,11 +137,12 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         batch=planned.batch,
         header=planned.header,
         commit=planned.commit,
-        stores=new_versions(planned, machine.ids.fresh),
+        stores=stores,
         rewrite=planned.rewrite,
         partitions=planned.partitions,
         provider=planned.provider,
         file_sink=None if planned.file_sink is None else planned.file_sink.entry,
+        replaced={path: storage.read(path).decode() for path in replaced} if is_own else None,
     )
     journal.begin(storage, begun)
     return begun

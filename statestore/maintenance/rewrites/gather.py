@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from statestore import catalog
+from statestore.binding import read_binding
 from statestore.contents import Contents, layout
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
+from statestore.format.key_groups import KeyGroups
 from statestore.format.names import StorePath
 from statestore.format.partition_keys import partition_rules
 from statestore.format.provider import Provider
@@ -27,8 +29,10 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
     """
     stopped = switchover.gather(storage, scratch=scratch, policy=policy, supported=tuple(Provider))
-    if stopped.batch is None or stopped.origin is not Origin.NATIVE:
+    if stopped.batch is None:
         return RewriteFacts(stopped=stopped)
+    if stopped.origin is Origin.OWN:
+        return _of_own_root(storage, stopped)
     # A rewrite that was interrupted after its commit has no offsets of its batch yet.
     batch = stopped.batch if stopped.half_done is None else stopped.half_done.begun.batch
     offsets = read_or_none(storage, names.offsets(batch))
@@ -37,6 +41,27 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
         operators=tuple(_operators(storage, stopped, stopped.batch)),
         offsets="" if offsets is None else offsets.decode("utf-8", "replace"),
     )
+
+
+def _of_own_root(storage: Storage, stopped: SwitchoverFacts) -> RewriteFacts:
+    bound, _ = read_binding(storage)
+    only_rocksdb = RefusedAsUnsafe(
+        "the state root of a job always has the RocksDB provider", path=storage.url, hint="nothing was changed"
+    )
+    operators = tuple(
+        OperatorFacts(
+            operator=number,
+            name=store.name,
+            stores=(names.DEFAULT_STORE,),
+            partitions=sum(one.store.operator == number for one in stopped.stores),
+            rules={names.DEFAULT_STORE: KeyGroups(bound.key_groups)},
+            encodings={names.DEFAULT_STORE: only_rocksdb},
+        )
+        for number, store in enumerate(bound.stores)
+    )
+    # The offset log of the newest batch may be that of an interrupted rescale already.
+    present = operators[0].partitions if operators else bound.partitions
+    return RewriteFacts(stopped=replace(stopped, partitions=present), operators=operators, key_groups=bound.key_groups)
 
 
 def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int) -> list[OperatorFacts]:

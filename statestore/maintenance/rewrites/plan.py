@@ -1,4 +1,4 @@
-"""Plans a rewrite of native state, or states why it is blocked. Pure."""
+"""Plans a rewrite of state, or states why it is blocked. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
     header = "v1"
     if half_done is not None:
         header = half_done.begun.header
-    elif structure is Structure.V2 and spark is not None:
+    elif structure is Structure.V2 and spark is not None and stopped.origin is Origin.NATIVE:
         header = spark.header
     return RewritePlan(
         rewrite=RewriteKind.CONVERT if isinstance(goal, Convert) else RewriteKind.RESCALE,
@@ -62,6 +62,7 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
         conf=stopped.conf,
         local_bytes=local_bytes,
         seconds=sum(group.read_bytes for group in groups) / stopped.replay_bytes_per_second,
+        origin=stopped.origin,
     )
 
 
@@ -105,8 +106,8 @@ def _local_bytes(groups: tuple[StoreGroup, ...]) -> int:
 
 def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes: int) -> Iterator[str]:
     stopped = facts.stopped
-    if stopped.origin is Origin.OWN:
-        yield "the checkpoint is the state root of a job on `pipelines`; this release rewrites only native checkpoints"
+    if stopped.origin is Origin.OWN and isinstance(goal, Convert):
+        yield "the checkpoint is the state root of a job on `pipelines`, which always has the RocksDB provider"
         return
     if stopped.batch is None:
         yield "no batch is committed yet: nothing to rewrite; start the query with the new settings"
@@ -122,7 +123,8 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
     yield from _of_rescale(facts, goal) if isinstance(goal, Rescale) else _of_conversion(facts, goal)
     yield from _of_audit(stopped)
     structure = goal.structure if isinstance(goal, Convert) else stopped.structure
-    if structure is Structure.V2 and spark is None and stopped.may_be_of_4_0 and stopped.half_done is None:
+    is_unknown_spark = spark is None and stopped.may_be_of_4_0 and stopped.origin is Origin.NATIVE
+    if structure is Structure.V2 and is_unknown_spark and stopped.half_done is None:
         yield (
             "Spark 4.0 needs other snapshots in structure V2 than later releases, and the checkpoint does not show the "
             "release: add --for-spark"
@@ -138,7 +140,9 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
     assert facts.stopped.batch is not None
     if not 0 < goal.partitions <= MOST_PARTITIONS:
         yield f"--partitions {goal.partitions} is not between 1 and {MOST_PARTITIONS:,}"
-    if facts.stopped.partitions is None:
+    if facts.key_groups is not None:
+        yield from _of_own_root(facts.stopped, facts.key_groups, goal)
+    elif facts.stopped.partitions is None:
         path = names.offsets(facts.stopped.batch)
         yield f"{path} does not name spark.sql.shuffle.partitions: the present number is unknown"
     if facts.stopped.conf.provider is Provider.HDFS_BACKED:
@@ -150,6 +154,19 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
         )
     for operator in facts.operators:
         yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
+
+
+def _of_own_root(stopped: SwitchoverFacts, key_groups: int, goal: Rescale) -> Iterator[str]:
+    if stopped.structure is Structure.V1:
+        yield (
+            "the root has structure V1, in which the new snapshots would have the names of the present ones; first run: "
+            "statekeeper switch ROOT --to v2"
+        )
+    if goal.partitions > key_groups:
+        yield (
+            f"--partitions {goal.partitions} is more than the {key_groups} key groups of the root, and a partition has at "
+            f"least one: choose at most {key_groups}"
+        )
 
 
 def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
@@ -186,9 +203,9 @@ def _of_logs(stopped: SwitchoverFacts) -> Iterator[str]:
     assert stopped.batch is not None
     if not stopped.is_plain_commit:
         yield f"{names.commits(stopped.batch)} has unknown fields, which the rewrite would lose: upgrade Statekeeper"
-    if stopped.half_done is None and stopped.begun > stopped.batch:
+    if stopped.half_done is None and (stopped.begun > stopped.batch or stopped.pending):
         yield (
-            f"batch {stopped.begun} is started but not committed, so the sink may already have its rows: run the query "
+            f"batch {stopped.batch + 1} is started but not committed, so the sink may already have its rows: run the query "
             f"until it commits this batch, then stop it"
         )
 

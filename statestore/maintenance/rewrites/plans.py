@@ -11,6 +11,7 @@ import numpy.typing as npt
 from statestore.errors import StatekeeperError
 from statestore.format import logs, names
 from statestore.format.hdfs_backed import DEFAULT_CODEC
+from statestore.format.key_groups import KeyGroups
 from statestore.format.logs import CODEC
 from statestore.format.names import StorePath, VersionId
 from statestore.format.partition_keys import PartitionColumns, PartitionRule
@@ -20,13 +21,15 @@ from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites.file_sink import FileSinkPlan
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
+from statestore.origin import Origin
 from statestore.switch_journal import OpenJournal, RewriteKind
 
 Partitions = npt.NDArray[np.int32]
 """The partition of each row."""
 
-Rules = Mapping[str | None, PartitionRule]
-"""How the rows of a store are partitioned, by the name of their column family; None without families."""
+Rules = Mapping[str | None, PartitionRule] | KeyGroups
+"""How the rows of a store are partitioned: by the name of their column family, None without families; by key groups in an
+own root."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,15 @@ class OperatorFacts:
 class RewriteFacts:
     """The facts about a checkpoint whose state is to be rewritten.
 
-    stopped    the facts that every rewrite of a stopped query needs
-    offsets    the newest offset log, as text
+    stopped     the facts that every rewrite of a stopped query needs
+    offsets     the newest offset log, as text
+    key_groups  of an own root; None for a native checkpoint
     """
 
     stopped: SwitchoverFacts
     operators: tuple[OperatorFacts, ...] = ()
     offsets: str = ""
+    key_groups: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +131,12 @@ class StoreGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class RewritePlan:
-    """The steps of a rewrite, in order: make the snapshots of all groups at the version after the head, then append one
-    batch without rows to the logs. If there are `refusals`, no step is executed.
+    """The steps of a rewrite, in order. Native: make the snapshots of all groups at the version after the head, then append
+    one batch without rows to the logs. Own root: make the snapshots at the head, then rewrite the newest commit. If there
+    are `refusals`, no step is executed.
 
-    batch        the newest committed batch; the rewrite appends batch + 1
+    batch        the newest committed batch; the rewrite of a native checkpoint appends batch + 1
+    origin       native or own
     partitions   the number of partitions afterwards
     provider     the state store provider afterwards
     structure    the structure of the new versions
@@ -158,6 +165,7 @@ class RewritePlan:
     local_bytes: int = 0
     seconds: float = 0.0
     file_sink: FileSinkPlan | None = None
+    origin: Origin = Origin.NATIVE
 
     @property
     def codec(self) -> str:
@@ -168,7 +176,7 @@ class RewritePlan:
     def version(self) -> int:
         """The number of the new version of every store."""
         assert self.batch is not None
-        return self.batch + 2
+        return self.batch + (1 if self.origin is Origin.OWN else 2)
 
     @property
     def targets(self) -> tuple[StorePath, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from statestore.engine.rocks import Database, EngineLimits
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import StatekeeperError, UnknownFormatVersion
 from statestore.format.family_rows import family_id
+from statestore.format.key_groups import KeyGroups
 from statestore.format.murmur3 import partitions_of
 from statestore.format.names import StorePath
 from statestore.format.partition_keys import key_hashes, require_partition
@@ -103,6 +104,8 @@ def _pieces(database: Database, group: StoreGroup, source: Source, store: StoreP
 def _targets(keys: Sequence[bytes], family: str | None, group: StoreGroup, store: StorePath) -> Partitions:
     if group.rules is None:
         return np.full(len(keys), store.partition, np.int32)
+    if isinstance(group.rules, KeyGroups):
+        return group.rules.moved(keys, store, len(group.sources), len(group.targets))
     rule = replace(group.rules[family], store=store)
     hashes = key_hashes(keys, rule)
     require_partition(hashes, rule, len(group.sources))
@@ -110,7 +113,7 @@ def _targets(keys: Sequence[bytes], family: str | None, group: StoreGroup, store
 
 
 def _require_family(number: int, family: str | None, group: StoreGroup, store: StorePath) -> None:
-    if family is None or (group.rules is not None and family not in group.rules):
+    if family is None or (isinstance(group.rules, Mapping) and family not in group.rules):
         raise UnknownFormatVersion(
             f"has rows of a column family with the id {number}, which the snapshot or the schema does not name; the rows "
             f"cannot be moved",

@@ -1,4 +1,4 @@
-"""Reverses a half-done rewrite of native state."""
+"""Reverses a half-done rewrite of state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites import file_sink
-from statestore.maintenance.rewrites.batch import is_appended
+from statestore.maintenance.rewrites.commit import continued_to, is_committed, withdraw
 from statestore.maintenance.rewrites.execute import guard, guards_of
 from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
@@ -31,10 +31,8 @@ def roll_back(
     Raises `RefusedAsUnsafe` if the query committed a batch after the rewrite; `StorageError`.
     """
     begun = opened.begun
-    batch = begun.batch + 1
-    newest = catalog.newest_batch(storage)
-    is_committed = is_appended(storage, begun)
-    if is_committed and newest is not None and newest > batch:
+    newest = continued_to(storage, begun)
+    if newest is not None:
         raise RefusedAsUnsafe(
             f"the query continued with the rewritten state to batch {newest}",
             path=names.commits(newest),
@@ -46,14 +44,11 @@ def roll_back(
     # Failure sequence: the run had deleted its guards; the commit is withdrawn; this run dies; the query starts, runs the
     # batch, and then loads the new snapshots, which lack its rows.
     at_once(lambda path: guard(storage, path), guarded)
-    if is_committed:
-        if begun.file_sink is not None:
-            assert sink is not None
-            # Before the batch: a query that found the entry alone would run the batch, and the sink would drop its rows.
-            file_sink.withdraw(sink, begun)
-        # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
-        storage.delete([names.offsets(batch)])
-        storage.delete([names.commits(batch)])
+    if begun.file_sink is not None and is_committed(storage, begun):
+        assert sink is not None
+        # Before the batch: a query that found the entry alone would run the batch, and the sink would drop its rows.
+        file_sink.withdraw(sink, begun)
+    withdraw(storage, begun)
     still_held()
     # Delete zips before tables, so that no zip names a missing table.
     storage.delete(sorted(store.snapshot(version) for store, version in begun.stores.items()))

@@ -1,4 +1,4 @@
-"""Rewrites the newest commit. From this point on, the checkpoint has the other structure."""
+"""Rewrites the newest commit. From this point on, the checkpoint has the other structure, or the other partitions."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from statestore.format.structure import Structure
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending
 
-_AGAIN = "roll back: statekeeper switch ROOT --abort --confirm-stopped; then switch again"
-
 
 def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
-    """Rewrite the newest commit for the new structure, once. `newest_begun`: newest batch of the offset log when planned.
+    """Rewrite the newest commit to name the new snapshots, once. `newest_begun`: the newest batch of the offset log when
+    planned.
 
     Raises `RefusedAsUnsafe`, `ObjectMissing`, `StorageError`.
     """
     path = names.commits(begun.batch)
     before = read_or_none(storage, path)
-    after = _new_commit(begun)
+    after = new_commit(begun)
     if before == after or has_gone_on(storage, begun):
         return
     if before is None or before.decode() != begun.commit:
         raise RefusedAsUnsafe(
-            "changed after the switchover started; the checkpoint keeps its old structure", path=path, hint=_AGAIN
+            f"changed after the {begun.described} started; the checkpoint keeps its old state",
+            path=path,
+            hint=_again(begun),
         )
     _require_snapshots(storage, begun)
     _require_newest(storage, begun, newest_begun)
@@ -51,9 +52,9 @@ def _require_snapshots(storage: Storage, begun: Begun) -> None:
         if store not in files or version not in files[store].snapshots:
             path = store.snapshot(version)
             raise ObjectMissing(
-                "was written for this switchover and is missing; the checkpoint keeps its old structure",
+                f"was written for this {begun.described} and is missing; the checkpoint keeps its old state",
                 path=path,
-                hint=_AGAIN,
+                hint=_again(begun),
             )
 
 
@@ -61,19 +62,24 @@ def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
     newest = catalog.newest_batch(storage)
     if newest == begun.batch and (newest_now := catalog.newest_begun(storage)) > newest_begun:
         raise RefusedAsUnsafe(
-            f"batch {newest_now} started after the plan of the switchover was made: the query is running",
+            f"batch {newest_now} started after the plan of the {begun.described} was made: the query is running",
             path=names.offsets(newest_now),
-            hint=f"stop the query, then {_AGAIN}",
+            hint=f"stop the query, then {_again(begun)}",
         )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
-            f"was committed after the switchover of batch {begun.batch} started: the query is running",
+            f"was committed after the {begun.described} at batch {begun.batch} started: the query is running",
             path=names.commits(newest or 0),
-            hint=f"stop the query, then {_AGAIN}",
+            hint=f"stop the query, then {_again(begun)}",
         )
 
 
-def _new_commit(begun: Begun) -> bytes:
+def _again(begun: Begun) -> str:
+    return f"roll back: {begun.reversing}; then run this command again"
+
+
+def new_commit(begun: Begun) -> bytes:
+    """Return the newest commit with the names of the new snapshots."""
     old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
     if begun.to is Structure.V2:
         return logs.encode_commit(replace(old, ids=_by_operator(begun, lambda name: name.id), digests=None))
@@ -93,15 +99,20 @@ def _by_operator(begun: Begun, of: Callable[[VersionId], str | None]) -> logs.By
 
 
 def has_gone_on(storage: Storage, begun: Begun) -> bool:
-    """Return whether the query has committed batches in the new structure since the switchover."""
+    """Return whether the query has committed batches with the new snapshots since the rewrite."""
     newest = catalog.newest_batch(storage)
-    return newest is not None and newest > begun.batch and catalog.structure_at(storage, newest) is begun.to
+    if newest is None or newest <= begun.batch:
+        return False
+    path = names.commits(newest)
+    log = logs.parse_commit(storage.read(path), path)
+    counts = {len(partitions) for partitions in (log.marks or {}).values()}
+    return log.structure is begun.to and (begun.partitions is None or counts == {begun.partitions})
 
 
 def rolled_back(begun: Begun) -> RefusedAsUnsafe:
     """Return the error for a switchover that another maintainer has rolled back during its execution."""
     return RefusedAsUnsafe(
-        "the switchover was rolled back during its execution",
+        f"the {begun.described} was rolled back during its execution",
         path=names.switchover(begun.number, "ended"),
-        hint="the checkpoint is unchanged; to switch it, run this command again",
+        hint="the checkpoint is unchanged; run this command again",
     )

@@ -1,0 +1,77 @@
+"""The commit of a rewrite of an own root: the newest commit and the files that describe the partitions are rewritten.
+
+The checkpoint of the job's streaming query numbers its batches like the root, so no batch can be appended. The order is
+
+    offsets/N                           names the new number of partitions, besides the commit's own number
+    commits/N                           the point of no return: it names the new snapshots
+    state/<operator>/_metadata/metadata the new number
+    _statekeeper/binding.json           the new number; the job reads it
+
+Between any two requests, the commit gives the heads: its number of partitions is in the metadata or in the offset log. No
+job starts, because the journal is open. The journal has the former contents; `put_back` restores them in reverse order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from statestore import binding
+from statestore.format import names, operators
+from statestore.format.json_object import json_object
+from statestore.format.logs import SHUFFLE_PARTITIONS
+from statestore.maintenance.switchover.commit import new_commit, rewrite_commit
+from statestore.storage import Storage, read_or_none
+from statestore.switch_journal import Begun
+
+
+def rewrite(storage: Storage, begun: Begun) -> None:
+    """Rewrite the files, or those that an interrupted run did not rewrite. Raises as `rewrite_commit`."""
+    offsets = names.offsets(begun.batch)
+    after = _after(begun)
+    if not is_rewritten(storage, begun):
+        storage.replace(offsets, after.pop(offsets))
+        rewrite_commit(storage, begun, begun.batch)
+    for path, body in after.items():
+        if read_or_none(storage, path) != body:
+            storage.replace(path, body)
+
+
+def is_rewritten(storage: Storage, begun: Begun) -> bool:
+    """Return whether the newest commit names the new snapshots. One request."""
+    return read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
+
+
+def put_back(storage: Storage, begun: Begun) -> None:
+    """Restore the former contents of the files."""
+    assert begun.replaced is not None
+    offsets, *others = begun.replaced.items()
+    for path, text in (*reversed(others), (names.commits(begun.batch), begun.commit), offsets):
+        if read_or_none(storage, path) != text.encode():
+            storage.replace(path, text.encode())
+
+
+def _after(begun: Begun) -> dict[str, bytes]:
+    """Return the new contents of the files besides the commit, in their order."""
+    assert begun.replaced is not None
+    assert begun.partitions is not None
+    after = {}
+    for path, text in begun.replaced.items():
+        if path == names.offsets(begun.batch):
+            after[path] = with_confs(text, path, {SHUFFLE_PARTITIONS: str(begun.partitions)})
+        elif path == names.BINDING:
+            bound = binding.parse_binding(text.encode())
+            after[path] = binding.encode_binding(replace(bound, partitions=begun.partitions))
+        else:
+            after[path] = operators.with_partitions(text.encode(), path, begun.partitions)
+    return after
+
+
+def with_confs(text: str, path: str, confs: Mapping[str, str], *, watermark_ms: int = 0) -> bytes:
+    """Return an offset log with these confs, and at least this watermark. Unknown fields are kept."""
+    header, head, *sources = text.split("\n")
+    body = json_object(head.encode(), path)
+    body["batchWatermarkMs"] = max(int(body["batchWatermarkMs"]), watermark_ms)
+    body["conf"] = {**body["conf"], **confs}
+    return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()
