@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.names import StorePath
@@ -13,6 +13,7 @@ from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, F
 from statestore.maintenance.audit.judge_root import of_logs, of_root
 from statestore.maintenance.audit.judge_store import of_store, store_audit
 from statestore.maintenance.audit.view import View, view
+from statestore.switch_journal import OpenJournal
 
 _NAMED_FILES = 5
 
@@ -47,7 +48,7 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
         findings += of_store(one, policy, restart)
         findings += judge_spark.of_store(facts, one, restart)
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
-    findings += [_undescribed(store) for store in facts.undescribed]
+    findings += [_undescribed(store) for store in facts.undescribed if store not in _in_progress(facts)]
     order = {kind: number for number, kind in enumerate(FindingKind)}
     findings.sort(key=lambda f: (f.severity, order[f.kind], f.store or StorePath(-1, -1), f.file))
     return Audit(
@@ -129,6 +130,12 @@ def _not_audited(store: NotAudited) -> Finding:
     )
 
 
+def _in_progress(facts: AuditFacts) -> Collection[StorePath]:
+    """Return the stores that a half-done rescale writes: its journal describes them."""
+    half_done = facts.root.half_switched
+    return half_done.begun.stores if isinstance(half_done, OpenJournal) else ()
+
+
 def _undescribed(store: StorePath) -> Finding:
     return Finding(
         severity=Severity.WARNING,
@@ -137,6 +144,6 @@ def _undescribed(store: StorePath) -> Finding:
         file=store.folder,
         problem="contains files of a store that neither the commit log nor the operator metadata names",
         meaning="no query loads these files and retention does not delete them",
-        action="if the store belongs to this query, restore the operator metadata from a backup; if not, move the folder "
-        "away",
+        action="if the store belongs to this query, restore the operator metadata from a backup; if not, or if a rescale "
+        "removed the partition, move the folder away",
     )

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statestore import catalog
 from statestore.binding import read_binding
-from statestore.errors import BatchConflict, HalfSwitched, RefusedAsUnsafe
+from statestore.errors import BatchConflict
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance import audit
+from statestore.maintenance.audit import FindingKind
+from statestore.maintenance.retention import RetentionPolicy
 from statestore.root import Ready
-from statestore.storage import open_storage
+from statestore.storage import Storage, open_storage
+from tests.support import retention
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import all_rows, planned, rescale
+from tests.support.rewinds import rewound
 from tests.support.roots import opened, outer
+from tests.support.switching import switch
 from tests.support.twins import clean
+
+REMOVED = frozenset({FindingKind.STORE_UNDESCRIBED})
+"""The audit warns of the files of removed partitions when no retained commit names them: gc does not delete them yet."""
 
 
 def rooted(folder: Path, **settings: object) -> KeyedRoot:
@@ -40,3 +46,109 @@ def test_a_root_is_rescaled_up_and_down_and_back(in_batch_logs: bool, tmp_path: 
         root.assert_right(partitions)
         clean(root.storage, tmp_path)
         before = all_rows(tmp_path / "root")
+
+
+@pytest.mark.slow
+def test_a_root_is_rescaled_to_200_partitions_and_back(tmp_path: Path) -> None:
+    root = rooted(tmp_path, in_batch_logs=True)
+    root.grow(2)
+    for partitions in (200, 3, 8):
+        rescale(root.storage, partitions, tmp_path)
+        root.assert_right(partitions)
+        clean(root.storage, tmp_path)
+
+
+def test_the_job_continues_with_the_new_number_although_it_declares_the_old_one(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=4)
+    root.grow(2)
+    rescale(root.storage, 6, tmp_path)
+    again = opened(root.storage, root.wanted(), 2)
+    assert again.binding.partitions == 6
+    ready = again.begin(2, outer(2))
+    assert isinstance(ready, Ready)
+    assert {len(bases) for bases in ready.bases.values()} == {6}
+    # The outer query may run the newest batch again, if it was killed before its own commit.
+    assert not isinstance(opened(root.storage, root.wanted(), 1).begin(1, outer(1)), Ready)
+
+
+def test_a_driver_that_was_running_during_the_rescale_starts_no_batch(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=4)
+    root.grow(1)
+    running = opened(root.storage, root.wanted(), 1)
+    rescale(root.storage, 6, tmp_path)
+    with pytest.raises(BatchConflict, match="rescaled from 4 to 6 partitions"):
+        running.begin(1, outer(1))
+    assert root.storage.stat(names.offsets(1)) is None
+
+
+def test_a_rescale_is_refused_with_its_reason(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=2, key_groups=16)
+    (none,) = planned(root_without_batches(tmp_path), 3, tmp_path).refusals
+    assert "no batch is committed" in none
+    root.grow(1)
+    (many,) = planned(root.storage, 17, tmp_path).refusals
+    assert "more than the 16 key groups" in many
+    assert planned(root.storage, 2, tmp_path).is_there
+    opened(root.storage, root.wanted(), 1).begin(1, outer(1))
+    (begun,) = planned(root.storage, 3, tmp_path).refusals
+    assert "batch 1 is started but not committed" in begun
+    v1 = rooted(tmp_path / "v1", partitions=2, structure=Structure.V1)
+    v1.grow(1)
+    (structure,) = planned(v1.storage, 3, tmp_path).refusals
+    assert "statekeeper switch ROOT --to v2" in structure
+
+
+def root_without_batches(folder: Path) -> Storage:
+    empty = rooted(folder / "empty")
+    opened(empty.storage, empty.wanted())
+    return empty.storage
+
+
+def test_a_rewind_before_the_rescale_restores_the_partitions(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=4)
+    root.grow(2)
+    earlier = dict(root.rows)
+    root.grow(1)
+    rescale(root.storage, 6, tmp_path)
+    root.grow(1)
+    rewound(root.storage, 1, tmp_path, keep_query_id=True)
+    assert read_binding(root.storage)[0].partitions == 4
+    root.rows, root.batches = earlier, 2
+    root.assert_right(4)
+    root.grow(1)
+    root.assert_right(4)
+    clean(root.storage, tmp_path, but=REMOVED)
+
+
+def test_a_rescale_then_batches_snapshots_gc_a_rescale_and_a_switch(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=6, in_batch_logs=True)
+    root.grow(2)
+    rescale(root.storage, 2, tmp_path)
+    root.grow(2)
+    retention.take_snapshots(root.storage, tmp_path)
+    root.grow(1)
+    policy = RetentionPolicy(versions=2, grace_seconds=0)
+    retention.collect(root.storage, retention.planned(root.storage, policy))
+    root.assert_right(2)
+    clean(root.storage, tmp_path, but=REMOVED)
+    rescale(root.storage, 5, tmp_path)
+    root.assert_right(5)
+    switch(root.storage, Structure.V1, tmp_path)
+    root.structure, root.in_batch_logs = Structure.V1, False
+    root.assert_right(5)
+    root.grow(1)
+    root.assert_right(5)
+    clean(root.storage, tmp_path, but=REMOVED)
+
+
+@pytest.mark.xfail(reason="retention examines only the stores of the newest commit", strict=True)
+def test_gc_deletes_the_files_of_removed_partitions_that_no_retained_version_needs(tmp_path: Path) -> None:
+    root = rooted(tmp_path, partitions=3)
+    root.grow(2)
+    rescale(root.storage, 2, tmp_path)
+    root.grow(2)
+    retention.take_snapshots(root.storage, tmp_path)
+    root.grow(1)
+    policy = RetentionPolicy(versions=2, grace_seconds=0)
+    retention.collect(root.storage, retention.planned(root.storage, policy))
+    assert {store.partition for store in catalog.files(root.storage)} == {0, 1}
