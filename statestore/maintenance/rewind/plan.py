@@ -9,7 +9,7 @@ from enum import Enum
 
 from statestore import binding
 from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
-from statestore.format import file_source, logs, names
+from statestore.format import file_source, logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
