@@ -205,8 +205,7 @@ class BatchDriver:
             if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
                 self._warn(
                     f"the state root has {held.partitions} partitions and {held.key_groups} key groups; the "
-                    f"{self._partitions} and {self._key_groups} that are asked for are ignored; to change the number of "
-                    f"partitions, stop the job and run: statekeeper rescale {self._storage.url} --partitions N"
+                    f"{self._partitions} and {self._key_groups} that are asked for are ignored; see: statekeeper rescale"
                 )
         return self._root
 

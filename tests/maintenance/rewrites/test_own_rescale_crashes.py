@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +26,7 @@ ONE_OF = 3
 
 
 def test_after_any_failed_write_the_root_has_the_old_or_the_new_partitions(
-    tmp_path: Path, record_property: pytest.RecordProperty
+    tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = CrashMatrix(tmp_path)
     writes = [case for case in matrix.cases if case[0].kind in WRITES][::ONE_OF]
@@ -40,7 +41,7 @@ def test_after_any_failed_write_the_root_has_the_old_or_the_new_partitions(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("finish", [True, False], ids=["finish", "abort"])
 def test_after_any_failed_request_the_root_has_the_old_or_the_new_partitions(
-    finish: bool, tmp_path: Path, record_property: pytest.RecordProperty
+    finish: bool, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = CrashMatrix(tmp_path)
     for case in matrix.cases:
