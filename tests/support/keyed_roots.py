@@ -19,7 +19,7 @@ from statestore.format.names import StorePath
 from statestore.format.state_rows import decode_keys, decode_values, encode_keys, encode_values, key_group
 from statestore.format.structure import Structure
 from statestore.root import Pending, Ready, StateRoot
-from statestore.storage import Storage, at_once
+from statestore.storage import Storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.roots import QUERY, opened, outer, store
 
@@ -57,7 +57,8 @@ class KeyedRoot:
         )
 
     def copied_to(self, storage: Storage, folder: Path) -> KeyedRoot:
-        at_once(lambda entry: storage.create(entry.path, self.storage.read(entry.path)), self.storage.list(""))
+        for entry in self.storage.list(""):
+            storage.create(entry.path, self.storage.read(entry.path))
         return KeyedRoot(
             storage,
             folder,
@@ -109,7 +110,8 @@ class KeyedRoot:
                 ) as held:
                     held.put(self._keys(mine), _values(mine))
                     new.append(held.commit())
-                    members[place, new[-1]] = held.member
+                    if held.member is not None:
+                        members[place, new[-1]] = held.member
             ids[operator] = tuple(str(version.mark) for version in new)
             for key, value in of_operator.items():
                 self.rows.pop((operator, key), None)
