@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from statestore import switch_journal
 from statestore.commit_log import CommitLog, Heads, batches_of
 from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
 from statestore.file_problem import FileProblem, Flaw
@@ -174,7 +175,8 @@ def structure_at(storage: Storage, batch: int) -> Structure:
 def heads(storage: Storage) -> Heads | None:
     """Find the head of each store; None if no batch is committed.
 
-    Raises `NotACheckpoint`, `CorruptFile` for a commit that contradicts the operators' metadata, `UnknownFormatVersion`.
+    Raises `NotACheckpoint`, `CorruptFile` for a commit that contradicts the operators' metadata, `UnknownFormatVersion`;
+    `HalfSwitched` if a rewrite was interrupted between its commit and its offsets.
     """
     return _heads(storage, _batches(storage))
 
@@ -248,7 +250,7 @@ def state_conf(storage: Storage, heads: Heads, supported: Collection[Provider] =
     """Read the state configuration of Spark's query, which each offset log repeats. A stateless query has none.
 
     Raises `UnsupportedProvider` for a provider that is not `supported`, `ObjectMissing`, `CorruptFile`,
-    `UnknownFormatVersion`.
+    `UnknownFormatVersion`; `HalfSwitched` for a rewrite that was interrupted before it wrote the offsets.
     """
     if stateless(storage, heads.batch, heads.heads.keys()) is not None:
         return StateConf()
@@ -256,6 +258,7 @@ def state_conf(storage: Storage, heads: Heads, supported: Collection[Provider] =
     path = names.offsets(batch)
     data = read_or_none(storage, path)
     if data is None:
+        switch_journal.require_none(storage)
         raise ObjectMissing(
             f"is missing, but batch {batch} is committed; the state configuration of the query is unknown",
             path=path,
@@ -289,7 +292,13 @@ def _heads(storage: Storage, batches: list[int], known: _Described | None = None
             )
         return None
     newest = max(batches)
-    return Heads(newest, _committed(storage, newest, known or _Described(storage, [newest])))
+    try:
+        return Heads(newest, _committed(storage, newest, known or _Described(storage, [newest])))
+    except CorruptFile:
+        # The commit of a rewrite that was interrupted before it wrote the offsets is not damaged.
+        if storage.stat(names.offsets(newest)) is None:
+            switch_journal.require_none(storage)
+        raise
 
 
 def _committed(storage: Storage, batch: int, known: _Described) -> dict[StorePath, VersionId]:

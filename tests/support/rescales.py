@@ -1,4 +1,4 @@
-"""Rescales checkpoints like `statekeeper rescale`, and compares their rows."""
+"""Rewrites checkpoints like `statekeeper rescale` and `convert`, and compares their rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.maintenance import rewrites, runs
-from statestore.maintenance.rewrites import Rescale, RewritePlan, file_sink
+from statestore.maintenance.rewrites import Goal, Rescale, RewritePlan, file_sink
 from statestore.maintenance.switchover import Machine, Progress
 from statestore.storage import Storage
 from tests.support.dumped import dumped
@@ -21,9 +21,11 @@ FOR_SPARK = Spark.V4_2
 
 
 def planned(
-    storage: Storage, partitions: int, scratch: Path, spark: Spark | None = FOR_SPARK, sink: Storage | None = None
+    storage: Storage, goal: int | Goal, scratch: Path, spark: Spark | None = FOR_SPARK, sink: Storage | None = None
 ) -> RewritePlan:
-    plan = rewrites.plan(rewrites.gather(storage, scratch=scratch), Rescale(partitions), spark)
+    """Plan a rewrite. `goal`: a number stands for a rescale to so many partitions."""
+    target = Rescale(goal) if isinstance(goal, int) else goal
+    plan = rewrites.plan(rewrites.gather(storage, scratch=scratch), target, spark)
     if sink is None or plan.batch is None:
         return plan
     return replace(plan, file_sink=file_sink.plan(sink, plan.batch + 1, is_begun=plan.half_done is not None))
@@ -31,16 +33,16 @@ def planned(
 
 def rescale(
     storage: Storage,
-    partitions: int,
+    goal: int | Goal,
     scratch: Path,
     *,
     clock: Clock | None = None,
     spark: Spark | None = FOR_SPARK,
     sink: Storage | None = None,
 ) -> list[Progress]:
-    """Plan and execute, without the wait for a quiet checkpoint."""
+    """Plan and execute as `planned`, without the wait for a quiet checkpoint."""
     told: list[Progress] = []
-    plan = planned(storage, partitions, scratch, spark, sink)
+    plan = planned(storage, goal, scratch, spark, sink)
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)

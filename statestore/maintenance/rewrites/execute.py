@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from statestore import catalog
 from statestore import switch_journal as journal
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import names
@@ -61,7 +62,7 @@ def execute(
     _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
     progress(Progress(phase=SwitchPhase.BEGUN))
-    guarded = guards(begun, planned)
+    guarded = guards(storage, begun)
     at_once(lambda path: guard(storage, path), guarded)
     if not is_committed(storage, begun):
         _make_snapshots(storage, begun, planned, progress, machine, still_held)
@@ -89,18 +90,17 @@ def execute(
     return begun
 
 
-def guards(begun: Begun, planned: RewritePlan) -> list[str]:
-    """Return the paths of the guards of a rewrite; none in structure V2, where a new snapshot has a new name."""
+def guards(storage: Storage, begun: Begun) -> list[str]:
+    """Return the paths of the guards of a rewrite: one in each store that has files or will have some. None in V2,
+    where a new snapshot has a new name. The requests of `catalog.files`.
+
+    The head does not show all of them: after the append, it no longer has the partitions that a rescale removes.
+    """
     if begun.to is Structure.V2:
         return []
-    stores = {source.store for group in planned.groups for source in group.sources}
-    return guards_of(begun, stores | begun.stores.keys())
-
-
-def guards_of(begun: Begun, stores: set[StorePath]) -> list[str]:
-    """Return the path of the guard in each of these stores."""
     version = VersionId(begun.batch + 2, begun.run)
-    return [replace(store, provider=Provider.ROCKSDB).snapshot(version) for store in sorted(stores)]
+    stores = {replace(store, provider=Provider.ROCKSDB) for store in (*catalog.files(storage), *begun.stores)}
+    return [store.snapshot(version) for store in sorted(stores)]
 
 
 def guard(storage: Storage, path: str) -> None:

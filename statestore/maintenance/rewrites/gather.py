@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from statestore import catalog
+from statestore import catalog, switch_journal
 from statestore.binding import read_binding
 from statestore.contents import Contents, layout
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
@@ -17,10 +17,12 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
 from statestore.maintenance import switchover
 from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.rewrites.batch import is_appended
 from statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, Rules
 from statestore.maintenance.switchover import SwitchoverFacts
-from statestore.origin import Origin
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, read_or_none
+from statestore.switch_journal import OpenJournal
 
 
 def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> RewriteFacts:
@@ -28,6 +30,10 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
 
     Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
     """
+    half_done = switch_journal.open_journal(storage)
+    if half_done is not None and origin_of(storage) is Origin.NATIVE and is_appended(storage, half_done.begun):
+        # The offsets of the new batch may be missing, so that the head cannot be read. It is not needed any more.
+        return _of_appended(storage, half_done)
     stopped = switchover.gather(storage, scratch=scratch, policy=policy, supported=tuple(Provider))
     if stopped.batch is None:
         return RewriteFacts(stopped=stopped)
@@ -41,6 +47,13 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
         operators=tuple(_operators(storage, stopped, stopped.batch)),
         offsets="" if offsets is None else offsets.decode("utf-8", "replace"),
     )
+
+
+def _of_appended(storage: Storage, half_done: OpenJournal) -> RewriteFacts:
+    batch = half_done.begun.batch
+    stopped = SwitchoverFacts(origin=Origin.NATIVE, batch=batch + 1, half_done=half_done)
+    offsets = storage.read(names.offsets(batch)).decode("utf-8", "replace")
+    return RewriteFacts(stopped=stopped, offsets=offsets, is_appended=True)
 
 
 def _of_own_root(storage: Storage, stopped: SwitchoverFacts) -> RewriteFacts:

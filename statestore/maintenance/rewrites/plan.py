@@ -112,10 +112,12 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
     if stopped.batch is None:
         yield "no batch is committed yet: nothing to rewrite; start the query with the new settings"
         return
+    yield from _of_half_done(stopped, goal)
+    if facts.is_appended:
+        return
     if not stopped.stores:
         yield "the checkpoint has no state: nothing to rewrite; start the query with the new settings"
         return
-    yield from _of_half_done(stopped, goal)
     yield from _of_logs(stopped)
     for one in stopped.stores:
         if one.load is None or one.problem:

@@ -95,15 +95,18 @@ class OperatorFacts:
 class RewriteFacts:
     """The facts about a checkpoint whose state is to be rewritten.
 
-    stopped     the facts that every rewrite of a stopped query needs
-    offsets     the newest offset log, as text
-    key_groups  of an own root; None for a native checkpoint
+    stopped      the facts that every rewrite of a stopped query needs
+    offsets      the newest offset log, as text
+    key_groups   of an own root; None for a native checkpoint
+    is_appended  an interrupted rewrite has committed its batch, and only its end is missing; no fact about stores is
+                 gathered then
     """
 
     stopped: SwitchoverFacts
     operators: tuple[OperatorFacts, ...] = ()
     offsets: str = ""
     key_groups: int | None = None
+    is_appended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

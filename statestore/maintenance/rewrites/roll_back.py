@@ -8,10 +8,9 @@ from statestore import catalog
 from statestore import switch_journal as journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
-from statestore.format.structure import Structure
 from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.commit import continued_to, is_committed, withdraw
-from statestore.maintenance.rewrites.execute import guard, guards_of
+from statestore.maintenance.rewrites.execute import guard, guards
 from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage, at_once
@@ -40,7 +39,7 @@ def roll_back(
         )
     still_held()
     files = catalog.files(storage)
-    guarded = guards_of(begun, {*files, *begun.stores}) if begun.to is Structure.V1 else []
+    guarded = guards(storage, begun)
     # Failure sequence: the run had deleted its guards; the commit is withdrawn; this run dies; the query starts, runs the
     # batch, and then loads the new snapshots, which lack its rows.
     at_once(lambda path: guard(storage, path), guarded)
