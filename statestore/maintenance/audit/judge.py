@@ -143,7 +143,7 @@ def _undescribed(store: StorePath) -> Finding:
         store=store,
         file=store.folder,
         problem="contains files of a store that neither the commit log nor the operator metadata names",
-        meaning="no query loads these files and retention does not delete them",
-        action="if the store belongs to this query, restore the operator metadata from a backup; if not, or if a rescale "
-        "removed the partition, move the folder away",
+        meaning="no query loads these files; gc deletes them only if a rescale removed the partition",
+        action="if a rescale removed the partition, run: statekeeper gc ROOT. If the store belongs to this query, restore "
+        "the operator metadata from a backup. If not, move the folder away",
     )

@@ -103,13 +103,14 @@ def execute(
 
     if planned.deletions:
         _require_no_later_hold(storage, planned)
-    tables = [v.path for store in planned.stores for v in store.deletions if v.rule is Rule.UNNAMED]
+    stores = (*planned.stores, *planned.removed)
+    tables = [v.path for store in stores for v in store.deletions if _is_announced(v)]
     if tables:
         may_delete()
         announcements.announce(storage, run, tables)
     try:
         kept_by_quarantine = _kept_by_quarantine(storage, planned) if tables else frozenset()
-        for store in planned.stores:
+        for store in stores:
             if store.deletions:
                 yield from _execute_store(storage, store, on_record, kept_by_quarantine, may_delete)
         logs = [verdict for verdict in planned.logs if verdict.rule.deletes]
@@ -177,9 +178,16 @@ def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan,
     last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 
+def _is_announced(verdict: Verdict) -> bool:
+    """Return whether the deletion of a file is announced: another run may make a snapshot that names the table."""
+    place = names.parse_place(verdict.path)
+    is_table = place is not None and names.parse_shared_file(place[1]) is not None
+    return verdict.rule is Rule.UNNAMED or (verdict.rule is Rule.REMOVED and is_table)
+
+
 def _kept_by_quarantine(storage: Storage, planned: RetentionPlan) -> frozenset[str]:
     """Return the tables of all quarantined snapshots, also of those that were quarantined after the plan was made."""
-    stores = [store.store for store in planned.stores]
+    stores = [store.store for store in (*planned.stores, *planned.removed)]
     found: set[str] = set()
     for store, snapshots in quarantine.snapshots(storage, storage.list(names.QUARANTINE), stores).items():
         for metadata in snapshots.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from statestore.catalog import StoreFiles
 from statestore.chain import Chain, StoredSnapshot
 from statestore.commit_log import CommitLog
 from statestore.format import names
@@ -80,6 +81,8 @@ class RetentionFacts:
     reads          record of the snapshot files that were read in full
     conf           encoding of the state
     holds          batches that other runs read
+    removed        the files of partitions that a rescale removed, if all stores were gathered
+    unnamed_from   the batch from which on no commit names a removed partition
     """
 
     origin: Origin
@@ -97,6 +100,8 @@ class RetentionFacts:
     reads: Reads = field(default_factory=dict)
     conf: StateConf = OURS
     holds: tuple[Hold, ...] = ()
+    removed: Mapping[StorePath, StoreFiles] = field(default_factory=dict)
+    unnamed_from: Mapping[StorePath, int] = field(default_factory=dict)
 
     @property
     def entries(self) -> Iterator[Entry]:

@@ -22,6 +22,7 @@ _ASK_AGAIN = {
     Rule.RUNNING: "after their batch or a later batch is committed",
     Rule.REUSABLE: "after the query is stopped, with: gc --orphans --confirm-stopped",
     Rule.UPLOADED: "after the query is stopped, with: gc --orphans --confirm-stopped",
+    Rule.PARTITION: "when the retention floor has passed the rescale, after a snapshot of each store",
     Rule.HELD: "after the findings of the audit are resolved",
     Rule.UNKNOWN: "because gc deletes only recognized files",
 }
@@ -83,7 +84,7 @@ def forecast(gathered: RetentionFacts, planned: RetentionPlan, policy: Retention
         wanted_floor=planned.wanted_floor,
         now=Amount(sum(files[rule] for rule in deleted), sum(sizes[rule] for rule in deleted)),
         later=tuple(sorted(later, key=lambda one: (-one.kept.bytes, one.rule.name))),
-        stores={store.store: _deleted(store) for store in planned.stores},
+        stores={store.store: _deleted(store) for store in (*planned.stores, *planned.removed)},
     )
 
 
@@ -148,6 +149,8 @@ def _ages(gathered: RetentionFacts, planned: RetentionPlan, policy: RetentionPol
 def _entries(gathered: RetentionFacts) -> Iterator[Entry]:
     for chain in gathered.chains:
         yield from chain.files.entries
+    for files in gathered.removed.values():
+        yield from files.entries
     logs = gathered.logs
     yield from (log.entry for log in logs.batch_logs)
     yield from map(uploads.entry_of, logs.uploads)

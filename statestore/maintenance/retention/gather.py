@@ -30,6 +30,7 @@ from statestore.maintenance.retention.facts import (
     loadable,
 )
 from statestore.maintenance.retention.last_pass import LastPass
+from statestore.maintenance.retention.removed import removed_stores, unnamed_from
 from statestore.maintenance.retention.verdicts import RetentionPolicy
 from statestore.maintenance.verification import Reads
 from statestore.origin import Origin, origin_of
@@ -120,6 +121,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     look = replace(look, with_families=catalog.with_families(entry.path for entry in listed))
     every = {store: found.of(store) for store in full.newest.heads}
     chains, strays = look.at(full, every, wanted)
+    removed = removed_stores(found, full.newest.heads.keys())
+    lowest = min([wanted, *(chain.versions[0].version for chain in chains if chain.versions)])
     return _with_quarantine(
         storage,
         RetentionFacts(
@@ -133,6 +136,8 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
             reads=reads,
             conf=conf,
             holds=held,
+            removed=removed,
+            unnamed_from=unnamed_from(full, removed.keys(), down_to=lowest - 1),
         ),
     )
 
@@ -144,7 +149,7 @@ def _with_quarantine(storage: Storage, gathered: RetentionFacts) -> RetentionFac
     snapshot names its tables. An undo at the same time is detected by the second look before the deletions.
     """
     entries = quarantine.files(storage)
-    stores = [chain.store for chain in gathered.chains]
+    stores = [*(chain.store for chain in gathered.chains), *gathered.removed]
     logs = replace(gathered.logs, quarantine=entries)
     journals = [entry.path for entry in storage.list(names.SWITCHOVERS)]
     switched = switch_journal.newest_switched(storage, journals)

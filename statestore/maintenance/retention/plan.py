@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from statestore.chain import Chain, StoredSnapshot
-from statestore.file_problem import FileProblem
-from statestore.format import names, names_in_spark
+from statestore.format import names
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata
@@ -24,6 +23,8 @@ from statestore.maintenance.retention.facts import (
     loadable,
     retained_floor,
 )
+from statestore.maintenance.retention.findings import findings_of
+from statestore.maintenance.retention.removed import RemovedPartitions
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
     KeptBatchLogs,
@@ -38,7 +39,8 @@ from statestore.maintenance.verification import Reads, SnapshotRead, reads_befor
 from statestore.origin import Origin
 from statestore.storage import Entry, MemberEntry
 
-_NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
+_KEEPS = (Rule.RESTORES, Rule.WAY_BACK, Rule.PARTITION, Rule.HELD, Rule.RUNNING, Rule.YOUNG)
+"""The rules that keep a batch log for one of its changelogs, in the order in which they are shown."""
 
 
 def plan(
@@ -66,7 +68,7 @@ def plan(
             stateless=gathered.stateless,
         )
     floor = _floor(gathered)
-    findings = [*_findings(gathered, floor), *filter(None, [gathered.logs.upload_problem])]
+    findings = [*findings_of(gathered, floor), *filter(None, [gathered.logs.upload_problem])]
     judge = Judge(gathered, policy, floor, spark_retains=None if stopped else spark_retains)
     stores = tuple(judge.store(chain) for chain in gathered.chains)
     findings += [f"{store.store}: {store.problem}" for store in stores if store.problem]
@@ -81,8 +83,9 @@ def plan(
         findings=tuple(findings),
         batch_logs=judge.kept_batch_logs(),
         holds=gathered.holds,
+        removed=judge.removed.verdicts(),
     )
-    planned = _bounded(whole, policy.most_files)
+    planned = whole.bounded(policy.most_files)
     return replace(planned, reads=_reads(gathered, planned), reads_on_record=_still_on_record(gathered))
 
 
@@ -120,41 +123,6 @@ def judge_stores(gathered: RetentionFacts, policy: RetentionPolicy) -> Mapping[S
     """Return the verdicts on each store's files, without the bounds of a plan: for display. Pure."""
     judge = Judge(gathered, policy, _floor(gathered), spark_retains=RETAINED_VERSIONS)
     return {chain.store: judge.store(chain) for chain in gathered.chains}
-
-
-def _findings(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
-    for chain in gathered.chains:
-        for version, facts in chain.snapshots.items():
-            if facts.fault is not None:
-                yield (
-                    f"{facts.faulty_file}: a full read found damage: {facts.fault.text}; {chain.store.snapshot(version)} "
-                    f"cannot be a base. Stop the query and run: statekeeper repair ROOT --apply --confirm-stopped"
-                )
-            elif facts.sidecar is not None:
-                beside = names.sidecar(chain.store.snapshot(version))
-                yield (
-                    f"{beside}: {facts.sidecar}; Spark rejects the snapshot, and it cannot be a base. Run: "
-                    f"statekeeper repair ROOT --apply --confirm-stopped"
-                )
-        for entry in chain.files.others:
-            name = entry.path.rpartition("/")[2]
-            stops = names_in_spark.stops_loads(name) or names_in_spark.stops_cleanup(name)
-            if gathered.origin is Origin.NATIVE and stops:
-                yield f"{entry.path}: Spark reads the name as a version and fails; move the file out of the folder"
-    if floor is not None and floor >= gathered.wanted_floor:
-        return
-    for chain in gathered.chains:
-        loads = [number for number in loadable(chain) if number <= gathered.wanted_floor]
-        if max(loads, default=0) < gathered.wanted_floor:
-            holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
-            broken = chain.conflicts or next(holes, chain.end or _NO_FAMILIES)
-            yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
-
-
-def _broken(chain: Chain, version: VersionId) -> FileProblem:
-    """Return why a version does not load: the damage of its snapshot if it has one, because repair can fix that."""
-    damage = chain.snapshots[version].damage if version in chain.snapshots else None
-    return damage or chain.broken[version]
 
 
 class Judge:
@@ -366,7 +334,7 @@ class Judge:
         if log.members is None:
             return Rule.HELD
         rules = {self._member_rule(store, version, log.entry) for store, version in log.members}
-        kept = [rule for rule in (Rule.RESTORES, Rule.WAY_BACK, Rule.HELD, Rule.RUNNING, Rule.YOUNG) if rule in rules]
+        kept = [rule for rule in _KEEPS if rule in rules]
         if kept:
             return kept[0]
         return Rule.SUPERSEDED if Rule.SUPERSEDED in rules else of_batch
@@ -397,8 +365,14 @@ class Judge:
     def _member_rule(self, store: StorePath, version: VersionId, entry: Entry) -> Rule:
         chain = self._chains.get(store)
         if chain is None:
-            return Rule.HELD
+            return self.removed.rule(store, entry)
         return self.version_rule(chain, self._bases[store], version, entry, is_snapshot=False)
+
+    @cached_property
+    def removed(self) -> RemovedPartitions:
+        """The partitions that a rescale removed."""
+        way_back = self._way_back is not None
+        return RemovedPartitions(gathered=self.gathered, policy=self._policy, floor=self._floor, has_way_back=way_back)
 
     @cached_property
     def _chains(self) -> Mapping[StorePath, Chain]:
@@ -441,15 +415,3 @@ def _log_order(verdict: Verdict) -> tuple[int, str]:
     """Return the sort key for logs: the oldest batch first, so that a crash leaves no gap."""
     batch = batch_of(verdict.path)
     return (-1 if batch is None else batch, verdict.path)
-
-
-def _bounded(whole: RetentionPlan, most_files: int) -> RetentionPlan:
-    """Limit the plan to `most_files` deletions; the next run deletes the others."""
-    order = whole.deletions
-    if len(order) <= most_files:
-        return whole
-    # The order puts each zip before its tables, so the cut never deletes a table before the zip that names it.
-    late = {verdict.path for verdict in order[most_files:]}
-    stores = tuple(replace(store, files=tuple(v for v in store.files if v.path not in late)) for store in whole.stores)
-    logs = tuple(verdict for verdict in whole.logs if verdict.path not in late)
-    return replace(whole, stores=stores, logs=logs, left_out=len(late))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from statestore.format import names
@@ -41,12 +41,14 @@ class Rule(Enum):
     REUSABLE = "the next snapshot of Spark may reference this table again"
     UPLOADED = "no snapshot references this table yet, but Spark may be writing a snapshot that does"
     QUARANTINE = "in quarantine, or referenced by a quarantined snapshot; needed to undo the repair or the switchover"
+    PARTITION = "belongs to a partition that a rescale removed; kept until no retained batch has the partition"
     STARTS = "Spark reads this file when it starts from the oldest retained batch"
     HELD = "kept because of a finding; run: statekeeper audit ROOT"
     UNKNOWN = "unrecognized file"
     SUPERSEDED = "older than the snapshot from which the oldest retained version is restored"
     DEAD_BRANCH = "written by an attempt that was never committed"
     UNNAMED = "no retained snapshot references this table"
+    REMOVED = "belongs to a partition that a rescale removed; no retained batch has the partition"
     OLD_LOG = "belongs to a batch older than the retained ones"
     OLD_RECORD = "old maintenance record"
     OLD_QUARANTINE = "in quarantine for longer than retention.quarantine"
@@ -63,6 +65,7 @@ _DELETES = frozenset(
         Rule.SUPERSEDED,
         Rule.DEAD_BRANCH,
         Rule.UNNAMED,
+        Rule.REMOVED,
         Rule.OLD_LOG,
         Rule.OLD_RECORD,
         Rule.OLD_QUARANTINE,
@@ -71,7 +74,7 @@ _DELETES = frozenset(
 )
 
 
-REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_QUARANTINE, Rule.UNNAMED})
+REPLACED = frozenset({Rule.SUPERSEDED, Rule.OLD_LOG, Rule.OLD_QUARANTINE, Rule.UNNAMED, Rule.REMOVED})
 """Files under these rules may restore a version if the base of the floor turns out to be damaged."""
 
 
@@ -134,6 +137,7 @@ class RetentionPlan:
     reads_on_record   the record of earlier reads, without deleted files
     batch_logs        the kept batch logs; None if there are none
     holds             the batches that other runs read, and that lower the floor
+    removed           the verdicts on the files of partitions that a rescale removed
     """
 
     origin: Origin
@@ -149,6 +153,7 @@ class RetentionPlan:
     reads_on_record: Reads = field(default_factory=dict)
     batch_logs: KeptBatchLogs | None = None
     holds: tuple[Hold, ...] = ()
+    removed: tuple[StoreVerdicts, ...] = ()
 
     @property
     def read_bytes(self) -> int:
@@ -158,15 +163,29 @@ class RetentionPlan:
     @property
     def verdicts(self) -> Iterator[Verdict]:
         """Yield the verdicts on all files."""
-        for store in self.stores:
+        for store in (*self.stores, *self.removed):
             yield from store.files
         yield from self.logs
 
     @property
     def deletions(self) -> list[Verdict]:
         """Return all files to delete, in order: the files of the stores, then the logs."""
-        of_stores = [verdict for store in self.stores for verdict in store.deletions]
+        of_stores = [verdict for store in (*self.stores, *self.removed) for verdict in store.deletions]
         return of_stores + [verdict for verdict in self.logs if verdict.rule.deletes]
+
+    def bounded(self, most_files: int) -> RetentionPlan:
+        """Limit the plan to `most_files` deletions; the next run deletes the others."""
+        order = self.deletions
+        if len(order) <= most_files:
+            return self
+        # The order puts each zip before its tables, so the cut never deletes a table before the zip that names it.
+        late = {verdict.path for verdict in order[most_files:]}
+        stores, removed = (
+            tuple(replace(one, files=tuple(v for v in one.files if v.path not in late)) for one in some)
+            for some in (self.stores, self.removed)
+        )
+        logs = tuple(verdict for verdict in self.logs if verdict.path not in late)
+        return replace(self, stores=stores, removed=removed, logs=logs, left_out=len(late))
 
 
 def deletion_order(verdict: Verdict) -> tuple[int, int, str]:

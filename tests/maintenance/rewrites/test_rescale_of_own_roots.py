@@ -141,7 +141,6 @@ def test_a_rescale_then_batches_snapshots_gc_a_rescale_and_a_switch(tmp_path: Pa
     clean(root.storage, tmp_path, but=REMOVED)
 
 
-@pytest.mark.xfail(reason="retention examines only the stores of the newest commit", strict=True)
 def test_gc_deletes_the_files_of_removed_partitions_that_no_retained_version_needs(tmp_path: Path) -> None:
     root = rooted(tmp_path, partitions=3)
     root.grow(2)
