@@ -202,7 +202,7 @@ class Job:
 
     def committed(self) -> int:
         """How many batches the root has committed."""
-        return len([path for path in (self.root / "commits").iterdir() if path.name.isdecimal()])
+        return max(int(path.name) for path in (self.root / "commits").iterdir() if path.name.isdecimal()) + 1
 
     def store(self, batch: int, partition: int, folder: Path) -> StateStore:
         """The store of a partition as batch `batch` left it, loaded into `folder`."""
@@ -221,7 +221,7 @@ class Job:
         """The newest committed state, loaded from the root alone."""
         batch = self.committed() - 1
         found = []
-        for partition in range(self.partitions):
+        for partition in range(len(self.ids(batch))):
             with self.store(batch, partition, self.folder / f"audit-{uuid.uuid4()}") as store:
                 pairs = list(store.scan())
             keys = decode_keys(pa.array([key for key, _ in pairs], pa.large_binary()), pa.schema([INPUT.field("key")]))

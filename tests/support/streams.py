@@ -19,7 +19,7 @@ from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink, Sink, Writer
 from statestore.format.structure import Structure
 from statestore.maintenance import unpack
-from statestore.storage import open_storage
+from statestore.storage import StorageSpec, open_storage
 from tests.support import sparks_reader
 
 
@@ -75,11 +75,12 @@ class Stream:
         partitions: int | None = 2,
         tasks: int | None = None,
         host: Host | None = None,
+        root: StorageSpec | None = None,
     ) -> StatefulQuery:
         return start(
             operator,
             self.rows() if rows is None else rows,
-            root=str(self.root),
+            root=root or str(self.root),
             checkpoint=str(self.checkpoint),
             sink=sink or DeltaSink(self.facts, writer=self.writer),
             partitions=partitions,
