@@ -40,7 +40,7 @@ rescale_checkpoint = dg.define_asset_job(
     "rescale_checkpoint",
     selection=dg.AssetSelection.assets(rescale),
     executor_def=dg.in_process_executor,
-    description="Changes the number of partitions of a stopped Spark query. Launch it by hand. It only plans unless the "
+    description="Changes the number of partitions of a stopped query. Launch it by hand. It only plans unless the "
     "launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""

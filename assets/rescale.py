@@ -39,11 +39,11 @@ class RescaleQuery(Rewrite):
 def rescale(
     context: dg.AssetExecutionContext, config: RescaleQuery, fleet: Fleet
 ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
-    """Changes the number of partitions of a stopped Spark query. Launch it by hand; it only plans unless the launchpad sets
+    """Changes the number of partitions of a stopped query. Launch it by hand; it only plans unless the launchpad sets
     `do: APPLY`.
 
     *Danger*: stop the query first. Each row of the state moves to the partition of its key; the new snapshots are read back
-    and compared. Then one batch without rows is appended to the logs. APPLY completes an interrupted rescale, ABORT
-    reverses it. By hand: `statekeeper rescale`.
+    and compared. Then one batch without rows is appended to the logs; in the state root of a Python job, the newest commit and
+    the binding are rewritten instead. APPLY completes an interrupted rescale, ABORT reverses it. By hand: `statekeeper rescale`.
     """
     yield from run_rewrite(context, config, fleet, RewriteKind.RESCALE, Rescale(config.partitions))

@@ -9,11 +9,13 @@ import dagster as dg
 import pytest
 
 from statestore import catalog, switch_journal
+from statestore.binding import read_binding
 from statestore.format import names
 from statestore.format.file_sink import LOG
 from statestore.storage import Storage, open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
+from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import all_rows
 from tests.support.switching import WRITES
 from tests.support.unpacked import unpacked
@@ -112,3 +114,27 @@ def test_an_incomplete_rescale_is_red_until_a_launch_completes_or_reverses_it(
     assert checks(result)["nothing_left_half_switched"].passed
     assert shown(result, "rescale")["phase"] == "aborted"
     assert files(storage) == before
+
+
+def test_it_rescales_the_state_root_of_a_job_and_retention_deletes_the_removed_partitions(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, tmp_path: Path
+) -> None:
+    storage = open_storage(str(configuration.parent / "flights"))
+    root = KeyedRoot(storage, tmp_path, partitions=4, key_groups=16)
+    root.grow(2)
+    plan = shown(launched(definitions, instance, partitions=2), "rescale")
+    assert (plan["phase"], plan["partitions_before"], plan["partitions_after"]) == ("planned", 4, 2)
+    assert int(str(plan["read_bytes"])) > 0
+    result = launched(definitions, instance, partitions=2, do="APPLY", confirm_stopped=True)
+    assert result.success
+    assert shown(result, "rescale")["phase"] == "rewritten"
+    assert checks(result)["nothing_left_half_switched"].passed
+    assert read_binding(storage)[0].partitions == 2
+    root.grow(6)
+    root.assert_right(2)
+    maintained = definitions.resolve_job_def("maintain_query").execute_in_process(
+        partition_key="flights", instance=instance, raise_on_error=False
+    )
+    assert maintained.success
+    assert {store.partition for store in catalog.files(storage)} == {0, 1}
+    root.assert_right(2)

@@ -16,15 +16,17 @@ from statestore.maintenance.retention import RetentionPolicy
 from statestore.root import Ready
 from statestore.storage import Storage, open_storage
 from tests.support import retention
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
-from tests.support.rescales import all_rows, planned, rescale
+from tests.support.rescales import abort, all_rows, planned, rescale
 from tests.support.rewinds import rewound
 from tests.support.roots import opened, outer
-from tests.support.switching import switch
+from tests.support.s3_server import S3Server, Wire
+from tests.support.switching import WRITES, after_the_dead, switch
 from tests.support.twins import clean
 
 REMOVED = frozenset({FindingKind.STORE_UNDESCRIBED})
-"""The audit warns of the files of removed partitions when no retained commit names them: gc does not delete them yet."""
+"""The audit warns of the files of removed partitions when no commit names them, until gc deletes them."""
 
 
 def rooted(folder: Path, **settings: object) -> KeyedRoot:
@@ -151,3 +153,53 @@ def test_gc_deletes_the_files_of_removed_partitions_that_no_retained_version_nee
     policy = RetentionPolicy(versions=2, grace_seconds=0)
     retention.collect(root.storage, retention.planned(root.storage, policy))
     assert {store.partition for store in catalog.files(root.storage)} == {0, 1}
+
+
+@pytest.mark.parametrize("in_batch_logs", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stores", "batch"])
+def test_a_root_in_a_bucket_is_rescaled_although_replies_are_lost(
+    in_batch_logs: bool, s3_server: S3Server, tmp_path: Path
+) -> None:
+    bucket = s3_server.make_bucket()
+    storage = open_storage(f"s3://{bucket}/root", options=s3_server.options)
+    root = KeyedRoot(storage, tmp_path, partitions=4, in_batch_logs=in_batch_logs)
+    root.grow(2)
+    # The service executes each of these requests, and its reply is lost: the request is sent again.
+    for path in ("commits/1", "offsets/1", names.BINDING, "state/0/5/2_"):
+        s3_server.next("PUT", f"{bucket}/root/{path}", Wire.LOSE_REPLY)
+    rescale(storage, 6, tmp_path)
+    root.assert_right(6)
+    root.grow(1)
+    rescale(storage, 2, tmp_path)
+    root.grow(1)
+    retention.take_snapshots(storage, tmp_path)
+    retention.collect(storage, retention.planned(storage, RetentionPolicy(versions=1, grace_seconds=0)))
+    root.assert_right(2)
+    assert {store.partition for store in catalog.files(storage)} == {0, 1}
+    clean(storage, tmp_path)
+
+
+class DiesAtCommit(FaultyStorage):
+    """Dies when the newest commit is rewritten."""
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        return Fault.AFTER if request.path == names.commits(1) and request.kind in WRITES else None
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finish", "abort"])
+def test_a_rescale_in_a_bucket_that_dies_after_its_commit_is_finished_or_reversed(
+    finish: bool, s3_server: S3Server, tmp_path: Path
+) -> None:
+    storage = open_storage(f"s3://{s3_server.make_bucket()}/root", options=s3_server.options)
+    root = KeyedRoot(storage, tmp_path, partitions=2, key_groups=16)
+    root.grow(2)
+    with pytest.raises(SimulatedCrash):
+        rescale(DiesAtCommit(storage), 3, tmp_path)
+    root.assert_right(3)
+    if finish:
+        rescale(storage, 3, tmp_path, clock=after_the_dead())
+    else:
+        abort(storage, clock=after_the_dead())
+    root.assert_right(3 if finish else 2)
+    root.grow(1)
+    root.assert_right(3 if finish else 2)
+    clean(storage, tmp_path)
