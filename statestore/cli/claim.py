@@ -39,9 +39,8 @@ from statestore.maintenance.passes import PreparedClaim
 @click.option(
     "--query-id",
     metavar="UUID",
-    help="The id of the query that becomes the owner. If the folder of --checkpoint contains a checkpoint, omit this "
-    "option: claim uses the id of that checkpoint and rejects any other id. If that folder is empty, the default is the "
-    "id of the present owner.",
+    help="The id of the query that becomes the owner. If --checkpoint contains a checkpoint, omit this option: claim reads "
+    "the id from the checkpoint. If --checkpoint is an empty folder, the default is the id of the present owner.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan.")
 @stopped_option("Required for --apply.")
@@ -61,9 +60,10 @@ def claim(
     ROOT is the state root of a job that uses Statekeeper's operator (Python package `pipelines`). The checkpoint of a Spark
     query without this operator has no owner.
 
-    Use this verb if the checkpoint of the job is lost, or if a query with another id must continue with this state. Give
-    --checkpoint or --query-id. Stop the job first. If it still runs on ROOT at the time of the claim, the job stops before
-    its next batch with the error foreign_root.
+    Use this verb if the checkpoint of the job is lost, or if a query with another id must continue with this state. Stop
+    the job first. Name the new owner with --checkpoint or with --query-id.
+
+    If the former job still runs after the claim, it stops before its next batch with the error foreign_root.
     """
     if checkpoint is None and query_id is None:
         raise click.UsageError("give --checkpoint, --query-id, or both")

@@ -76,9 +76,8 @@ def clone(
     DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
     the same command with the same --batch to complete the clone.
 
-    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
-    two newest batches. To copy them, stop the query and add --confirm-stopped. This does not apply to a job with
-    Statekeeper's operator.
+    In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
+    stop the query and add --confirm-stopped. A job with Statekeeper's operator does not overwrite them.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")

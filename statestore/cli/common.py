@@ -282,7 +282,7 @@ output_option = click.option(
     # Before ROOT, whose errors are printed in this format, too.
     is_eager=True,
     callback=_output,
-    help="Output format: tables, or one JSON object on stdout.",
+    help="Output format: tables or one JSON object.",
 )
 
 
@@ -335,16 +335,14 @@ def for_spark_option(effect: str) -> Callable[[Callable[..., None]], Callable[..
 
 for_spark_of_checkpoint_option = for_spark_option(
     "In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark "
-    "4.0. Default: derived from the checkpoint. Required if the checkpoint does not show the release: the verb then stops "
-    "and names the option."
+    "4.0. Default: derived from the checkpoint. If the release is unknown, the verb stops and names this option."
 )
 copy_location_option = click.option(
     "--location",
     metavar="URL",
     help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only operators with column "
-    "families need it, such as transformWithState: their metadata contains the URL of the checkpoint. Default: derived "
-    "from DESTINATION and from the URL in this metadata. Required if DESTINATION is webhdfs:// and the query does not use "
-    "HDFS.",
+    "families need it, such as transformWithState, because their metadata contains the URL of the checkpoint. Default: "
+    "derived from DESTINATION. Required to copy from other storage to webhdfs://.",
 )
 BATCH_DEFAULT = (
     "Default: the newest batch. Exception: in structure V1 without --confirm-stopped, the default is the newest batch "

@@ -37,7 +37,9 @@ from statestore.format.plain_values import grouped, plain_rows
 @rows_of_several_roots
 @store_option
 @family_option
-@click.option("--version", type=click.IntRange(0), help="Show the state at this version. Give --version or --batch.")
+@click.option(
+    "--version", type=click.IntRange(0), help="Show the state at this version. Cannot be combined with --batch."
+)
 @click.option(
     "--batch",
     type=click.IntRange(0),
@@ -49,7 +51,7 @@ from statestore.format.plain_values import grouped, plain_rows
     metavar="COLUMN=VALUE",
     multiple=True,
     help="Show only rows whose key column has this value, for example user=ann or id=42. Write the value as --output json "
-    "prints it. Omit the quotes of a string. Repeatable: a row must match all conditions.",
+    "prints it, but without quotes. Repeatable: a row must match all conditions.",
 )
 @limit_option
 @scratch_option
@@ -65,10 +67,12 @@ def dump(
     scratch: Path,
     rows: RowOutput,
 ) -> None:
-    """Show the rows of the state at any retained version, decoded with the schema of the state, without Spark.
+    """Show the rows of the state at any retained version, without Spark.
 
-    This verb only reads. It restores one store after another below --scratch, which needs space for the largest store. A
-    list in the state of transformWithState is shown as one row for each element.
+    This verb only reads. It restores one store after another below --scratch. The scratch folder needs space for the
+    largest store.
+
+    If the state of transformWithState contains a list, dump shows one row for each element.
     """
     if version is not None and batch is not None:
         raise click.UsageError("--version and --batch exclude each other: give one of them")

@@ -61,17 +61,16 @@ from statestore.redaction import printable
     "--orphans",
     "everything",
     is_flag=True,
-    help="Find more orphans: files that no committed version can reach. For a job with Statekeeper's operator: also "
-    "examine the stores without changes since the last gc, and abort S3 uploads that are unfinished after one day. For "
-    "any other Spark query: also delete SST files that no snapshot references; this also requires --confirm-stopped.",
+    help="Find more orphans: files that no committed version can reach. For a job with Statekeeper's operator, gc then "
+    "also examines the stores without changes since the last gc, and aborts S3 uploads that are older than one day. For "
+    "any other Spark query, gc then also deletes SST files that no snapshot references. This requires --confirm-stopped.",
 )
 @stopped_option("Used only with --orphans, for a query without Statekeeper's operator.")
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Allow --apply although the audit reports errors. gc lists the errors and the versions that already "
-    "cannot be loaded. It also lists the versions that cannot be loaded after the deletion. Without --apply, gc shows "
-    "these lists and deletes nothing.",
+    help="Allow --apply although the audit reports errors. gc lists the errors, and the versions that cannot be loaded "
+    "before and after the deletion. Without --apply, gc only shows these lists.",
 )
 @scratch_option
 @workers_option
@@ -93,16 +92,14 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    gc deletes a file only if the file is older than --grace and no version within --retain needs it. gc always keeps a
-    version at which all stores can be loaded. If one store cannot be loaded at the oldest version to retain, gc also keeps
-    older versions: for every store, back to a version at which all stores can be loaded.
+    gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc verifies that all
+    stores can be loaded at the oldest retained version. If one store cannot, gc retains more versions.
 
-    gc first audits the checkpoint, like the verb audit. If the audit finds lost or wrong state (an error), gc deletes
-    nothing unless you add --accept-loss. A warning does not stop gc.
+    gc first audits the checkpoint, like the verb audit. If the audit reports an error (lost or wrong state), gc deletes
+    nothing. To delete files nevertheless, add --accept-loss.
 
-    Some files are no longer needed because a newer snapshot replaces them. Before gc --apply deletes such files, it reads
-    this snapshot in full. If the snapshot is corrupt, gc deletes nothing. It reads each snapshot only once: later runs use
-    the recorded result.
+    A snapshot can replace older files. Before gc --apply deletes them, it reads this snapshot in full. If the snapshot is
+    corrupt, gc deletes nothing.
     """
     policy = root.policies.retention
     policy = replace(

@@ -21,9 +21,8 @@ from statestore.maintenance import lease as leases
     "--break",
     "break_it",
     is_flag=True,
-    help="Release the lease of one ROOT. Use it if the holder is dead. Statekeeper does not check this. If the holder is "
-    "alive, gc, repair, rewind and switch stop at their next step. mirror stops before it deletes files. A verb that only "
-    "adds files continues. Runs immediately.",
+    help="Release the lease of one ROOT. First make sure that its holder has ended: Statekeeper does not check this. "
+    "Runs immediately.",
 )
 @output_option
 def lease(root: Opened, break_it: bool, output: Output) -> int:

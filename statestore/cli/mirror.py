@@ -62,16 +62,16 @@ def mirror(
     The first run copies the state of one batch into an empty DESTINATION. Each later run copies only new files. Then it
     deletes old copies from the mirror: files that the source has deleted and that no batch of the mirror needs.
 
-    This verb runs immediately, without --apply. The query of the source may be running. This verb does not change its
-    files. In the mirror, it deletes only files that it has copied before. If a run is interrupted, run the same command
-    again. After each complete run, a query can start from the mirror. It can also start after an interrupted run, except if
-    the source had already deleted batches that the mirror lacks: then Spark cannot start before the next complete run.
+    This verb runs immediately, without --apply. The query of the source may be running. This verb changes no file of the
+    source. In the mirror, it deletes only files that it has copied before.
+
+    After each complete run, a query can start from the mirror. If a run is interrupted, run the same command again.
 
     Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
 
-    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
-    two newest batches. So the mirror stays two batches behind the source. To copy them, stop the query and add
-    --confirm-stopped. This does not apply to a job with Statekeeper's operator.
+    In structure V1, the mirror stays two batches behind the source, because a running query can overwrite the changelogs of
+    its two newest batches. To copy these batches, stop the query and add --confirm-stopped. A job with Statekeeper's
+    operator does not overwrite them: its mirror includes the newest batch.
     """
     by = this_process()
     if destination is None and root.mirror is None:

@@ -40,9 +40,8 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.option(
     "--undo",
     metavar="RUN",
-    help="Undo an earlier repair: put back all files that it quarantined, or none if one of them cannot be put back. RUN "
-    "is the id that repair --apply printed. Rejected if the query has committed a batch since. Runs immediately, without "
-    "--apply.",
+    help="Undo an earlier repair: put back all files that it quarantined. RUN is the id that repair --apply printed. "
+    "Rejected if the query has committed a batch since. Runs immediately, without --apply.",
 )
 @click.option(
     "--deep", is_flag=True, help="Also read every snapshot in full. This finds SST files whose contents are corrupt."
@@ -51,11 +50,11 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
     "--location",
     metavar="URL",
     help="URL that Spark uses for the checkpoint after a move or copy, for example s3a://bucket/folder. Default: derived "
-    "from ROOT. If the checkpoint moved to another kind of storage, repair asks for this option.",
+    "from ROOT. Required if repair cannot derive it, for example after a copy from S3 to HDFS.",
 )
 @for_spark_option(
-    "Repair then also rewrites the headers of all V2 snapshots that this release cannot read. Default: no header is "
-    "rewritten. If there are snapshots of Spark 4.0, repair asks for this option."
+    "Repair then also rewrites the headers of the snapshots that this release cannot read. Default: no header is "
+    "rewritten. Required if the checkpoint has snapshots of Spark 4.0 in structure V2."
 )
 @scratch_option
 @stopped_option("Required for --apply and --undo.")
@@ -77,17 +76,18 @@ def repair(
 
     \b
       - files of rolled-back batches: the logs no longer contain these batches
-      - checksum files (.crc) without their file, or with the checksum of another file
+      - checksum files (.crc) without a file, or with the checksum of another file
       - corrupt snapshots that the newest version does not need
       - other files that Spark reads as a snapshot or a log by mistake
 
-    If the contents of an SST file are corrupt, repair finds the snapshot only with --deep, or after gc --apply has read it.
+    If a snapshot has a corrupt SST file, use --deep: without it, repair does not read SST files.
 
-    After a move or copy of the checkpoint, repair corrects the URLs of the state schemas in the metadata of operators with
-    column families. With --for-spark, it also rewrites the headers of snapshots: in structure V2, Spark 4.0 and later
-    releases cannot read each other's snapshots.
+    If a checkpoint with column families was moved or copied, repair corrects the URLs in its operator metadata.
 
-    If Spark rejects a lineage as too long, or if a snapshot is lost, run another command instead:
+    In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark
+    4.0. With --for-spark, repair rewrites the headers of these snapshots.
+
+    If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. Run:
 
     \b
         statekeeper snapshot ROOT --at-head

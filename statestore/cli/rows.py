@@ -24,14 +24,14 @@ store_option = click.option(
     "wanted",
     metavar="STORE",
     multiple=True,
-    help="Show only this store. Default: all stores. Repeatable. Write OPERATOR, OPERATOR/PARTITION or "
-    "OPERATOR/PARTITION/NAME. Examples: 0 (all stores of operator 0), 0/3 (its partition 3), 0/3/left-keyToNumValues (one "
-    "of the stores that a stream-stream join has in each partition).",
+    help="Show only these stores: OPERATOR, OPERATOR/PARTITION or OPERATOR/PARTITION/NAME. Examples: 0 (all stores of "
+    "operator 0), 0/3 (partition 3 of operator 0), 0/3/left-keyToNumValues (one store of a stream-stream join). "
+    "Repeatable. Default: all stores.",
 )
 family_option = click.option(
     "--family",
     metavar="NAME",
-    help="Show only this column family: a state variable of transformWithState, or one side of a join. Default: all.",
+    help="Show only this column family, for example a state variable of transformWithState. Default: all.",
 )
 
 

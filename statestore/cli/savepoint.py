@@ -126,9 +126,8 @@ def savepoint(
     collection of the source does not delete it. DESTINATION must be empty. This verb only adds files, so it runs
     immediately, without --apply. If it is interrupted, run the same command with the same --batch to complete it.
 
-    In structure V1 (state store checkpoint format version 1), a running Spark query may still replace the changelogs of its
-    two newest batches. To copy them, stop the query and add --confirm-stopped. This does not apply to a job with
-    Statekeeper's operator.
+    In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
+    stop the query and add --confirm-stopped. A job with Statekeeper's operator does not overwrite them.
 
     --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT
     does not contain the new savepoint. For such a savepoint, use its own location as ROOT:

@@ -50,15 +50,15 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--all",
     "take_all",
     is_flag=True,
-    help="Take a snapshot of every store, also of stores with short tails. A store that has the snapshot already is "
-    "skipped. The query may be running.",
+    help="Take a snapshot of every store, also of stores with short tails. Stores are skipped if a new snapshot would not "
+    "shorten their tail. The query may be running.",
 )
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Like --all, and always at the head: a restart then replays no changelogs. It differs from --all only in "
-    "structure V1 without Statekeeper's operator: there, --all takes the snapshot two versions before the head, and "
-    "--at-head requires a stopped query.",
+    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1 without "
+    "Statekeeper's operator, this requires a stopped query, and --all stays two versions behind the head. In all other "
+    "cases, --at-head and --all are the same.",
 )
 @stopped_option("Required for --at-head in structure V1, except for a job with Statekeeper's operator.")
 @for_spark_of_checkpoint_option
@@ -74,10 +74,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="Maximum for the sum of the replay times of all tails, for example 30s. If the predicted sum is longer, stores "
-    "with short tails also get snapshots, the longest tail first, until the sum is within the maximum. The prediction "
-    "uses the replay speed of the last snapshot run, or 8 MiB/s if no speed was measured. Default: the time in "
-    "statekeeper.toml, otherwise no maximum.",
+    help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, stores with "
+    "shorter tails also get snapshots until the total is within the maximum. Default: the time in statekeeper.toml, "
+    "otherwise no maximum.",
 )
 @scratch_option
 @workers_option
@@ -100,8 +99,9 @@ def snapshot(
 ) -> None:
     """Take snapshots of the stores with long tails.
 
-    A store gets a snapshot if its tail has many changelogs (see --changelogs), or if the predicted replay of its tail takes
-    at least 10 s. The setting `restore` in statekeeper.toml changes the 10 s.
+    A tail is the changelogs after the newest snapshot: a restart replays them. A store gets a snapshot if its tail has many
+    changelogs (--changelogs), or if the predicted replay time is at least 10 s. To change this time, set `restore` in
+    statekeeper.toml.
 
     This verb only adds files, so it runs immediately, without --apply. The store with the longest tail comes first. If one
     store fails, the others continue.

@@ -50,8 +50,7 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
 )
 @for_spark_of_checkpoint_option
 @stopped_option(
-    "Required for --apply and --abort. Exception: not required for a job with Statekeeper's operator that is not in a "
-    "batch."
+    "Required for --apply and --abort. A job with Statekeeper's operator needs it only for --apply during a batch."
 )
 @scratch_option
 @workers_option
@@ -71,9 +70,9 @@ def switch(
 ) -> None:
     """Show the plan to move a checkpoint from structure V1 to V2, or back; with --apply, execute it.
 
-    Stop the query before --apply. For each store, switch writes a full snapshot of the head in the target structure. It
-    reads the new snapshot back and compares its rows with the state of the store. Then it rewrites the newest commit. The
-    query continues with the next batch.
+    Stop the query before --apply. For each store, switch writes a snapshot of the head in the target structure. It reads
+    the snapshot back and compares its rows with the state of the store. Then it rewrites the newest commit. The query
+    continues with the next batch.
 
     If a run is interrupted, --apply finishes it and --abort rolls it back. To reverse a completed switch, run switch again
     with --to and the former structure.
