@@ -111,10 +111,10 @@ class Bound:
             storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
         except AlreadyExists as error:
             raise SchemaMismatch(
-                f"an earlier attempt at batch {batch} recorded a new schema, and this job declares a different one; "
+                f"an earlier attempt at batch {batch} recorded a new schema, but this job declares a different schema; "
                 "the batch was not started",
                 path=names.later_schema(batch),
-                hint="run the batch with the schema of its first attempt, then add the next column",
+                hint="run this batch with the schema in this file. Add the next column after the batch is committed",
             ) from error
         binding, older = _evolved(self.binding, {batch: values})
         return Bound(binding, {**self.older, **older}, self.wanted_stores)
@@ -193,7 +193,7 @@ def require_owner(storage: Storage, bound: Binding) -> None:
         return
     at = "" if held.claim is None else f" at {held.claim.at_utc}"
     raise ForeignRoot(
-        f"the state root was claimed for query {held.query_id}{at}; this job of query {bound.query_id} no longer owns it; "
+        f"the state root was claimed for query {held.query_id}{at}, so query {bound.query_id} no longer owns it; "
         "the batch was not started",
         path=storage.url,
         hint=f"stop this job. Start it again only with the checkpoint of query {held.query_id}, which owns the root",

@@ -212,7 +212,7 @@ class OpenStore:
             what = f"version {version}{of_family} does not fit the schema in {self._layout.path}: {error.what}"
             if not self._layout.is_described:
                 raise UnknownFormatVersion(
-                    f"{what}; the operator has no metadata, so that the encoding of its keys is unknown",
+                    f"{what}; the operator has no metadata, so the encoding of its keys is unknown",
                     path=str(self._store),
                     hint="to write the metadata, start the query once with Spark 4.0 or later",
                 ) from error

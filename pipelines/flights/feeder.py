@@ -114,7 +114,7 @@ class Feeder:
         try:
             return DeltaTable(self._path)
         except TableNotFoundError as cause:
-            raise StorageError("the table is gone", path=self._path, hint="start the job again") from cause
+            raise StorageError("the table was deleted", path=self._path, hint="start the job again") from cause
         except (DeltaError, OSError) as cause:
             raise self._unusable("the table cannot be read", cause) from cause
 
@@ -126,7 +126,7 @@ class Feeder:
 
     def _unusable(self, what: str, cause: Exception) -> StorageError:
         return StorageError(
-            f"{what}: {cause}", path=self._path, hint="look at the disk and its rights, then start again"
+            f"{what}: {cause}", path=self._path, hint="check the disk and its permissions, then start again"
         )
 
 

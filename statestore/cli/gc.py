@@ -243,8 +243,8 @@ def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
     )
     if kept.laggard is not None:
         yield (
-            f"{kept.laggard} has the oldest base and keeps {kept.of_laggard:,} of them, which not every store needs; to "
-            "free them, run: statekeeper snapshot ROOT --all"
+            f"store {kept.laggard} has the oldest base, and gc keeps {kept.of_laggard:,} batch logs because of it. To free "
+            "them, run: statekeeper snapshot ROOT --all"
         )
 
 

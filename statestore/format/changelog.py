@@ -322,7 +322,7 @@ def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
     if odd.any():
         place = int(key_start[odd][0]) - 5
         raise CorruptFile(
-            f"has at byte {place:,} a delete with a value, or a put without one", path=reader.path, hint=_HINT
+            f"has at byte {place:,} a delete with a value, or a put without a value", path=reader.path, hint=_HINT
         )
     return None if np.isin(kinds, _LAST_WINS).all() else kinds
 

@@ -88,10 +88,10 @@ def next_entry(entries: Iterable[LogEntry], batch: int, url: str) -> NextEntry:
     missing = next((entry for entry in needed if entry not in found), None)
     if missing is not None:
         raise ObjectMissing(
-            f"is missing; the log of the sink must have every entry up to batch {newest}, the newest of the checkpoint",
+            f"is missing; Spark needs this entry to continue the log of the sink after batch {newest}; nothing was changed",
             path=f"{url}/{missing.path}",
-            hint="give the `path` of the sink of this query with --file-sink, or restore the entry from a backup. If an "
-            "earlier rescale appended this batch without --file-sink, first run: statekeeper rewind ROOT --to-batch N",
+            hint="make sure that --file-sink is the `path` of the sink of this query. If it is, restore the file from a "
+            "backup. If an earlier rescale ran without --file-sink, first undo it: statekeeper rewind ROOT --to-batch N",
         )
     return NextEntry(_named(batch, interval), needed, interval, is_known)
 
@@ -129,8 +129,8 @@ def _interval(compacted: list[int], batch: int, url: str) -> tuple[int, bool]:
         if _named(batch, first) == _named(batch, derived):
             return first, True
     raise RefusedAsUnsafe(
-        f"the compacted entries {', '.join(map(str, sorted(compacted)))} do not show the interval of compactions; the name "
-        f"of the entry of batch {batch} is unknown; nothing was changed",
+        f"the compacted entries {', '.join(map(str, sorted(compacted)))} do not show the compaction interval of the sink, "
+        f"so the name of the entry of batch {batch} is unknown; nothing was changed",
         path=f"{url}/{LOG}",
         hint="run the query until it writes the next compacted entry, stop it, then run this command again",
     )

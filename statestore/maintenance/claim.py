@@ -236,8 +236,8 @@ def _lost_sources(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
     for number, offset in enumerate(gathered.offsets[gathered.newest].sources):
         if file_source.position(offset) is not None:
             yield RefusedAsUnsafe(
-                f"source {number} reads files, and only the lost checkpoint had the list of files that are already read; "
-                "with a new checkpoint, the query would read all files again",
+                f"source {number} reads files, and the list of the files that it has already read is in the lost "
+                "checkpoint. With a new checkpoint, the query would read all files again",
                 path=gathered.url,
                 hint="restore the checkpoint from a backup, or start over with a new root and a new checkpoint",
             )
@@ -254,7 +254,7 @@ def _diverged(gathered: ClaimFacts, there: CheckpointFacts) -> Iterator[Statekee
             f"the newest batch of the checkpoint is {there.newest}, but the newest batch of the root is {gathered.newest}; "
             "nothing was written",
             path=behind,
-            hint=f"rewind the other one to the same batch: statekeeper rewind {ahead} --to-batch {target}",
+            hint=f"rewind {ahead} to the same batch: statekeeper rewind {ahead} --to-batch {target}",
         )
     elif mine.sources != there.sources:
         yield RefusedAsUnsafe(
@@ -293,12 +293,12 @@ def execute(root: Storage, checkpoint: Storage | None, planned: ClaimPlan, *, by
 def require_same(root: Storage, planned: ClaimPlan, again: ClaimPlan) -> None:
     """Require that a plan that was made again is the confirmed one. Raises `RefusedAsUnsafe`."""
     if not planned.is_same(again):
-        raise _changed(root, "the root, its owner or the checkpoint has changed since the plan was made")
+        raise _changed(root, "the state root or the checkpoint is no longer the same as in the plan")
 
 
 def _changed(root: Storage, problem: str) -> RefusedAsUnsafe:
     return RefusedAsUnsafe(
         f"{problem}; nothing was changed",
         path=root.url,
-        hint="stop the former job, verify that its application has ended, and run this again",
+        hint="stop the former job. After its application has ended, run this command again",
     )

@@ -116,5 +116,5 @@ def _parsed(data: bytes, path: str) -> Hold:
         raise CorruptFile(
             f"is no valid hold of a batch: {error}",
             path=path,
-            hint="delete the file after a day, or if no savepoint is being made",
+            hint="make sure that no clone, mirror or savepoint is running. Then delete the file",
         ) from error

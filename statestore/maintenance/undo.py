@@ -131,8 +131,8 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
         raise RefusedAsUnsafe(
             "is missing; without it, this run cannot be undone",
             path=names.quarantine_position(gathered.run),
-            hint="if a switchover moved these files, switch back: statekeeper switch ROOT --to v1 (or v2). Otherwise leave "
-            "them there: gc deletes them later",
+            hint="if this run was a switchover, reverse it with: statekeeper switch ROOT --to v1 (or v2). Otherwise, leave "
+            "the files of this run in quarantine: gc deletes them later",
         )
     _require_position(record, gathered.position_now)
     _require_all_commits(gathered, record)

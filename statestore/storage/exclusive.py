@@ -30,7 +30,7 @@ def require_exclusive_create(storage: Storage, ids: Ids) -> None:
             "the storage overwrites an existing object on create; two drivers would overwrite each other's "
             "batches. Nothing was created",
             path=storage.url,
-            hint="use a storage that supports If-None-Match on uploads: Amazon S3, or a newer release of yours",
+            hint="use a storage that supports If-None-Match on uploads: Amazon S3, or a newer release of your storage",
         )
     finally:
         # A job may lack the permission to delete. The object then remains as an unfinished file.

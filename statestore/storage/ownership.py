@@ -123,11 +123,11 @@ def _require_chown(seen: dict[tuple[int, int], Path], probe: Path) -> None:
 
 def _foreign(place: Path, user: int, group: int) -> ForeignOwner:
     return ForeignOwner(
-        f"belongs to user {user} and group {group}; this process runs as user {os.geteuid()}, and the query could not use "
-        f"files of user {os.geteuid()}. Nothing was written",
+        f"belongs to user {user} and group {group}, but this process runs as user {os.geteuid()}: the query could not "
+        "replace the files of this process. Nothing was written",
         path=str(place),
-        hint=f"run it as user {user} with group {group}, or as root: setpriv --reuid {user} --regid {group} "
-        "--clear-groups statekeeper ...",
+        hint=f"run the command as user {user} and group {group}. As root, you can start it with: setpriv --reuid {user} "
+        f"--regid {group} --clear-groups statekeeper ...",
     )
 
 

@@ -261,7 +261,7 @@ def test_keys_with_an_undescribed_prefix_are_rejected_with_a_typed_error(root: P
     assert sorted(counts(json_output("dump", root)["rows"])) == NEWEST
     checkpoint.storage.delete([names.operator_metadata(0)])
     told = refused(run("dump", root))
-    assert "the operator has no metadata, so that the encoding of its keys is unknown" in told
+    assert "the operator has no metadata, so the encoding of its keys is unknown" in told
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------

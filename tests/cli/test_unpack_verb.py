@@ -92,7 +92,7 @@ def test_gc_names_the_store_that_keeps_batch_logs(logged: Checkpoint, tmp_path: 
     [snapshot] = root.glob(f"{laggard.folder}/*.zip")
     snapshot.unlink()
     shown = CliRunner().invoke(main, run[1], obj=MAINTAINER).output
-    assert f"{laggard} has the oldest base and keeps" in shown, shown
+    assert f"{laggard} has the oldest base, and gc keeps" in shown, shown
     assert "run: statekeeper snapshot ROOT --all" in shown
     kept = json.loads(CliRunner().invoke(main, [*run[1], "--output", "json"], obj=MAINTAINER).stdout)["batch_logs"]
     assert (kept["laggard"], kept["of_laggard"]) == (str(laggard), 4)

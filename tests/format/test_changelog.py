@@ -208,7 +208,7 @@ def test_unknown_record_kinds_and_deletes_with_values_are_rejected() -> None:
     with pytest.raises(UnknownFormatVersion, match="has a record of the unknown kind 0x21 at byte 4"):
         kinds_read(head + b"\x21" + record(b"k", b"v") + b"\0")
     for odd in (bytes([Kind.DELETE]) + record(b"k", b"v"), bytes([Kind.PUT]) + record(b"k", None)):
-        with pytest.raises(CorruptFile, match="a delete with a value, or a put without one"):
+        with pytest.raises(CorruptFile, match="a delete with a value, or a put without a value"):
             kinds_read(head + odd + b"\0")
 
 

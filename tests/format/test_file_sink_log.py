@@ -74,9 +74,9 @@ def test_the_name_is_the_one_that_spark_expects_whatever_the_conf(batches: int, 
 
 def test_an_interval_that_cannot_be_known_is_rejected() -> None:
     # The first compaction of 24 batches, or the only one that was not deleted of 12 batches each.
-    with pytest.raises(RefusedAsUnsafe, match="do not show the interval"):
+    with pytest.raises(RefusedAsUnsafe, match="do not show the compaction interval"):
         next_entry([LogEntry(23, is_compacted=True), *(LogEntry(n) for n in range(24, 35))], 35, URL)
-    with pytest.raises(RefusedAsUnsafe, match="do not show the interval"):
+    with pytest.raises(RefusedAsUnsafe, match="do not show the compaction interval"):
         next_entry([*log(10), LogEntry(12, is_compacted=True)], 13, URL)
 
 

@@ -226,7 +226,7 @@ REFUSED: list[tuple[str, Callable[[Storage, Storage], None], type[StatekeeperErr
     ("other input", lambda _, there: at(there, 7, ('"other"',)), RefusedAsUnsafe, "other source offsets"),
     ("a folder with other files", lambda _, there: _created(there, "x"), DestinationNotEmpty, "it contains x"),
     ("a batch that has begun", begun, RefusedAsUnsafe, "batch 8 has begun"),
-    ("a source of files", of_files, RefusedAsUnsafe, "only the lost checkpoint had the list"),
+    ("a source of files", of_files, RefusedAsUnsafe, "is in the lost checkpoint"),
 ]
 
 

@@ -115,7 +115,7 @@ def test_a_user_who_cannot_set_the_owner_is_rejected_before_any_write(root: Path
     before = owned(root)
 
     def refused() -> None:
-        with pytest.raises(ForeignOwner, match=rf"belongs to user {SPARK} .* run it as user {SPARK}"):
+        with pytest.raises(ForeignOwner, match=rf"belongs to user {SPARK} .* run the command as user {SPARK}"):
             open_storage(str(root)).require_ownership()
 
     assert as_user(OTHER, refused) == 0

@@ -67,7 +67,7 @@ def writer(codec: str, sink: BinaryIO) -> CompressedWriter:
     if name not in _WRITERS:
         raise UnknownFormatVersion(
             f"the compression codec {codec} is not supported (supported: {', '.join(_WRITERS)})",
-            hint="nothing was changed; a query's own codec class cannot be written",
+            hint="nothing was changed; a custom codec class of the query is not supported",
         )
     return _WRITERS[name](sink)
 

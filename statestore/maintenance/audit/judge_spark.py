@@ -58,8 +58,8 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 "is an unrecognized file",
                 "every version loads, but Spark's maintenance may fail on this file"
                 if number is None or number <= facts.logs.newest_version
-                else f"every version loads, but Spark's maintenance takes version {number:,} as the newest and deletes "
-                "snapshots and changelogs that are still needed",
+                else f"every version loads, but Spark's maintenance assumes that version {number:,} is the newest and "
+                "deletes snapshots and changelogs that are still needed",
                 "move the file to a folder outside the checkpoint",
                 Severity.WARNING,
             )
@@ -144,11 +144,11 @@ def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Fin
             kind=FindingKind.FORMAT_FLIPPED,
             store=store,
             file=store.changelog(stray),
-            problem=f"belongs to the uncommitted batch {head:,} and has a checksum file; in structure V1, Spark 4.2 writes "
-            f"no checksum file",
-            meaning=f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and fails in its first batch "
+            problem=f"belongs to the uncommitted batch {head:,} and has a checksum file, which Spark 4.2 writes only in "
+            f"structure V2",
+            meaning=f"the query was started with {FORMAT_VERSION}=2 on a V1 checkpoint and failed in its first batch "
             f"(None.get); no state is lost",
-            action=f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1; to change the structure, run: statekeeper "
+            action=f"to restart from batch {head - 1:,}, set {FORMAT_VERSION}=1. To change the structure, run: statekeeper "
             f"switch ROOT --to v2",
         )
         return
@@ -233,7 +233,7 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         if len(dead) > 1
         else f"belongs to {numbers}, but {logged}",
         meaning=meaning,
-        action=f"before you start the query, {move_away(store.provider, 'these files')}; if the logs were lost instead, "
+        action=f"before you start the query, {move_away(store.provider, 'these files')}; if the query was not rolled back, "
         f"restore {names.COMMITS}/ and {names.OFFSETS}/ from a backup",
     )
 
@@ -271,13 +271,15 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
     else:
         error = "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED"
     if is_v1_changelog:
-        reader = "Spark 4.1 (later releases ignore it in structure V1)"
+        reader = "Spark 4.1"
     meaning = f"{reader} rejects {refused.file.rpartition('/')[2]} ({error})"
     if hang:
-        meaning += f" and cannot restore {ranges(hang)} from it; without {refused.checksum.path.rpartition('/')[2]}, "
+        meaning += f" and cannot restore {ranges(hang)}; if you delete {refused.checksum.path.rpartition('/')[2]}, "
         meaning += restart.explained
     else:
-        meaning += "; every version loads without it"
+        meaning += "; every version loads without this file"
+    if is_v1_changelog:
+        meaning += "; later Spark releases ignore the checksum file in structure V1"
     return Finding(
         severity=Severity.ERROR if hang and not is_v1_changelog else Severity.WARNING,
         kind=kind,

@@ -362,11 +362,11 @@ def _longer(one: View, zips: str) -> tuple[str, str]:
     """Return the consequence and the next step of snapshots that no version needs."""
     meaning = "every version can still be restored, but with a longer replay"
     if one.facts.store.provider is Provider.HDFS_BACKED:
-        meaning += "; Spark 4.1 and earlier releases cannot restore versions from this file on"
+        meaning += "; Spark 4.1 and earlier releases cannot restore the version of this file and later versions"
         return meaning, f"stop the query and {move_away(one.facts.store.provider, zips)}; Spark takes another snapshot"
     return meaning, (
-        f"to quarantine {zips}, stop the query and run: statekeeper repair ROOT --deep --apply --confirm-stopped; "
-        f"then run: statekeeper snapshot ROOT --all"
+        f"stop the query. To quarantine {zips}, run: statekeeper repair ROOT --deep --apply --confirm-stopped. Then run: "
+        f"statekeeper snapshot ROOT --all"
     )
 
 
@@ -392,7 +392,11 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
     stops = left < policy.least_commits_left
     take = "statekeeper snapshot ROOT --all"
     # A running Spark query continues its lineage: it looks for snapshots only when it loads a store.
-    restart = ". Then restart the query: it does not find the snapshots before" if one.origin is Origin.NATIVE else ""
+    restart = (
+        ". Then restart the query, because it finds these snapshots only at the start"
+        if one.origin is Origin.NATIVE
+        else ""
+    )
     yield Finding(
         severity=Severity.ERROR if stops else Severity.WARNING,
         kind=FindingKind.NEAR_CEILING,

@@ -28,10 +28,10 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
 def unknown_sources(batch: int) -> RefusedAsUnsafe:
     """Return the error for named file sources whose positions cannot be matched with their folders."""
     return RefusedAsUnsafe(
-        f"contains several named sources, and the offset log does not name them: the files that batch {batch} has read are "
-        "unknown; nothing was written",
+        f"contains several named sources, but offsets/{batch} does not contain their names: the files that this batch has "
+        "read are unknown, so nothing was written",
         path=names.SOURCES,
-        hint="stop the query and copy the whole checkpoint with another program; then start it in the copy",
+        hint="stop the query. Then copy the whole checkpoint with a general tool, for example aws s3 sync or cp",
     )
 
 
@@ -109,5 +109,5 @@ def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> Vers
     return VersionNotLoadable(
         f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was written",
         path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE. Then run this command with --batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE. Then give this batch with --batch",
     )

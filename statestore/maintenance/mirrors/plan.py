@@ -160,10 +160,11 @@ def _damaged(facts: CloneFacts, files: Iterable[CopyFile]) -> Iterator[Statekeep
         if there is None or not mirror_names.is_final(file.path) or there.size_bytes == file.size_bytes:
             continue
         yield RefusedAsUnsafe(
-            f"has {file.size_bytes:,} bytes in the source and {there.size_bytes:,} in the mirror: one of them is damaged; "
-            "nothing was written",
+            f"has {file.size_bytes:,} bytes in the source and {there.size_bytes:,} in the mirror: one of the two files is "
+            "damaged; nothing was written",
             path=f"{facts.source_place.url}/{file.path}",
-            hint=f"restore it from the other root. To find it, run: statekeeper audit {facts.source_place.url} --deep",
+            hint=f"to find out whether the file in the source is damaged, run: statekeeper audit {facts.source_place.url} "
+            "--deep. Then replace the damaged file by the other file",
         )
 
 

@@ -70,7 +70,7 @@ def _unproved(store: StorePath, error: StatekeeperError) -> VersionNotLoadable:
     return VersionNotLoadable(
         f"{store} cannot be restored at this batch: {error.what}; nothing was changed",
         path=error.path,
-        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then use it as --to-batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then give this batch with --to-batch",
     )
 
 

@@ -88,8 +88,9 @@ def _plan_sink(planned: RewritePlan, url: str | None, open_sink: OpenSink) -> Fi
         begun = planned.half_done.begun
         expected = None if begun.file_sink is None else begun.file_sink.url
         if url is not None and open_sink(url).url != expected:
+            option = "without --file-sink" if expected is None else f"with --file-sink {expected}"
             raise RefusedAsUnsafe(
-                f"the interrupted {begun.described} started {f'with {expected}' if expected else 'without a file sink'}",
+                f"the interrupted {begun.described} was started {option}; nothing was changed",
                 path=url,
                 hint=f"to finish it, run: {begun.finishing}; to reverse it, run: {begun.reversing}",
             )

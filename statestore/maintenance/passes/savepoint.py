@@ -156,11 +156,9 @@ def _saved(
 def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Maintainer, mode: Mode) -> Iterator[None]:
     """Have the lease of the destination, and hold the batch in the source unless its mode is `observe`."""
     run, batch = by.ids.fresh(), prepared.plan.begun.batch
-    unheld = (
-        "Spark deletes old files of state in spite of it" if prepared.gathered.contents.origin is Origin.NATIVE else ""
-    )
+    unheld = "Spark deletes old state files itself" if prepared.gathered.contents.origin is Origin.NATIVE else ""
     if mode is Mode.OBSERVE:
-        unheld = "mode observe allows none"
+        unheld = "mode observe allows no hold in the source"
     with ExitStack() as stack:
         stack.enter_context(lease.beating(destination, "savepoint", run=run, holder=by.holder, clock=by.clock))
         if mode is not Mode.OBSERVE:
@@ -172,10 +170,10 @@ def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Mai
             if not unheld:
                 raise
             raise VersionNotLoadable(
-                f"{error.what}; no hold protects the batch during the run: {unheld}",
+                f"{error.what}; this run could not prevent the deletion of files in the source, because {unheld}",
                 path=error.path,
-                hint=f"first save the files: statekeeper savepoint {source.url} FILES --label LABEL; then the rows from "
-                "there: statekeeper savepoint FILES ROWS --rows, with two empty locations FILES and ROWS",
+                hint=f"first save the files: statekeeper savepoint {source.url} FILES --label LABEL. Then save the rows of "
+                "this copy: statekeeper savepoint FILES ROWS --rows. FILES and ROWS are two empty locations",
             ) from error
 
 

@@ -45,26 +45,27 @@ def batch_at(storage: Storage, seconds: float) -> int:
     in_order = [time for _, time in sorted(known)]
     if len(known) < len(times) or in_order != sorted(in_order):
         raise RefusedAsUnsafe(
-            "the modification times of the commits are not in the order of the batches, for example after a copy of the "
-            "checkpoint; the batch at this time is unknown",
+            "the modification times of these files are not in the order of the batches, for example because the checkpoint "
+            "was copied. So Statekeeper cannot find a batch by its time; nothing was changed",
             path=f"{storage.url}/{names.COMMITS}",
-            hint="use --to-batch instead of --to",
+            hint="give the number of the batch with --to-batch, without --to",
         )
     older = [batch for batch, time in known if time <= seconds]
     if not older:
         first, time = min(known)
         raise VersionNotLoadable(
-            f"the oldest retained batch, {first}, was committed at {_utc(time)}, later than {_utc(seconds)}",
+            f"no retained batch is from {_utc(seconds)} or earlier: the oldest retained batch, {first}, was committed at "
+            f"{_utc(time)}",
             path=names.commits(first),
             hint="choose a later time, or restore the checkpoint from a backup",
         )
     later = [batch for batch, time in known if time > seconds]
     if later and _began_before(storage, min(later) + 1, seconds):
         raise RefusedAsUnsafe(
-            "the modification time of this file is later than the commit of its batch, for example after rewind --undo or "
-            "after a copy of the checkpoint; the batch at this time is unknown",
+            "was written again after its batch was committed, for example by rewind --undo or by a copy of the checkpoint. "
+            "So Statekeeper cannot find a batch by its time; nothing was changed",
             path=names.commits(min(later)),
-            hint="use --to-batch instead of --to",
+            hint="give the number of the batch with --to-batch, without --to",
         )
     return max(older)
 

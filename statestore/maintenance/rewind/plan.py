@@ -269,15 +269,15 @@ def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> Vers
     return VersionNotLoadable(
         f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was changed",
         path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then use it as --to-batch",
+        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then give this batch with --to-batch",
     )
 
 
 def _of_sources(gathered: RewindFacts) -> Iterator[StatekeeperError]:
     if gathered.positions is None:
         yield RefusedAsUnsafe(
-            f"contains several named sources, and the offset log does not name them: the entries that batch "
-            f"{gathered.batch} has read are unknown",
+            f"contains several named sources, but offsets/{gathered.batch} does not contain their names: the files that "
+            f"this batch has read are unknown, so nothing was changed",
             path=names.SOURCES,
             hint="restore the whole checkpoint from a backup",
         )

@@ -79,10 +79,10 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     if versions[0] == 0:
         return _position(table, first, versions[-1], holds, others)
     raise RefusedAsUnsafe(
-        f"the Delta log begins at version {versions[0]} and has no batch up to {batch} of query "
-        f"{', '.join(sorted(query_ids))}; Statekeeper cannot tell which version to restore",
+        f"the Delta log begins at version {versions[0]} and contains no batch up to {batch} of query "
+        f"{', '.join(sorted(query_ids))}; Statekeeper cannot tell which version of the table to restore",
         path=f"{table.url}/{_LOG}",
-        hint="choose the version by its time in DESCRIBE HISTORY, and run this command without --sink",
+        hint="find the version by its time in DESCRIBE HISTORY. Then run this command without --sink",
     )
 
 
@@ -121,10 +121,10 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
     """Require that the version has no batch of an unknown job: it may be this query under an id that no record has."""
     if commit.unknown is not None:
         raise RefusedAsUnsafe(
-            f"has a batch of {commit.unknown}, which is neither the query nor a known former id of it; the version of the "
-            "table to restore is unknown",
+            f"contains a batch of an unknown query ({commit.unknown}). It may be a former id of this query, so Statekeeper "
+            "cannot tell which version of the table to restore",
             path=f"{table.url}/{_commit_path(version)}",
-            hint="find the version with DESCRIBE HISTORY, and run this command without --sink",
+            hint="find the version with DESCRIBE HISTORY. Then run this command without --sink",
         )
 
 

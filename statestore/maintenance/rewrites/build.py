@@ -103,8 +103,8 @@ def _families(group: StoreGroup, sources: Sequence[Source]) -> SnapshotMetadata 
         return None
     if any(base.column_families != bases[0].column_families for base in bases):
         raise UnknownFormatVersion(
-            f"operator {group.operator}, store {group.name}: the partitions number their column families differently; "
-            f"their rows cannot be moved",
+            f"operator {group.operator}, store {group.name}: the ids of the column families differ between the partitions; "
+            f"the rows cannot be moved",
             hint="keep the number of partitions",
         )
     return max(bases, key=lambda base: base.largest_family_id)

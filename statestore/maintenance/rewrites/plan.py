@@ -128,8 +128,8 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
     is_unknown_spark = spark is None and stopped.may_be_of_4_0 and stopped.origin is Origin.NATIVE
     if structure is Structure.V2 and is_unknown_spark and stopped.half_done is None:
         yield (
-            "Spark 4.0 needs other snapshots in structure V2 than later releases, and the checkpoint does not show the "
-            "release: add --for-spark"
+            "in structure V2, Spark 4.0 and later releases need different snapshots, and the checkpoint does not show the "
+            "Spark release: add --for-spark"
         )
     if local_bytes > stopped.free_bytes:
         yield (
@@ -146,13 +146,16 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
         yield from _of_own_root(facts.stopped, facts.key_groups, goal)
     elif facts.stopped.partitions is None:
         path = names.offsets(facts.stopped.batch)
-        yield f"{path} does not name spark.sql.shuffle.partitions: the present number is unknown"
+        yield (
+            f"{path} does not contain spark.sql.shuffle.partitions, so the present number of partitions is unknown: run "
+            "the query for one more batch and stop it. Then run this command again"
+        )
     if facts.stopped.conf.provider is Provider.HDFS_BACKED:
         # An interrupted run leaves <N+2>.snapshot. The default provider ignores the guards of `execute`. A query that is
         # started then runs batch N+1 and afterwards loads this snapshot, without the rows of its batch.
         yield (
-            "the query uses Spark's default provider, which would load a part of the new snapshots if the rescale were "
-            "interrupted: first move it to RocksDB with: statekeeper convert ROOT --to rocksdb"
+            "rescale does not support Spark's default provider: first move the query to RocksDB with: statekeeper convert "
+            "ROOT --to rocksdb"
         )
     for operator in facts.operators:
         yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
@@ -174,14 +177,17 @@ def _of_own_root(stopped: SwitchoverFacts, key_groups: int, goal: Rescale) -> It
 def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
     if facts.stopped.conf.provider is goal.provider:
         yield (
-            f"the checkpoint has the provider {goal.provider.value} already: to change its structure, run: statekeeper "
-            f"switch ROOT --to {goal.structure.value}"
+            f"the checkpoint already has the provider {goal.provider.value}, so there is nothing to convert. To change its "
+            f"structure, run: statekeeper switch ROOT --to {goal.structure.value}"
         )
         return
     if goal.provider is Provider.HDFS_BACKED and goal.structure is Structure.V2:
         yield f"{goal.provider.value} supports only structure V1: omit --structure"
     if goal.provider is Provider.HDFS_BACKED and facts.stopped.structure is Structure.V2:
-        yield "the default provider has no structure V2: first run: statekeeper switch ROOT --to v1"
+        yield (
+            f"{goal.provider.value} supports only structure V1, but the checkpoint has structure V2: first run: "
+            "statekeeper switch ROOT --to v1"
+        )
     for operator in facts.operators:
         for name, encoding in operator.encodings.items():
             if isinstance(encoding, StatekeeperError):

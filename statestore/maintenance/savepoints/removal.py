@@ -92,8 +92,8 @@ def _refusals(
 ) -> Iterator[StatekeeperError]:
     if label.destination != destination.url:
         yield RefusedAsUnsafe(
-            f"is not the location in the record of the savepoint {label.label}, which is {label.destination}: the "
-            "savepoint was copied or moved; nothing was deleted",
+            f"is a copy of the savepoint {label.label}, or the savepoint was moved here: its record contains the location "
+            f"{label.destination}; nothing was deleted",
             path=destination.url,
             hint="if you do not need these files, delete the folder by hand",
         )
@@ -110,7 +110,7 @@ def _refusals(
     if found is None or not found.is_same(label):
         there = "has no label" if found is None else f"is the savepoint {found.label} of {found.source}"
         yield RefusedAsUnsafe(
-            f"{there}: it is not the savepoint {label.label} of batch {label.batch}; nothing was deleted",
+            f"{there}, so it is not the savepoint {label.label} of batch {label.batch}; nothing was deleted",
             path=destination.url,
             hint="examine the location; if its files are not needed, delete them by hand",
         )

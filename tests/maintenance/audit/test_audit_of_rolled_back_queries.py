@@ -167,6 +167,6 @@ def test_a_start_with_the_wrong_structure_is_a_finding_with_an_action(v1: Storag
     assert (finding.kind, finding.severity) == (FindingKind.FORMAT_FLIPPED, Severity.WARNING)
     assert finding.file == STORE.changelog(VersionId(7))
     assert finding.action.startswith("to restart from batch 5, set ")
-    assert "checkpointFormatVersion=1;" in finding.action
+    assert "checkpointFormatVersion=1." in finding.action
     add_sidecar(v1, STORE.changelog(VersionId(6)))
     assert audited(v1).findings == (), "Spark 4.1 gives one to each changelog"

@@ -160,7 +160,7 @@ def test_a_time_is_rejected_if_the_files_of_the_commits_are_newer_than_their_bat
         time = 1000.5 + batch if batch < 6 else 9000.0 + batch
         os.utime(tmp_path / "root" / names.commits(batch), (time, time))
     assert rewind.batch_at(root, 1004.9) == 4
-    with pytest.raises(RefusedAsUnsafe, match="later than the commit of its batch"):
+    with pytest.raises(RefusedAsUnsafe, match="was written again after its batch was committed"):
         rewind.batch_at(root, 1008.0)
 
 

@@ -168,7 +168,7 @@ def test_an_observed_source_gets_no_hold_and_advice(disks: Roots, tmp_path: Path
     seen: list[list[str]] = []
     observed = Policies(mode=Mode.OBSERVE)
     source.delete([entry.path for entry in source.list("state/0/1") if "/8_" in entry.path])
-    with pytest.raises(VersionNotLoadable, match="mode observe allows none") as raised:
+    with pytest.raises(VersionNotLoadable, match="mode observe allows no hold") as raised:
         passes.savepoint.execute_rows(
             source,
             destination,
