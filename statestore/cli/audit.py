@@ -37,8 +37,8 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="Number of versions that gc retains. If an older version cannot be restored, this is no finding. Use the same "
-    "number for gc. Default: the number in statekeeper.toml, otherwise 100.",
+    help="Number of versions to verify. Use the same number as for gc. Default: the number in statekeeper.toml, otherwise "
+    "100.",
 )
 @scratch_option
 @click.option(

@@ -43,9 +43,8 @@ from statestore.maintenance.passes import PreparedClone
 @click.option(
     "--new-query",
     is_flag=True,
-    help="Give the clone a new query id. Use it if the clone writes to the sink of the source: with the old id, a sink "
-    "such as Delta skips the batches of the clone, because it already has batches with these numbers. Default: the clone "
-    "keeps the query id of the source.",
+    help="Give the clone a new query id. Use it if both queries write to the same Delta table: with the same id, the table "
+    "skips a batch if it already has a batch with this number. Default: the clone keeps the query id of the source.",
 )
 @click.option("--query-id", metavar="UUID", help="The new query id. Implies --new-query. Default: a random id.")
 @copy_location_option
@@ -69,15 +68,14 @@ def clone(
 ) -> None:
     """Copy a checkpoint at one batch to another location. A Spark query can start from the copy.
 
-    The query of the source may be running. This verb does not change its files. The clone contains the state of one batch.
-    It also contains the entries of the offset log and the commit log that Spark needs to start after this batch: at least
-    the last two of each.
+    The query of the source may be running. This verb does not change its files. The clone contains all files that Spark
+    needs to start after this batch.
 
     DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
     the same command with the same --batch to complete the clone.
 
     In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
-    stop the query and add --confirm-stopped. A job with Statekeeper's operator does not overwrite them.
+    stop the query and add --confirm-stopped. For a job with Statekeeper's operator, this is not necessary.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")

@@ -41,7 +41,7 @@ _WORDING = Wording(
     "--to",
     type=click.Choice(list(_PROVIDERS)),
     callback=lambda _, __, value: None if value is None else _PROVIDERS[value],
-    help="Provider afterwards: rocksdb, or hdfs, Spark's default provider that keeps the state in memory.",
+    help="New provider of the checkpoint. hdfs is Spark's default provider, which keeps the state in memory.",
 )
 @click.option(
     "--structure",
@@ -49,7 +49,7 @@ _WORDING = Wording(
     default=Structure.V1.value,
     show_default=True,
     callback=lambda _, __, value: Structure(value),
-    help="Structure of the checkpoint afterwards. hdfs supports only v1.",
+    help="Structure of the converted checkpoint. hdfs supports only v1.",
 )
 @rewrite_options("conversion")
 @click.pass_context
@@ -70,15 +70,15 @@ def convert(
 ) -> None:
     """Show the plan for another state store provider; with --apply, execute it.
 
-    Stop the query first. convert encodes each row of the state for the other provider and keeps its partition. It writes
-    one snapshot for each store, reads it back and compares all rows. Then it appends one batch without rows to the offset
-    log and the commit log. The query continues after this batch with the other provider. The offset log names the provider,
-    and Spark ignores the setting of the session.
+    Stop the query first. convert encodes each row of the state for the other provider. It writes one snapshot for each
+    store, reads it back and compares all rows. Then it appends one batch without rows to the offset log and the commit log.
+    The query continues after this batch with the other provider. Spark reads the provider from the offset log, so you do
+    not set it in the query.
 
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
 
-    The files of the former provider remain until gc deletes them. hdfs supports no operators with column families, such as
-    transformWithState.
+    The files of the former provider remain until gc deletes them. The provider hdfs does not support operators with column
+    families, such as transformWithState.
     """
     if abort == (to is not None) or (abort and (apply or file_sink)):
         raise click.UsageError("give --to (with or without --apply and --file-sink), or --abort")

@@ -98,7 +98,7 @@ def gc(
     gc first audits the checkpoint, like the verb audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.
 
-    A snapshot can replace older files. Before gc --apply deletes them, it reads this snapshot in full. If the snapshot is
+    gc --apply reads a snapshot in full before it deletes the older files that this snapshot replaces. If the snapshot is
     corrupt, gc deletes nothing.
     """
     policy = root.policies.retention

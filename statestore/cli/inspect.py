@@ -40,8 +40,8 @@ from statestore.query_metrics import QueryMetrics
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     """Show each store of a checkpoint. This verb only reads.
 
-    For each store, it shows the snapshot from which a restart begins (base), the changelogs that a restart replays after it
-    (tail), the predicted restore time, and the number and size of the files.
+    For each store, it shows the snapshot from which a restart begins (base) and the changelogs that a restart replays
+    (tail). It also shows the predicted restore time, and the number and size of the files.
     """
     if lineage is not None:
         _show_lineage(root, lineage, output)

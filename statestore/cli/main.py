@@ -35,12 +35,10 @@ def main(config: Path | None) -> None:
     gc, repair, rewind, switch, rescale, convert, claim and savepoint --delete show a plan. They change nothing unless you
     add --apply.
 
-    snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see the plan of one of these
-    five verbs and change nothing, add --dry-run. They add files. Only mirror also deletes files: old copies in the mirror
-    that the source no longer has and that the mirror does not need.
+    snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
+    nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
 
-    repair --undo, rewind --undo, lease --break, and --abort of switch, rescale and convert also run immediately. All other
-    verbs only read.
+    --undo, --abort and lease --break also run immediately. All other verbs only read.
 
     The mode of ROOT also limits the changes. For a Spark query without Statekeeper's operator, the default mode is observe:
     snapshot and gc --apply are rejected unless you add --mode.

@@ -70,8 +70,8 @@ def mirror(
     Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
 
     In structure V1, the mirror stays two batches behind the source, because a running query can overwrite the changelogs of
-    its two newest batches. To copy these batches, stop the query and add --confirm-stopped. A job with Statekeeper's
-    operator does not overwrite them: its mirror includes the newest batch.
+    its two newest batches. To copy these batches, stop the query and add --confirm-stopped. For a job with Statekeeper's
+    operator, this is not necessary.
     """
     by = this_process()
     if destination is None and root.mirror is None:

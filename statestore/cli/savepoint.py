@@ -83,7 +83,7 @@ from statestore.storage import Storage
     "--forget",
     "forgets",
     is_flag=True,
-    help="With --delete: delete only the record of a savepoint whose location has no file any more.",
+    help="With --delete: delete only the record. Use it if the files of the savepoint no longer exist.",
 )
 @click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
 @stopped_for_copy_option
@@ -127,7 +127,7 @@ def savepoint(
     immediately, without --apply. If it is interrupted, run the same command with the same --batch to complete it.
 
     In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
-    stop the query and add --confirm-stopped. A job with Statekeeper's operator does not overwrite them.
+    stop the query and add --confirm-stopped. For a job with Statekeeper's operator, this is not necessary.
 
     --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT
     does not contain the new savepoint. For such a savepoint, use its own location as ROOT:
