@@ -3,8 +3,9 @@
     _statekeeper/holds/<run>.json    {"batch": 812, "holder": "host:1234", "verb": "savepoint", ...}
 
 Race: retention plans to delete the files of a batch; a verb begins to read the batch; retention deletes the files. So the
-verb first writes its hold, then requires that no `gc` has the lease, then verifies that the batch can still be loaded. A
-`gc` lists the holds after it has acquired the lease and before its first deletion. So one of both detects the other.
+verb first writes its hold, then requires that no verb that deletes files has the lease, then verifies that the files still
+exist. Such a verb lists the holds after it has acquired the lease and before its first deletion. So one of both detects the
+other. `snapshot` only adds files: it may have the lease at the same time.
 
 A hold lowers the floor of retention to its batch, also for logs. A verb renews its hold, and deletes it at its end. The
 hold of a dead run expires after `LIFE_SECONDS`, by the clock of the storage.
@@ -28,6 +29,8 @@ from statestore.maintenance.timer import every
 from statestore.storage import Entry, Storage, read_or_none
 
 RENEW_SECONDS = LIFE_SECONDS / 100
+_ONLY_ADDS = frozenset({"snapshot"})
+"""Verbs that delete or move no file of the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class Hold:
 def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[None]:
     """Hold a batch for the body of a `with` statement, and renew the hold.
 
-    The body must first verify that the batch can be loaded. Raises `RootHeld` while a `gc` has the lease; `ForeignOwner`,
-    `StorageError`.
+    The body must first verify that the files of the batch exist. Raises `RootHeld` while a verb that deletes files has the
+    lease; `ForeignOwner`, `StorageError`.
     """
     storage.require_ownership()
     path, renewals = savepoint_names.hold(run), 0
@@ -65,7 +68,7 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
 
     storage.create(path, hold.encoded(0))
     try:
-        _require_no_gc(storage, hold, run, clock)
+        _require_no_deletions(storage, hold, run, clock)
         with every(RENEW_SECONDS, renew):
             yield
     except BaseException:
@@ -76,10 +79,11 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
     storage.delete([path])
 
 
-def _require_no_gc(storage: Storage, hold: Hold, run: str, clock: Clock) -> None:
-    """Require that no `gc` has the lease. A stalled one, whose lease has expired, loses it, so that it deletes nothing."""
+def _require_no_deletions(storage: Storage, hold: Hold, run: str, clock: Clock) -> None:
+    """Require that no verb that deletes files has the lease. A stalled run, whose lease has expired, loses it, so that it
+    deletes nothing."""
     found = lease.current(storage)
-    if found is not None and found.lease.verb == "gc" and not found.lease.released:
+    if found is not None and found.lease.verb not in _ONLY_ADDS and not found.lease.released:
         with lease.held(storage, hold.verb, run=run, holder=hold.holder, clock=clock):
             pass
 

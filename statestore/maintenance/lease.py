@@ -156,10 +156,10 @@ def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock)
 
 
 @contextmanager
-def beating(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[None]:
-    """Hold the lease as `held`, and renew it by a timer: for work that only adds files and whose steps may take hours."""
+def beating(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[HeldLease]:
+    """Hold the lease as `held`, and renew it by a timer: for work whose steps may take hours."""
     with held(storage, verb, run=run, holder=holder, clock=clock) as lease, every(BEAT_SECONDS, lease.beat):
-        yield
+        yield lease
 
 
 @contextmanager

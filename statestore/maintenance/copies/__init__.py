@@ -9,8 +9,8 @@ pass through this process. Files with the id of the query or the URL of the root
 checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
-from statestore.maintenance.copies.copy_file import CopyFile, Way
-from statestore.maintenance.copies.execute import begin, execute
+from statestore.maintenance.copies.copy_file import CopyFile, Way, oldest_batch
+from statestore.maintenance.copies.execute import begin, execute, require_unchanged
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.gather import chains, gather
 from statestore.maintenance.copies.plan import ClonePlan, FreshIds, plan
@@ -29,5 +29,7 @@ __all__ = [
     "execute",
     "gather",
     "newest_settled",
+    "oldest_batch",
     "plan",
+    "require_unchanged",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,9 +50,19 @@ class CopyFile:
         return self.part in (Part.OFFSETS, Part.COMMITS)
 
     @property
+    def batch(self) -> int | None:
+        """The batch of a log entry."""
+        return names.parse_batch(self.path) if self.is_log else None
+
+    @property
     def size_bytes(self) -> int:
         """The size of the file in the clone."""
         return self.entry.size_bytes if self.body is None else len(self.body)
+
+
+def oldest_batch(files: Iterable[CopyFile], batch: int) -> int:
+    """The oldest batch whose commit is among the files of a copy of `batch`: retention of the source must keep it."""
+    return min((file.batch for file in files if file.part is Part.COMMITS and file.batch is not None), default=batch)
 
 
 def part_of(path: str) -> Part:

@@ -6,7 +6,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from statestore.errors import AlreadyExists, DestinationNotEmpty, ObjectMissing, StatekeeperError, StorageError
+from statestore.errors import (
+    AlreadyExists,
+    DestinationNotEmpty,
+    ObjectMissing,
+    SourceChanged,
+    StatekeeperError,
+    StorageError,
+)
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
@@ -32,8 +39,23 @@ def execute(
     """
     for part in BEFORE_LOGS:
         _copy_all(source, destination, planned, planned.to_copy(part), scratch, copied)
-    require_all(source, destination, planned.files, planned.structure)
-    copy_logs(source, destination, planned.to_copy(Part.OFFSETS, Part.COMMITS), copied)
+    copy_logs(source, destination, planned.files, planned.structure, copied)
+
+
+def require_unchanged(source: Storage, files: Iterable[CopyFile]) -> None:
+    """Require, before anything is written, that the source still has the files to copy as they were planned.
+
+    One listing. Raises `SourceChanged`, `StorageError`.
+    """
+    now = {entry.path: entry for entry in source.list("")}
+    for file in files:
+        if file.way is not Way.PRESENT and now.get(file.path) != file.entry:
+            state = "changed" if file.path in now else "was deleted"
+            raise SourceChanged(
+                f"{state} after the plan was made; nothing was written",
+                path=f"{source.url}/{file.path}",
+                hint="run this command again",
+            )
 
 
 def begin(destination: Storage, planned: ClonePlan) -> None:
@@ -97,26 +119,34 @@ def copy_file(source: Storage, destination: Storage, file: CopyFile, scratch: Pa
 
 
 def copy_logs(
-    source: Storage, destination: Storage, files: Sequence[CopyFile], copied: Callable[[CopyFile], None]
+    source: Storage,
+    destination: Storage,
+    files: Sequence[CopyFile],
+    structure: Structure,
+    copied: Callable[[CopyFile], None],
 ) -> None:
-    """Copy log entries in the order of the plan, after all of them are read.
+    """Copy the log entries among the files of a plan, in its order, after all other files.
 
-    *Guarantee*: if the source has deleted an entry since the plan, nothing is written. Raises `ObjectMissing`,
-    `AlreadyExists`, `StorageError`.
+    *Guarantee*: all entries are read, and then verified with the other files as in `require_all`, before the first one is
+    written. If the source has deleted or replaced an entry since the plan, nothing is written: a query that was rolled back
+    meanwhile may have committed other state under the same number. Raises as `require_all`, and `AlreadyExists`.
     """
     bodies: dict[str, bytes] = {}
+    logs = [file for file in files if file.is_log and file.way is not Way.PRESENT]
 
     def read(file: CopyFile) -> None:
         bodies[file.path] = source.read(file.path)
 
-    at_once(read, files)
-    for file in files:
+    at_once(read, logs)
+    require_all(source, destination, files, structure)
+    for file in logs:
         destination.create(file.path, bodies[file.path])
         copied(file)
 
 
 def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile], structure: Structure) -> None:
-    """Require that all files of state and metadata are in the destination, and that those of the source did not change.
+    """Require that all files of state and metadata are in the destination, and that those of the source did not change:
+    the log entries to copy and, in structure V1, the state.
 
     Two listings. Raises `ObjectMissing`, `SourceChanged`, `StorageError`.
     """
@@ -124,6 +154,8 @@ def require_all(source: Storage, destination: Storage, files: Iterable[CopyFile]
     now = {entry.path: entry for entry in source.list("")}
     for file in files:
         if file.is_log:
+            if file.way is not Way.PRESENT and now.get(file.path) != file.entry:
+                raise changed(f"{source.url}/{file.path}")
             continue
         if file.path not in there:
             raise ObjectMissing(

@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
 from statestore.format import mirror_names
 from statestore.maintenance.copies.copy_file import CopyFile, Part
-from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs, require_all
+from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.cleanup import CleanupPlan
 from statestore.maintenance.mirrors.gather import owner_of
@@ -73,8 +73,7 @@ def execute(
     for file in (file for file in files if file.path in planned.rewritten):
         _copy(source, destination, file, scratch)
         copied(file)
-    require_all(source, destination, planned.files, planned.structure)
-    copy_logs(source, destination, planned.to_copy(Part.OFFSETS, Part.COMMITS), copied)
+    copy_logs(source, destination, planned.files, planned.structure, copied)
     destination.replace(mirror_names.MIRROR, planned.record.encoded())
 
 

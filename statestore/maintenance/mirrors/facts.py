@@ -61,7 +61,7 @@ class CleanupFacts:
                files that the source has deleted
     tables     the paths of the tables that other snapshots of the mirror name
     positions  the newest entry of each file source in the newest batch of the mirror, by folder; None if unknown
-    first      the oldest batch of the mirror
+    first      the oldest batch of the mirror, or an older one that another run reads; 0 if a hold cannot be decoded
     omitted    a name that a listing of the source has omitted; None if the listing is whole
     """
 

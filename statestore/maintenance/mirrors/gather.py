@@ -14,7 +14,7 @@ from statestore.format.logs import parse_commit, parse_metadata, parse_offsets
 from statestore.format.snapshot import read_snapshot
 from statestore.format.state_conf import ROCKSDB
 from statestore.format.structure import Structure
-from statestore.maintenance import copies
+from statestore.maintenance import copies, holds
 from statestore.maintenance.mirrors import compare
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts, Owner
@@ -58,14 +58,15 @@ def owner_of(destination: Storage) -> Owner:
 
 
 def gather_cleanup(source: Storage, destination: Storage) -> CleanupFacts:
-    """Gather the facts to delete files of a mirror. The mirror is listed first.
+    """Gather the facts to delete files of a mirror. Call it with the lease of the mirror: see `holds` for the race. The
+    mirror is listed first.
 
     Requests, if files are to be deleted: those of `copies.chains`, the zips of stores with such tables, the newest offsets
-    of the mirror. Raises `CorruptFile`, `StorageError`.
+    of the mirror, its holds. Raises `CorruptFile`, `StorageError`.
     """
     record = records.read(destination)
     existing = {entry.path: entry.size_bytes for entry in destination.list("")}
-    first = 0 if record is None else record.first
+    first = 0 if record is None else _first_needed(destination, record)
     paths = frozenset(entry.path for entry in source.list(""))
     omitted = source.omissions.below("")
     marks = records.read_marks(destination, _numbers(existing))
@@ -80,6 +81,15 @@ def gather_cleanup(source: Storage, destination: Storage) -> CleanupFacts:
         first=first,
         omitted=omitted[0].shown if omitted else None,
     )
+
+
+def _first_needed(destination: Storage, record: MirrorRecord) -> int:
+    """The oldest batch of the mirror that the mirror itself or a run with a hold needs."""
+    try:
+        held = [hold.batch for hold in holds.current(destination)]
+    except CorruptFile:
+        return 0  # the held batch is unknown, so all files stay
+    return min([record.first, *held])
 
 
 def _named_tables(destination: Storage, existing: Collection[str], gone: Collection[str]) -> frozenset[str]:

@@ -24,10 +24,10 @@ from there on. `claim` has the guards of `repair`, too.
 `rewrite` serves `rescale`, with the guards of `switch`. Its plan also needs a log of the file sink without a gap, if the
 query has such a sink.
 
-`clone` takes a source and a destination and does not change the source. It needs a source without a half-done switchover
-and without another maintainer, and a destination that is empty or contains the same clone. `mirror` does this repeatedly
-into one destination, and deletes there only files that it has copied and that the source has deleted. A `savepoint` with
-files is a clone with a label. One with rows only reads the state of the source.
+`clone` takes a source and a destination and does not change the source, except for a hold of its batch. It needs a source
+without a half-done switchover, from which no other maintainer deletes files. Its destination is empty or contains the same
+clone. `mirror` does this repeatedly into one destination, and deletes there only files that it has copied and that the
+source has deleted. A `savepoint` with files is a clone with a label. One with rows only reads the state of the source.
 """
 
 from statestore.maintenance.passes import (

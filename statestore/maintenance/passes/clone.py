@@ -10,10 +10,10 @@ from pathlib import Path
 from statestore import switch_journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.structure import Structure
-from statestore.maintenance import copies, lease
+from statestore.maintenance import copies, holds, lease
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CloneFacts, ClonePlan, CopyFile, FreshIds
-from statestore.maintenance.lease import HeldLease
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -74,31 +74,26 @@ def execute(
 ) -> None:
     """Make the clone; call `copied` after each file. A complete clone stays as it is.
 
-    While it runs, it holds the lease of both roots: no other maintainer deletes files of the source, and no other clone
-    writes to the destination. A lease expires by itself if its holder dies. In mode `observe`, nothing is written into the
-    source: there, no maintenance deletes a file. Raises the first refusal; `RootHeld`, `HalfSwitched`; as `copies.begin`
-    and `copies.execute`.
+    While it runs, it holds the batch in the source, so that retention keeps its files and other maintenance continues; and
+    the lease of the destination, so that no other clone writes there. Both are renewed by a timer, and expire by themselves
+    if the process dies. In mode `observe`, nothing is written into the source: there, no maintenance deletes a file. Raises
+    the first refusal; `RootHeld` while another verb deletes files of the source, or writes to the destination;
+    `HalfSwitched`; as `copies.require_unchanged`, `copies.begin` and `copies.execute`.
     """
     guards.require_none(prepared.refusals)
     if prepared.plan.is_complete:
         return
     run = by.ids.fresh()
     with ExitStack() as stack:
-
-        def hold(storage: Storage) -> HeldLease:
-            return stack.enter_context(lease.held(storage, "clone", run=run, holder=by.holder, clock=by.clock))
-
-        leases = [] if prepared.mode is Mode.OBSERVE else [hold(source)]
+        if prepared.mode is not Mode.OBSERVE:
+            oldest = copies.oldest_batch(prepared.plan.files, prepared.plan.record.batch)
+            hold = Hold(batch=oldest, holder=by.holder, verb="clone")
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
         switch_journal.require_none(source)
+        copies.require_unchanged(source, prepared.plan.files)
         copies.begin(destination, prepared.plan)
-        leases.append(hold(destination))
-
-        def ended(file: CopyFile) -> None:
-            for held in leases:
-                held.beat()
-            copied(file)
-
-        copies.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
+        stack.enter_context(lease.beating(destination, "clone", run=run, holder=by.holder, clock=by.clock))
+        copies.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
 
 
 def is_settled(source: Storage, gathered: CloneFacts) -> RefusedAsUnsafe | None:

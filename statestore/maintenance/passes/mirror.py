@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
-from statestore.maintenance import lease, mirrors
+from statestore.maintenance import copies, holds, lease, mirrors
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CopyFile
-from statestore.maintenance.lease import HeldLease
+from statestore.maintenance.holds import Hold
 from statestore.maintenance.mirrors import CleanupPlan, MirrorFacts, MirrorPlan
 from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.clone import is_settled
@@ -87,33 +87,27 @@ def execute(
     """Copy the files that the mirror lacks, then delete the files that the source has deleted; return the deletions. Call
     `copied` after each file.
 
-    While it runs, it holds the lease of both roots: no other maintainer deletes files, and no other run writes to the
-    mirror. A lease expires by itself if its holder dies. In mode `observe`, nothing is written into the source: there, no
-    maintenance deletes a file. Raises the first refusal; `RootHeld`, `LeaseLost`, `HalfSwitched`; as `mirrors.begin` and
-    `mirrors.execute`.
+    While it runs, it holds the batches to copy in the source, so that retention keeps their files and other maintenance
+    continues; and the lease of the mirror, so that no other run writes there. Both are renewed by a timer, and expire by
+    themselves if the process dies. In mode `observe`, nothing is written into the source: there, no maintenance deletes a
+    file. Raises the first refusal; `RootHeld` while another verb deletes files of the source, or works on the mirror;
+    `LeaseLost`, `HalfSwitched`; as `copies.require_unchanged`, `mirrors.begin` and `mirrors.execute`.
     """
     guards.require_none(prepared.refusals)
     if prepared.is_waiting or (prepared.plan.is_current and not prepared.cleanup.obsolete):
         return prepared.cleanup
     run = by.ids.fresh()
     with ExitStack() as stack:
-
-        def hold(storage: Storage) -> HeldLease:
-            return stack.enter_context(lease.held(storage, "mirror", run=run, holder=by.holder, clock=by.clock))
-
-        leases = [] if prepared.mode is Mode.OBSERVE else [hold(source)]
+        if prepared.mode is not Mode.OBSERVE:
+            oldest = copies.oldest_batch(prepared.plan.files, prepared.plan.record.batch)
+            hold = Hold(batch=oldest, holder=by.holder, verb="mirror")
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
         switch_journal.require_none(source)
+        copies.require_unchanged(source, prepared.plan.files)
         mirrors.begin(destination, prepared.plan)
-        of_mirror = hold(destination)
-        leases.append(of_mirror)
-
-        def ended(file: CopyFile) -> None:
-            for held in leases:
-                held.beat()
-            copied(file)
-
+        of_mirror = stack.enter_context(lease.beating(destination, "mirror", run=run, holder=by.holder, clock=by.clock))
         if not prepared.plan.is_current:
-            mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=ended)
+            mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
         cleanup = _cleanup(source, destination)
         mirrors.execute_cleanup(destination, cleanup, of_mirror.require)
     return cleanup

@@ -9,7 +9,7 @@ from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
 from statestore.format import names as checkpoint_names
 from statestore.format import savepoint_names as names
-from statestore.maintenance import labels, lease
+from statestore.maintenance import holds, labels, lease
 from statestore.maintenance.labels import Label
 from statestore.storage import Entry, Storage
 
@@ -47,7 +47,7 @@ class Removal:
 
 
 def plan(label: Label, destination: Storage, *, clock: Clock, forget: bool = False) -> Removal:
-    """Plan the deletion of a savepoint. Reads only: one listing, its label, its lease. Raises `StorageError`.
+    """Plan the deletion of a savepoint. Reads only: one listing, its label, its lease, its holds. Raises `StorageError`.
 
     `forget`: a person confirms that the savepoint no longer exists, so that only its record is deleted.
     """
@@ -128,6 +128,13 @@ def _refusals(
             f"{held.lease.holder} holds the lease of the savepoint for the verb {held.lease.verb}; nothing was deleted",
             path=destination.url,
             hint="wait until the other process finishes, then run this command again",
+        )
+    for hold in holds.current(destination):
+        yield RootHeld(
+            f"{hold.holder} reads batch {hold.batch} of the savepoint ({hold.verb}); nothing was deleted",
+            path=destination.url,
+            hint="wait until the other process finishes, then run this command again. If it is dead, its hold expires "
+            "after a day",
         )
 
 
