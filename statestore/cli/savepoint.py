@@ -223,7 +223,12 @@ def _save_rows(
 ) -> None:
     if dry_run:
         needed = prepared.plan.scratch_bytes(workers)
-        shown = {**_object(prepared), "scratch_bytes": needed, "scratch_free_bytes": free_bytes(scratch)}
+        shown = {
+            **_object(prepared),
+            "table_bytes": prepared.plan.table_bytes,
+            "scratch_bytes": needed,
+            "scratch_free_bytes": free_bytes(scratch),
+        }
         output.show(shown, lambda console: _print_plan(console, prepared, needed, scratch))
         sys.exit(FINDINGS if prepared.refusals else 0)
     by = this_process()
@@ -327,6 +332,8 @@ def _print_plan(console: Console, prepared: PreparedRows, scratch_bytes: int, sc
     free = filesize.decimal(free_bytes(scratch))
     needed = f"needs up to {filesize.decimal(scratch_bytes)} of local disk in {scratch}, which has {free} free"
     console.print(tables.plain(needed), soft_wrap=True)
+    written = f"needs about {filesize.decimal(planned.table_bytes)} in the destination, usually less"
+    console.print(tables.plain(written), soft_wrap=True)
     if planned.is_complete:
         console.print("the savepoint is complete: nothing to do")
     for refusal in prepared.refusals:

@@ -4,6 +4,8 @@
     history/<time>-snapshot-<run>.outcome.jsonl   TakenSnapshot | FailedSnapshot | FailedRun
     history/<time>-gc-<run>.plan.jsonl            RetentionHead, PlannedDeletion
     history/<time>-gc-<run>.outcome.jsonl         DeletedFiles | FailedRun
+    history/<time>-mirror-<run>.plan.jsonl        PlannedDeletion
+    history/<time>-mirror-<run>.outcome.jsonl     DeletedFiles | FailedRun
 
 Retention derives its floor from these records, so this module is the only one that knows their JSON keys. The bytes are
 untrusted: `decode` raises `ValueError` for a line that is not a record of its kind, with a number out of range, or with a
@@ -260,6 +262,8 @@ _DECODERS: Mapping[tuple[str, str], Mapping[str, Callable[[Json], HistoryRecord]
     },
     ("gc", "plan"): {"delete": PlannedDeletion.decode, "head": RetentionHead.decode},
     ("gc", "outcome"): {"outcome": DeletedFiles.decode, "failed": FailedRun.decode},
+    ("mirror", "plan"): {"delete": PlannedDeletion.decode},
+    ("mirror", "outcome"): {"outcome": DeletedFiles.decode, "failed": FailedRun.decode},
 }
 """Decoders by verb and part, then by the key that only one kind of record has."""
 

@@ -5,6 +5,7 @@ Programs read some of them back from the history; `history_records` has the type
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from statestore.errors import StatekeeperError
@@ -18,8 +19,9 @@ from statestore.maintenance.history_records import (
     RetentionHead,
     TakenSnapshot,
 )
+from statestore.maintenance.mirrors import CleanupPlan, Obsolete
 from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
-from statestore.maintenance.retention import Deleted, RetentionPlan
+from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
 from statestore.maintenance.rewrites import FileSinkPlan, RewritePlan
@@ -101,6 +103,26 @@ def of_deleted(step: Deleted) -> Record:
         detail=step.detail,
         read_files=step.read_files,
         read_bytes=step.read_bytes,
+    )
+    return record.encode()
+
+
+def of_cleanup(plan: CleanupPlan) -> list[Record]:
+    """Encode the deletions of a mirror: each file with its reason."""
+    return [PlannedDeletion(path=file.path, rule=code(file.reason)).encode() for file in plan.obsolete]
+
+
+def of_cleaned(files: Sequence[Obsolete]) -> Record:
+    """Encode the result of one request that deletes files of a mirror."""
+    record = DeletedFiles(
+        store=None,
+        outcome=code(DeletionOutcome.DONE),
+        files=len(files),
+        bytes=sum(file.size_bytes for file in files),
+        spared=(),
+        detail="",
+        read_files=0,
+        read_bytes=0,
     )
     return record.encode()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from statestore.format import mirror_names
 from statestore.maintenance.copies.copy_file import CopyFile, Part
 from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs
 from statestore.maintenance.mirrors import record as records
-from statestore.maintenance.mirrors.cleanup import CleanupPlan
+from statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete
 from statestore.maintenance.mirrors.gather import owner_of
 from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_another
 from statestore.maintenance.pool import in_pool
@@ -77,12 +77,16 @@ def execute(
     destination.replace(mirror_names.MIRROR, planned.record.encoded())
 
 
-def execute_cleanup(destination: Storage, planned: CleanupPlan, before: Callable[[], None]) -> None:
-    """Delete the files of the plan, in its order; call `before` before each request. Raises `StorageError`."""
-    paths = [file.path for file in planned.obsolete]
-    for start in range(0, len(paths), DELETE_BATCH):
+def execute_cleanup(
+    destination: Storage, planned: CleanupPlan, before: Callable[[], None]
+) -> Iterator[Sequence[Obsolete]]:
+    """Delete the files of the plan, in its order; call `before` before each request, and yield its files after it. Raises
+    `StorageError`."""
+    for start in range(0, len(planned.obsolete), DELETE_BATCH):
         before()
-        destination.delete(paths[start : start + DELETE_BATCH])
+        files = planned.obsolete[start : start + DELETE_BATCH]
+        destination.delete([file.path for file in files])
+        yield files
 
 
 def _copy_all(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
-from statestore.maintenance import copies, holds, lease, mirrors
+from statestore.maintenance import copies, holds, lease, mirrors, records, runs
 from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.copies import CopyFile
 from statestore.maintenance.holds import Hold
@@ -84,8 +84,8 @@ def execute(
     scratch: Path,
     copied: Callable[[CopyFile], None] = lambda file: None,
 ) -> CleanupPlan:
-    """Copy the files that the mirror lacks, then delete the files that the source has deleted; return the deletions. Call
-    `copied` after each file.
+    """Copy the files that the mirror lacks, then delete the files that the source has deleted; return the deletions, which
+    the history of the mirror records. Call `copied` after each file.
 
     While it runs, it holds the batches to copy in the source, so that retention keeps their files and other maintenance
     continues; and the lease of the mirror, so that no other run writes there. Both are renewed by a timer, and expire by
@@ -109,7 +109,10 @@ def execute(
         if not prepared.plan.is_current:
             mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
         cleanup = _cleanup(source, destination)
-        mirrors.execute_cleanup(destination, cleanup, of_mirror.require)
+        if cleanup.obsolete:
+            with runs.recorded(destination, "mirror", run, records.of_cleanup(cleanup), by.clock) as done:
+                for files in mirrors.execute_cleanup(destination, cleanup, of_mirror.require):
+                    done.append(records.of_cleaned(files))
     return cleanup
 
 

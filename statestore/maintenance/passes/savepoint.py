@@ -37,7 +37,7 @@ from statestore.maintenance.savepoints.record import StoreRows
 from statestore.maintenance.savepoints.removal import Removal
 from statestore.maintenance.scratch import free_bytes
 from statestore.origin import Origin, origin_of
-from statestore.storage import Storage
+from statestore.storage import Storage, open_storage
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def execute_rows(
     It has the lease of the destination and, unless the mode is `observe`, a hold of the batch in the source, so that
     retention keeps its files. Both are renewed by a timer. Nothing else is written into the source but the label. The plan
     is made again with the hold and the lease: another run may have completed the savepoint meanwhile. Raises the first
-    refusal; `LocalDiskFull` if `scratch` is too small; `RootHeld`, `HalfSwitched`; as `savepoints.execute`.
+    refusal; `LocalDiskFull` if the disk of `scratch` or of the destination is too small; `RootHeld`, `HalfSwitched`; as
+    `savepoints.execute`.
     """
     guards.require_none(prepared.refusals)
     mode = policies.mode_for(prepared.gathered.contents.origin)
@@ -114,7 +115,7 @@ def execute_rows(
         made = summary_of(destination.read(savepoint_names.MANIFEST))
     else:
         switch_journal.require_none(source)
-        _require_scratch(prepared.plan, scratch, workers)
+        _require_scratch(prepared.plan, destination, scratch, workers)
         begin(destination, prepared.plan)
         with _kept(source, destination, prepared, by, mode):
             made = _saved(source, destination, prepared.plan, by, scratch, workers, wrote, finished)
@@ -177,11 +178,15 @@ def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Mai
             ) from error
 
 
-def _require_scratch(planned: RowsPlan, scratch: Path, workers: int) -> None:
+def _require_scratch(planned: RowsPlan, destination: Storage, scratch: Path, workers: int) -> None:
     needed, free = planned.scratch_bytes(workers), free_bytes(scratch)
+    tables = ""
+    if destination.location.service == open_storage(str(scratch)).location.service:
+        needed += planned.table_bytes
+        tables = " and the tables on the same disk"
     if needed > free:
         raise LocalDiskFull(
-            f"has {free:,} bytes of free space, but {workers:,} workers need {needed:,}; nothing was written",
+            f"has {free:,} bytes of free space, but {workers:,} workers{tables} need {needed:,}; nothing was written",
             path=str(scratch),
             hint="choose another folder with --scratch, or fewer --workers",
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from statestore.chain import Chain
-from statestore.errors import DestinationNotEmpty, StatekeeperError
+from statestore.errors import DestinationNotEmpty, LocalDiskFull, StatekeeperError
 from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
@@ -66,6 +66,12 @@ class RowsPlan:
         largest = sorted((self.store_bytes.get(store, 0) for store in self.to_read()), reverse=True)[:workers]
         return sum(largest) + len(largest) * FILE_BYTES
 
+    @property
+    def table_bytes(self) -> int:
+        """An estimate of the bytes that the run writes into the destination: as many as the files that it restores. The
+        rows of a changelog replace others, and columns compress better than rows, so tables are usually smaller."""
+        return sum(self.store_bytes.get(store, 0) for store in self.to_read())
+
     def all_tables(self) -> list[Table]:
         """All tables, in order."""
         return [table for of_kind in self.tables.values() for table in of_kind.values()]
@@ -87,7 +93,7 @@ def plan(gathered: RowsFacts, tables: Tables, *, run: str, now_ms: int) -> RowsP
     if earlier is not None and continues:
         begun = earlier
     refusals = (*misplaced(copied), *_occupied(gathered, continues=continues), *not_loadable(copied))
-    return RowsPlan(
+    planned = RowsPlan(
         begun=begun,
         newest=copied.newest,
         structure=copied.structure,
@@ -104,6 +110,18 @@ def plan(gathered: RowsFacts, tables: Tables, *, run: str, now_ms: int) -> RowsP
         refusals=refusals,
         is_complete=continues and not refusals and gathered.is_whole,
     )
+    return replace(planned, refusals=(*refusals, *_too_large(gathered, planned)))
+
+
+def _too_large(gathered: RowsFacts, planned: RowsPlan) -> Iterator[StatekeeperError]:
+    place, needed = gathered.copied.destination_place, planned.table_bytes
+    free = place.location.free
+    if not planned.is_complete and free is not None and needed > free:
+        yield LocalDiskFull(
+            f"has {free:,} bytes of free space, but the tables need about {needed:,}; nothing was written",
+            path=place.url,
+            hint="free space, or choose another destination",
+        )
 
 
 def _leftovers(gathered: RowsFacts) -> Iterator[str]:

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from statestore import catalog
+from statestore.errors import StorageError
 from statestore.format import mirror_names, names
 from statestore.format.structure import Structure
-from statestore.maintenance import mirrors
+from statestore.maintenance import history, mirrors
 from statestore.maintenance.copies import Way
 from statestore.maintenance.copies.copy_file import Part
+from statestore.maintenance.history_records import DeletedFiles, FailedRun, PlannedDeletion
 from statestore.maintenance.mirrors import Reason
 from statestore.maintenance.mirrors.plan import MOST_LISTS
-from statestore.storage import open_storage
+from statestore.storage import Kind, open_storage
 from tests.support.clones import FEW_KINDS, Roots, cloned, made, own, query_of, without_leases
+from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.mirrors import mirrored, require_right
 from tests.support.switching import structure_of
 
@@ -141,6 +144,49 @@ def test_the_mirror_deletes_what_the_source_has_deleted_and_nothing_else(disks: 
     assert destination.read("state/0/0/notes.txt") == b"of a person"
     destination.delete(["state/0/0/notes.txt"])
     require_right(query, destination, tmp_path / "of mirror")
+
+
+def test_the_deletions_of_a_mirror_are_in_its_history(disks: Roots, tmp_path: Path) -> None:
+    """Each run that deletes files records them; other runs record nothing."""
+    source, destination = disks
+    query = own(source, tmp_path)
+    mirrored(source, destination, tmp_path)
+    query.grow(5)
+    query.snapshot()
+    mirrored(source, destination, tmp_path)
+    assert destination.list(names.HISTORY) == []
+    query.gc()
+    _, cleanup = mirrored(source, destination, tmp_path)
+    mirrored(source, destination, tmp_path)
+    files = {names.parse_history(entry.path): entry.path for entry in destination.list(names.HISTORY)}
+    assert files.keys() == {("mirror", "plan"), ("mirror", "outcome")}
+    planned = history.read(destination, files["mirror", "plan"])
+    assert planned == [PlannedDeletion(path=file.path, rule="deleted") for file in cleanup.obsolete]
+    (done,) = history.read(destination, files["mirror", "outcome"])
+    assert isinstance(done, DeletedFiles)
+    assert (done.outcome, done.files, done.bytes) == ("done", len(cleanup.obsolete), cleanup.size_bytes)
+
+
+def test_an_interrupted_deletion_of_a_mirror_is_in_its_history(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    query = own(source, tmp_path)
+    mirrored(source, destination, tmp_path)
+    query.grow(5)
+    query.snapshot()
+    query.gc()
+    traced = FaultyStorage(destination)
+    before = {entry.path: destination.read(entry.path) for entry in destination.list("")}
+    mirrored(source, traced, tmp_path)
+    [deletion] = [one for one in traced.trace if one.kind is Kind.DELETE and one.path.startswith(names.COMMITS)]
+    destination.delete([entry.path for entry in destination.list("", hidden=True)])
+    for path, body in before.items():
+        destination.create(path, body)
+    with pytest.raises(StorageError):
+        mirrored(source, FaultyStorage(destination, {deletion.number: Fault.LOST_REPLY}), tmp_path)
+    files = {names.parse_history(entry.path): entry.path for entry in destination.list(names.HISTORY)}
+    assert history.read(destination, files["mirror", "plan"])
+    (failed,) = history.read(destination, files["mirror", "outcome"])
+    assert isinstance(failed, FailedRun)
 
 
 def test_the_lists_of_copied_files_are_merged(disks: Roots, tmp_path: Path) -> None:

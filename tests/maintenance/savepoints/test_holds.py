@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -307,23 +308,51 @@ def test_a_scratch_disk_that_is_too_small_is_refused_before_anything_is_written(
     assert len(sizes) == 2
     assert sizes[0] > 1000
     assert (plan.scratch_bytes(1), plan.scratch_bytes(8)) == (sizes[1] + FILE_BYTES, sum(sizes) + 2 * FILE_BYTES)
+    assert plan.table_bytes == sum(sizes)
     verb = ("savepoint", tmp_path / "root", tmp_path / "clone", "--rows", "--scratch", tmp_path, "--workers", 1)
     shown = json.loads(statekeeper(*verb, "--dry-run", "--output", "json").output)
     assert shown["scratch_bytes"] == plan.scratch_bytes(1)
     assert "of local disk in" in statekeeper(*verb, "--dry-run").output
-    monkeypatch.setattr("statestore.maintenance.passes.savepoint.free_bytes", lambda _: plan.scratch_bytes(1) - 1)
-    with pytest.raises(LocalDiskFull, match=r"workers need .*nothing was written"):
-        passes.savepoint.execute_rows(
-            source,
-            destination,
-            passes.savepoint.plan_rows(source, destination, MAINTAINER),
-            MAINTAINER,
-            FULL,
-            scratch=tmp_path,
-            workers=1,
-        )
+    # The destination is on the same disk.
+    needed = plan.scratch_bytes(1) + plan.table_bytes
+    monkeypatch.setattr("statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed - 1)
+
+    def save() -> None:
+        prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+        passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path, workers=1)
+
+    with pytest.raises(LocalDiskFull, match=r"workers and the tables on the same disk need .*nothing was written"):
+        save()
     assert destination.list("", hidden=True) == []
     assert held(source) == []
+    monkeypatch.setattr("statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed)
+    save()
+
+
+def test_a_disk_of_the_destination_that_is_too_small_is_refused_before_anything_is_written(
+    disks: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, destination = disks
+    own(source, tmp_path)
+    needed = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
+    free = shutil.disk_usage(tmp_path)
+    verb = ("savepoint", tmp_path / "root", tmp_path / "clone", "--rows", "--scratch", tmp_path, "--output", "json")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free._replace(free=needed - 1))
+    failed = statekeeper(*verb)
+    assert json.loads(failed.stdout)["error"]["code"] == "local_disk_full", failed.output
+    assert f"{needed - 1:,} bytes of free space, but the tables need about {needed:,}" in failed.output
+    assert statekeeper(*verb, "--dry-run").exit_code == 3
+    assert destination.list("", hidden=True) == []
+    assert held(source) == []
+    # Stores that an earlier run has finished need no space.
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="is down"):
+        saved(source, Disturbed(destination, without_records=True), tmp_path)
+    left = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
+    assert 0 < left <= needed
+    saved(source, destination, tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free._replace(free=0))
+    assert passes.savepoint.plan_rows(source, destination, MAINTAINER).refusals == ()
 
 
 # -- hostile records ---------------------------------------------------------------------------------------------------
