@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.lossless import Lossy, first_refused, lossless
 from statestore.errors import WrongResult
+from statestore.format.lossless import Lossy, first_refused, lossless
 
 _REFUSALS = (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError, OverflowError)
 _LONGEST_EXAMPLE = 80
