@@ -1,8 +1,9 @@
-"""The journal of a rewrite: a switchover, a rescale or a conversion. After a crash, the next run reads it to finish or to
-reverse the rewrite.
+"""The journal of a rewrite: a switchover, a rescale, a conversion or an edit. After a crash, the next run reads it
+to finish or to reverse the rewrite.
 
     _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
-                                     cleared.json                a switchover: conflicting files are quarantined
+                                     cleared.json                a switchover: conflicting files are quarantined; an
+                                                                 edit: all its snapshots exist
                                      made-0-3-default.json       the snapshot of a store exists and is verified
                                      ended.json                  completed or aborted
 
@@ -13,6 +14,7 @@ At most one is open, because each number is created once.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -40,6 +42,12 @@ class RewriteKind(Enum):
     SWITCH = "switch"
     RESCALE = "rescale"
     CONVERT = "convert"
+    EDIT = "edit"
+
+    @property
+    def noun(self) -> str:
+        """The rewrite in one word."""
+        return {"switch": "switchover", "convert": "conversion"}.get(self.value, self.value)
 
 
 class Ending(Enum):
@@ -66,12 +74,14 @@ class Begun:
     header      the header of the snapshots
     commit      the content of the newest commit before the rewrite
     stores      the new version of each store, in the order of the commit log
-    reused      stores whose snapshot at the head is reused
+    reused      stores whose snapshot at the head is reused; of an edit: stores without a changed row
     partitions  the number of partitions after a rescale or a conversion; None for a switchover
     provider    of the new snapshots
     file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
     replaced    the other files that a rewrite of an own root replaces, in this order, and their contents before it; None if
                 the rewrite appends a batch
+    options     of an edit: the options of the command that name the rows
+    rows        of an edit: a digest of the rows that the options name
     """
 
     number: int
@@ -87,6 +97,15 @@ class Begun:
     provider: Provider = Provider.ROCKSDB
     file_sink: SinkEntry | None = None
     replaced: Mapping[str, str] | None = None
+    options: tuple[str, ...] = ()
+    rows: str = ""
+
+    @property
+    def built(self) -> Mapping[StorePath, VersionId]:
+        """The stores for which the rewrite makes a snapshot, with its version."""
+        if self.rewrite is not RewriteKind.EDIT:
+            return self.stores
+        return {store: version for store, version in self.stores.items() if store not in self.reused}
 
     @property
     def described(self) -> str:
@@ -98,16 +117,18 @@ class Begun:
                 return f"rescale to {self.partitions} partitions"
             case RewriteKind.CONVERT:
                 return f"conversion to {self.provider.value} in structure {self.to.value}"
+            case RewriteKind.EDIT:
+                return f"edit of {len(self.built):,} stores"
 
     @property
     def first_version(self) -> int | None:
-        """The first version whose files have other names than those before it; None after a rescale."""
+        """The first version whose files have other names than those before it; None after a rescale or an edit."""
         match self.rewrite:
             case RewriteKind.SWITCH:
                 return self.batch + 1
             case RewriteKind.CONVERT:
                 return self.batch + 2
-            case RewriteKind.RESCALE:
+            case RewriteKind.RESCALE | RewriteKind.EDIT:
                 return None
 
     @property
@@ -121,11 +142,13 @@ class Begun:
                 return "--partitions", str(self.partitions), *sink
             case RewriteKind.CONVERT:
                 return "--to", self.provider.option, "--structure", self.to.value, *sink
+            case RewriteKind.EDIT:
+                return self.options
 
     @property
     def finishing(self) -> str:
         """The command that finishes the rewrite."""
-        return f"statekeeper {self.rewrite.value} ROOT {' '.join(self.goal)} --apply --confirm-stopped"
+        return f"statekeeper {self.rewrite.value} ROOT {shlex.join(self.goal)} --apply --confirm-stopped"
 
     @property
     def reversing(self) -> str:
@@ -143,7 +166,10 @@ class Made:
 
 @dataclass(frozen=True)
 class OpenJournal:
-    """An open journal. `made`: the published snapshots by store; `is_cleared`: conflicting files are quarantined."""
+    """A journal, open unless it was read as ended.
+
+    `made`: the published snapshots by store; `is_cleared`: see `note_cleared`.
+    """
 
     begun: Begun
     made: Mapping[StorePath, Made]
@@ -159,6 +185,21 @@ def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> OpenJo
     number, parts = _newest(_listed(storage) if paths is None else paths)
     if number is None or "ended" in parts:
         return None
+    return _read(storage, number, parts)
+
+
+def newest_journal(storage: Storage) -> OpenJournal | None:
+    """Read the newest journal, open or ended; None if there is none. Requests and errors: as `open_journal`."""
+    number, parts = _newest(_listed(storage))
+    return None if number is None else _read(storage, number, parts)
+
+
+def reopen(storage: Storage, begun: Begun) -> None:
+    """Open the newest journal again, to reverse its completed rewrite."""
+    storage.delete([names.switchover(begun.number, "ended")])
+
+
+def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> OpenJournal:
     if "begun" not in parts:
         path = names.switchover(number, "begun")
         raise CorruptFile(
@@ -232,6 +273,7 @@ def begin(storage: Storage, begun: Begun) -> None:
         "provider": begun.provider.value,
         **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
         **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
+        **({"options": begun.options, "rows": begun.rows} if begun.rewrite is RewriteKind.EDIT else {}),
     }
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
@@ -265,7 +307,8 @@ def begin(storage: Storage, begun: Begun) -> None:
 
 
 def note_cleared(storage: Storage, begun: Begun) -> None:
-    """Record that conflicting files are quarantined. Later files with names in the journal are of this rewrite."""
+    """Record that conflicting files are quarantined. Later files with names in the journal are of this rewrite. An edit
+    records that all its snapshots exist."""
     storage.create(names.switchover(begun.number, "cleared"), b"{}")
 
 
@@ -353,10 +396,12 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             stores=stores,
             reused=frozenset(reused),
             rewrite=RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"]),
-            partitions=None if is_switch or body["partitions"] is None else plain_number(str(body["partitions"])),
+            partitions=None if body.get("partitions") is None else plain_number(str(body["partitions"])),
             provider=provider,
             file_sink=_parse_sink(body.get("file_sink"), path),
             replaced=_parse_replaced(body.get("replaced"), int(body["batch"]), stores, path),
+            options=tuple(str(option) for option in body.get("options", ())),
+            rows=str(body.get("rows", "")),
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error

@@ -31,5 +31,10 @@ class RowsDigest:
         self.rows += other.rows
         self._sum += other._sum
 
+    def take(self, other: RowsDigest) -> None:
+        """Remove rows that were added before."""
+        self.rows -= other.rows
+        self._sum -= other._sum
+
     def __str__(self) -> str:
         return f"{self.rows}:{self._sum % _MODULUS:0{2 * _DIGEST_BYTES}x}"

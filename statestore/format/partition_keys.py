@@ -115,6 +115,18 @@ def key_hashes(keys: Sequence[bytes], rule: PartitionRule) -> Hashes:
     return row_hashes(_hashed(decode_keys(keys, rule.layout, skip=skip), rule.columns))
 
 
+def partition_columns(keys: pa.Table, rule: PartitionRule) -> pa.Table:
+    """Return the columns of decoded keys by which Spark partitions; each field of a grouping key is a column."""
+    hashed = _hashed(keys, rule.columns)
+    match rule.columns:
+        case PartitionColumns.NONE:
+            return hashed.select([])
+        case PartitionColumns.ALL | PartitionColumns.ALL_BUT_LAST:
+            return hashed
+    key = hashed.column(0).combine_chunks()
+    return pa.Table.from_arrays(key.flatten(), schema=pa.schema(list(key.type)))
+
+
 def require_partition(hashes: Hashes, rule: PartitionRule, partitions: int) -> None:
     """Check rows against the partition that they are in, `rule.store.partition` of `partitions`.
 

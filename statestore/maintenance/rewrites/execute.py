@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from statestore import catalog
 from statestore import switch_journal as journal
@@ -27,9 +28,20 @@ from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_v
 from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.origin import Origin
 from statestore.storage import Storage, at_once, read_or_none
-from statestore.switch_journal import Begun, Ending, Made
+from statestore.switch_journal import Begun, Ending, Made, OpenJournal
 
 _GUARD = b"Statekeeper rewrites this store. Spark must not start before the rewrite has ended: statekeeper audit ROOT"
+
+
+class PlannedRewrite(Protocol):
+    """The fields of a plan that show whether the checkpoint has changed since: see the plans."""
+
+    @property
+    def batch(self) -> int | None: ...
+    @property
+    def commit(self) -> str: ...
+    @property
+    def half_done(self) -> OpenJournal | None: ...
 
 
 def execute(
@@ -59,7 +71,7 @@ def execute(
     """
     if planned.refusals:
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
-    _require_as_planned(storage, planned)
+    require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
     progress(Progress(phase=SwitchPhase.BEGUN))
     guarded = guards(storage, begun)
@@ -110,11 +122,11 @@ def guard(storage: Storage, path: str) -> None:
         storage.create(path, _GUARD)
 
 
-def _require_as_planned(storage: Storage, planned: RewritePlan) -> None:
+def require_as_planned(storage: Storage, planned: PlannedRewrite) -> None:
     """Require that the checkpoint did not change since the plan was made, which was before the lease was acquired."""
     assert planned.batch is not None
     now, then = journal.open_journal(storage), planned.half_done
-    is_same = (now and now.begun.number) == (then and then.begun.number)
+    is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))
     if is_same and then is None:
         is_same = read_or_none(storage, names.commits(planned.batch)) == planned.commit.encode()
     if not is_same:

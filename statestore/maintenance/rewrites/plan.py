@@ -11,7 +11,6 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance.audit import FindingKind
 from statestore.maintenance.rewrites.plans import (
     Conversion,
     Convert,
@@ -21,6 +20,7 @@ from statestore.maintenance.rewrites.plans import (
     RewritePlan,
     StoreGroup,
 )
+from statestore.maintenance.rewrites.refusals import of_audit, of_disk, of_release, of_stores
 from statestore.maintenance.switchover import SwitchoverFacts
 from statestore.origin import Origin
 from statestore.switch_journal import RewriteKind
@@ -119,23 +119,12 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
         yield "the checkpoint has no state: nothing to rewrite; start the query with the new settings"
         return
     yield from _of_logs(stopped)
-    for one in stopped.stores:
-        if one.load is None or one.problem:
-            yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
+    yield from of_stores(stopped)
     yield from _of_rescale(facts, goal) if isinstance(goal, Rescale) else _of_conversion(facts, goal)
-    yield from _of_audit(stopped)
+    yield from of_audit(stopped)
     structure = goal.structure if isinstance(goal, Convert) else stopped.structure
-    is_unknown_spark = spark is None and stopped.may_be_of_4_0 and stopped.origin is Origin.NATIVE
-    if structure is Structure.V2 and is_unknown_spark and stopped.half_done is None:
-        yield (
-            "in structure V2, Spark 4.0 and later releases need different snapshots, and the checkpoint does not show the "
-            "Spark release: add --for-spark"
-        )
-    if local_bytes > stopped.free_bytes:
-        yield (
-            f"up to {local_bytes:,} bytes of local disk are needed, but {stopped.free_bytes:,} are free: use another disk "
-            f"with --scratch"
-        )
+    yield from of_release(stopped, structure, spark)
+    yield from of_disk(stopped, local_bytes)
 
 
 def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
@@ -215,15 +204,4 @@ def _of_logs(stopped: SwitchoverFacts) -> Iterator[str]:
         yield (
             f"batch {stopped.batch + 1} is started but not committed, so the sink may already have its rows: run the query "
             f"until it commits this batch, then stop it"
-        )
-
-
-def _of_audit(stopped: SwitchoverFacts) -> Iterator[str]:
-    if stopped.audit is None:
-        return
-    bad = [f for f in stopped.audit.findings if f in stopped.audit.breaks or f.kind is FindingKind.ROLLED_BACK_FILES]
-    if bad:
-        yield (
-            f"the audit reports {len(bad):,} findings, the first: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
-            f"to list all, run: statekeeper audit ROOT"
         )

@@ -14,15 +14,16 @@ from statestore.maintenance.snapshot.decisions import (
     SnapshotReason,
     TakeSnapshot,
 )
-from statestore.maintenance.snapshot.execute import MEMORY_BYTES, Taken, execute, execute_all, share_of
+from statestore.maintenance.snapshot.execute import MEMORY_BYTES, Change, Taken, execute, execute_all, share_of
 from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
-from statestore.maintenance.snapshot.gather import gather
+from statestore.maintenance.snapshot.gather import facts_of, gather
 from statestore.maintenance.snapshot.plan import plan
 from statestore.maintenance.snapshot.publish import Published, require_same
 
 __all__ = [
     "MEMORY_BYTES",
     "REPLAY_BYTES_PER_SECOND",
+    "Change",
     "LeaveAlone",
     "Published",
     "SkipReason",
@@ -35,6 +36,7 @@ __all__ = [
     "Taken",
     "execute",
     "execute_all",
+    "facts_of",
     "gather",
     "plan",
     "require_same",

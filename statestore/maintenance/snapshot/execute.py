@@ -41,6 +41,10 @@ _PROCESS_BYTES = 240 * 1024 * 1024
 """The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
 
 
+Change = Callable[[Restored], str]
+"""Changes the rows of a restored version, and returns the digest that all its rows must have then."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Taken:
     """The result of one action.
@@ -102,10 +106,12 @@ def execute(
     clock: Clock,
     ids: Ids,
     memory_bytes: int = MEMORY_BYTES,
+    change: Change | None = None,
 ) -> Taken:
     """Make one snapshot on local disk below `scratch`, and publish it: tables first, zip last.
 
-    `memory_bytes` bounds the memory of the process; with less memory, a long tail becomes more tables.
+    `memory_bytes` bounds the memory of the process; with less memory, a long tail becomes more tables. `change` changes the
+    rows of the restored version first.
 
     *Guarantee*: it overwrites no file, and deletes only its own snapshot if that is wrong. A crash at any request leaves a
     store that loads: tables without a zip are orphans. If another maintainer has published an intact snapshot, that
@@ -127,10 +133,12 @@ def execute(
         restored = loader.restore(action.version, folder / "database")
         restore_seconds = clock.monotonic_seconds() - started
         with restored.database as database:
+            expected = None if change is None else change(restored)
             if database.wants_merge():
                 database.merge_tables()
-            keys = _keys(action, restored)
+            keys = _keys(action, restored if change is None else replace(restored, keys=None))
             digest = database.digest() if action.name else None
+            _require_expected(action, digest, expected)
             database.capture(captured)
         tables, fresh = named(captured, restored.base, tables_pending_delete(storage, action.store), ids)
         at_once(lambda table: upload(storage, action.store, table, captured), fresh)
@@ -161,6 +169,15 @@ def execute(
         digest=digest,
         sent_tables=tuple(table.dfs_name for table in fresh),
     )
+
+
+def _require_expected(action: TakeSnapshot, digest: str | None, expected: str | None) -> None:
+    if expected is not None and digest != expected:
+        raise CorruptFile(
+            f"would have other rows than planned: digest {digest}, expected {expected}; it was not published",
+            path=action.path,
+            hint="report this error",
+        )
 
 
 @dataclass(frozen=True)

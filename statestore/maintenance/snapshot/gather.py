@@ -50,10 +50,10 @@ def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Pro
         entries = of_store.entries
         head = heads.heads[store]
         target = head if origin is Origin.OWN or at_head or head.id is not None else _settled(head)
-        facts = _facts(storage, store, target, of_store)
+        facts = facts_of(storage, store, target, of_store)
         if facts.load is None and (newer := _newer_snapshot(of_store, target, head)) is not None:
             # Retention has deleted the older version: a newer snapshot replaced it as the base.
-            facts = _facts(storage, store, newer, of_store)
+            facts = facts_of(storage, store, newer, of_store)
         found[store] = replace(
             facts,
             head=head,
@@ -100,7 +100,8 @@ def _measured_rate(storage: Storage) -> float:
     return size / seconds if seconds > 0 else REPLAY_BYTES_PER_SECOND
 
 
-def _facts(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreSnapshotFacts:
+def facts_of(storage: Storage, store: StorePath, head: VersionId, files: catalog.StoreFiles) -> StoreSnapshotFacts:
+    """Return the facts about the load of a version of a store. Raises `StorageError`."""
     headers: dict[VersionId, Lineage] = {}
     # Before the load is planned: a damaged version number must not become a list of billions.
     if head.id is None and (hole := _hole(head, files)) is not None:

@@ -9,7 +9,7 @@ Then the newest commit is rewritten. Sources: SPARK-43421 (V1), SPARK-49374 (V2)
 
 from statestore.maintenance.switchover.execute import execute
 from statestore.maintenance.switchover.gather import gather
-from statestore.maintenance.switchover.plan import plan
+from statestore.maintenance.switchover.plan import local_bytes, plan, step_of
 from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
 from statestore.maintenance.switchover.roll_back import roll_back
 from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
@@ -30,7 +30,9 @@ __all__ = [
     "SwitchoverFacts",
     "execute",
     "gather",
+    "local_bytes",
     "open_journal",
     "plan",
     "roll_back",
+    "step_of",
 ]

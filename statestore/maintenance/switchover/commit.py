@@ -1,4 +1,4 @@
-"""Rewrites the newest commit. From this point on, the checkpoint has the other structure, or the other partitions."""
+"""Rewrites the newest commit. From this point on, the checkpoint has the other structure, partitions or rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from statestore.format import logs, names
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun, Ending
+from statestore.switch_journal import Begun, Ending, RewriteKind
+
+
+def again(begun: Begun) -> str:
+    """Return the hint to roll back and start again."""
+    return f"roll back: {begun.reversing}; then run this command again"
+
+
+def changed(begun: Begun) -> str:
+    """Return what the rewrite changes."""
+    return "structure" if begun.rewrite is RewriteKind.SWITCH else "state"
 
 
 def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
@@ -30,13 +40,13 @@ def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
         raise RefusedAsUnsafe(
             f"changed after the {begun.described} started; the checkpoint keeps its old state",
             path=path,
-            hint=_again(begun),
+            hint=again(begun),
         )
-    _require_snapshots(storage, begun)
-    _require_newest(storage, begun, newest_begun)
+    require_snapshots(storage, begun)
+    require_newest(storage, begun, newest_begun)
     storage.replace(path, after)
     try:
-        _require_newest(storage, begun, newest_begun)
+        require_newest(storage, begun, newest_begun)
         if journal.ending(storage, begun) is Ending.ABORTED:
             raise rolled_back(begun)
     except RefusedAsUnsafe:
@@ -45,37 +55,34 @@ def rewrite_commit(storage: Storage, begun: Begun, newest_begun: int) -> None:
         raise
 
 
-def _require_snapshots(storage: Storage, begun: Begun) -> None:
-    """Require that all new snapshots still exist. Some may be old, if the switchover was interrupted."""
+def require_snapshots(storage: Storage, begun: Begun) -> None:
+    """Require that all new snapshots still exist. Some may be old, if the rewrite was interrupted."""
     files = catalog.files(storage)
-    for store, version in begun.stores.items():
+    for store, version in begun.built.items():
         if store not in files or version not in files[store].snapshots:
             path = store.snapshot(version)
             raise ObjectMissing(
                 f"was written for this {begun.described} and is missing; the checkpoint keeps its old state",
                 path=path,
-                hint=_again(begun),
+                hint=again(begun),
             )
 
 
-def _require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
+def require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
+    """Require that the query did not start or commit a batch since the plan. Raises `RefusedAsUnsafe`."""
     newest = catalog.newest_batch(storage)
     if newest == begun.batch and (newest_now := catalog.newest_begun(storage)) > newest_begun:
         raise RefusedAsUnsafe(
             f"batch {newest_now} started after the plan of the {begun.described} was made: the query is running",
             path=names.offsets(newest_now),
-            hint=f"stop the query, then {_again(begun)}",
+            hint=f"stop the query, then {again(begun)}",
         )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
             f"was committed after the {begun.described} at batch {begun.batch} started: the query is running",
             path=names.commits(newest or 0),
-            hint=f"stop the query, then {_again(begun)}",
+            hint=f"stop the query, then {again(begun)}",
         )
-
-
-def _again(begun: Begun) -> str:
-    return f"roll back: {begun.reversing}; then run this command again"
 
 
 def new_commit(begun: Begun) -> bytes:
@@ -103,6 +110,9 @@ def has_gone_on(storage: Storage, begun: Begun) -> bool:
     newest = catalog.newest_batch(storage)
     if newest is None or newest <= begun.batch:
         return False
+    if begun.rewrite is RewriteKind.EDIT:
+        # In structure V1, the commits before and after an edit are equal.
+        return read_or_none(storage, names.commits(begun.batch)) != begun.commit.encode()
     path = names.commits(newest)
     log = logs.parse_commit(storage.read(path), path)
     counts = {len(partitions) for partitions in (log.marks or {}).values()}
@@ -110,7 +120,7 @@ def has_gone_on(storage: Storage, begun: Begun) -> bool:
 
 
 def rolled_back(begun: Begun) -> RefusedAsUnsafe:
-    """Return the error for a switchover that another maintainer has rolled back during its execution."""
+    """Return the error for a rewrite that another maintainer has rolled back during its execution."""
     return RefusedAsUnsafe(
         f"the {begun.described} was rolled back during its execution",
         path=names.switchover(begun.number, "ended"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from statestore.counts import counted
 from statestore.format import names
@@ -36,7 +36,9 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
         ()
         if is_rewritten
         else tuple(
-            _step(one, gathered.former.get(one.store)) for one in gathered.stores if one.load and one.store not in made
+            step_of(one, gathered.former.get(one.store))
+            for one in gathered.stores
+            if one.load and one.store not in made
         )
     )
     refusals = () if is_there else tuple(_refusals(gathered, to, spark, steps, workers))
@@ -55,7 +57,7 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
         origin=gathered.origin,
         stays_files=stays_files,
         stays_bytes=stays_bytes,
-        local_bytes=_local_bytes(steps, workers),
+        local_bytes=local_bytes(steps, workers),
         seconds=sum(step.tail_bytes for step in steps) / gathered.replay_bytes_per_second,
         commit=gathered.commit,
         begun=gathered.begun,
@@ -66,7 +68,8 @@ def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> st
     return spark.header if spark is not None and to is Structure.V2 and gathered.origin is Origin.NATIVE else "v1"
 
 
-def _step(one: StoreSwitchFacts, name: VersionId | None) -> StoreStep:
+def step_of(one: StoreSwitchFacts, name: VersionId | None = None) -> StoreStep:
+    """Return the step for a store whose head can be loaded. `name`: see `StoreStep`."""
     assert one.load is not None
     source = Source.BUILT if one.load.replay else Source.REUSED
     written = one.tail_bytes if one.load.replay else 0
@@ -139,7 +142,7 @@ def _refusals(
             "Spark 4.0 and later releases read different snapshots in structure V2, and the checkpoint does not show "
             "which release will run the query: add --for-spark"
         )
-    needed = _local_bytes(steps, workers)
+    needed = local_bytes(steps, workers)
     if needed > gathered.free_bytes:
         yield (
             f"up to {needed:,} bytes of local disk are needed, but {gathered.free_bytes:,} are free: use another disk with "
@@ -225,7 +228,7 @@ def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
     return len(stay), sum(entry.size_bytes for entry in stay)
 
 
-def _local_bytes(steps: tuple[StoreStep, ...], workers: int) -> int:
+def local_bytes(steps: Sequence[StoreStep], workers: int) -> int:
     """Return the local disk that the largest stores need, one for each worker."""
     each = (
         _TABLES_PER_BASE * (step.read_bytes - step.tail_bytes) + _LOCAL_BYTES_PER_TAIL * step.tail_bytes
