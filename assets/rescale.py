@@ -43,7 +43,8 @@ def rescale(
     `do: APPLY`.
 
     *Danger*: stop the query first. Each row of the state moves to the partition of its key; the new snapshots are read back
-    and compared. Then one batch without rows is appended to the logs; in the state root of a Python job, the newest commit and
-    the binding are rewritten instead. APPLY completes an interrupted rescale, ABORT reverses it. By hand: `statekeeper rescale`.
+    and compared. Then one batch without rows is appended to the logs. The state root of a Python job gets no batch: its
+    newest commit and its binding are rewritten. APPLY completes an interrupted rescale, ABORT reverses it. By hand:
+    `statekeeper rescale`.
     """
     yield from run_rewrite(context, config, fleet, RewriteKind.RESCALE, Rescale(config.partitions))

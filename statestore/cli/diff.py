@@ -27,6 +27,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.contents import Contents, Layout, contents_at, opened
 from statestore.differences import Change, Difference, Differences
 from statestore.format.names import StorePath
+from statestore.maintenance import records
 
 _COLUMNS = ("change", "key", "before", "after")
 
@@ -117,14 +118,7 @@ def _compare(
 
 
 def _row(store: StorePath, one: Difference) -> dict[str, Any]:
-    return {
-        "store": str(store),
-        "family": one.family,
-        "change": one.change.value,
-        "key": one.key,
-        "before": one.before,
-        "after": one.after,
-    }
+    return records.of_difference(store, one)
 
 
 def _summary(totals: Mapping[StorePath, Mapping[Change, int]]) -> dict[str, Any]:

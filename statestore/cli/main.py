@@ -13,6 +13,7 @@ from statestore.cli.common import Verbs, config_option
 from statestore.cli.convert import convert
 from statestore.cli.diff import diff
 from statestore.cli.dump import dump
+from statestore.cli.edit import edit
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
@@ -32,8 +33,8 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, convert, claim and savepoint --delete show a plan. They change nothing unless you
-    add --apply.
+    gc, repair, rewind, switch, rescale, convert, edit, claim and savepoint --delete show a plan. They change nothing unless
+    you add --apply.
 
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
     nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
@@ -61,6 +62,7 @@ for verb in (
     switch,
     rescale,
     convert,
+    edit,
     clone,
     mirror,
     savepoint,

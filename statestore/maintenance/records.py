@@ -5,11 +5,14 @@ Programs read some of them back from the history; `history_records` has the type
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from statestore.differences import Change, Difference
 from statestore.errors import StatekeeperError
+from statestore.format.names import StorePath
 from statestore.maintenance.codes import code
+from statestore.maintenance.edits import EditPlan
 from statestore.maintenance.history_records import (
     DeletedFiles,
     FailedSnapshot,
@@ -207,6 +210,51 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
 def _of_file_sink(plan: FileSinkPlan) -> Record:
     entry = plan.entry
     return {"url": entry.url, "entry": entry.path, "read_bytes": plan.read_bytes, "assumed": plan.assumed or None}
+
+
+def of_edit_plan(plan: EditPlan) -> Record:
+    """Encode a plan of an edit: the numbers of changed rows by store, the first changed rows, and the refusals."""
+    return {
+        "rewrite": plan.rewrite.value,
+        "operator": plan.edit.operator,
+        "batch": plan.batch,
+        "structure": plan.structure.value,
+        "is_there": plan.is_there,
+        "is_in_batch": plan.is_in_batch,
+        "half_done": plan.half_done.begun.number if plan.half_done else None,
+        "refusals": list(plan.refusals),
+        "stores": [
+            {
+                "store": str(one.step.store),
+                "rows": one.changes.rows,
+                **_counts(one.changes.counts),
+                "read_bytes": one.step.read_bytes,
+            }
+            for one in plan.stores
+        ],
+        "totals": _counts(plan.totals),
+        "first": [of_difference(store, row) for store, row in plan.first],
+        "read_bytes": plan.read_bytes,
+        "local_bytes": plan.local_bytes,
+        "seconds": round(plan.seconds, 1),
+        "header": plan.header,
+    }
+
+
+def _counts(counts: Mapping[Change, int]) -> Record:
+    return {change.value: counts.get(change, 0) for change in Change}
+
+
+def of_difference(store: StorePath, row: Difference) -> Record:
+    """Encode one changed row of a store."""
+    return {
+        "store": str(store),
+        "family": row.family,
+        "change": row.change.value,
+        "key": row.key,
+        "before": row.before,
+        "after": row.after,
+    }
 
 
 def of_progress(progress: Progress) -> Record:

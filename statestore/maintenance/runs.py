@@ -11,10 +11,11 @@ from statestore.clock import Clock, Ids
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance import lease, records, retention, rewrites, snapshot, switchover, undo
+from statestore.maintenance import edits, lease, records, retention, rewrites, snapshot, switchover, undo
 from statestore.maintenance import repair as repairs
 from statestore.maintenance import rewind as rewinds
 from statestore.maintenance.audit import AuditPolicy
+from statestore.maintenance.edits import EditPlan
 from statestore.maintenance.history import History
 from statestore.maintenance.history_records import FailedRun
 from statestore.maintenance.lease import HeldLease
@@ -28,6 +29,7 @@ from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
 from statestore.redaction import redacted
 from statestore.storage import Storage
+from statestore.switch_journal import RewriteKind
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
 """Called with the result of each store, from one thread at a time."""
@@ -218,7 +220,7 @@ def switch(
 
 def rewrite(
     storage: Storage,
-    planned: RewritePlan,
+    planned: RewritePlan | EditPlan,
     progress: ProgressCallback,
     *,
     run: str,
@@ -227,11 +229,12 @@ def rewrite(
     policy: AuditPolicy | None = None,
     sink: Storage | None = None,
 ) -> Begun:
-    """Execute a rewrite of native state. Raises as `rewrites.execute`, and `RootHeld`."""
+    """Execute a rewrite of native state. Raises as `rewrites.execute` or `edits.execute`, and `RootHeld`."""
     verb = planned.rewrite.value
+    plan = records.of_edit_plan(planned) if isinstance(planned, EditPlan) else records.of_rewrite_plan(planned)
     with (
         lease.held(storage, verb, run=run, holder=holder, clock=machine.clock) as held,
-        recorded(storage, verb, run, [records.of_rewrite_plan(planned)], machine.clock) as done,
+        recorded(storage, verb, run, [plan], machine.clock) as done,
     ):
 
         def record(step: Progress) -> None:
@@ -239,8 +242,13 @@ def rewrite(
             held.beat()
             progress(step)
 
+        still_held = held.require
+        if isinstance(planned, EditPlan):
+            return edits.execute(
+                storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy
+            )
         return rewrites.execute(
-            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy, sink=sink
+            storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy, sink=sink
         )
 
 
@@ -262,9 +270,28 @@ def abort_rewrite(
     clock: Clock,
     sink: Storage | None = None,
 ) -> None:
-    """Reverse a half-done rewrite. Raises as `rewrites.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
+    """Reverse a half-done rewrite. Raises as the `roll_back` of its package; `RootHeld`; `RefusedAsUnsafe` if it has
+    ended."""
     with _reversed(storage, journal, run, holder, clock) as (now, held):
-        rewrites.roll_back(storage, now, progress, still_held=held.require, sink=sink)
+        if now.begun.rewrite is RewriteKind.EDIT:
+            edits.roll_back(storage, now, progress, still_held=held.require)
+        else:
+            rewrites.roll_back(storage, now, progress, still_held=held.require, sink=sink)
+
+
+def undo_edit(
+    storage: Storage, undone: str, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
+) -> Begun:
+    """Reverse the completed edit of the run `undone`. If this is interrupted, the edit is half done again.
+
+    Raises as `edits.require_reversible` and `edits.roll_back`; `HalfSwitched`, `RootHeld`.
+    """
+    with _leased(storage, RewriteKind.EDIT.value, run, [{"undo": undone}], holder, clock) as (held, done):
+        completed = edits.require_reversible(storage, undone)
+        switch_journal.reopen(storage, completed.begun)
+        edits.roll_back(storage, completed, progress, still_held=held.require)
+        done.append({"undone": completed.begun.number})
+        return completed.begun
 
 
 @contextmanager
@@ -284,8 +311,8 @@ def _reversed(
             raise RefusedAsUnsafe(
                 f"another process has ended the {begun.described} in the meantime; nothing was changed",
                 path=names.switchover(begun.number, "ended"),
-                hint="to reverse a completed switchover, run switch with --to; to reverse a completed rescale, run: "
-                "statekeeper rewind",
+                hint="to reverse a completed switchover, run switch with --to; a completed edit, edit with --undo; another "
+                "completed rewrite: statekeeper rewind",
             )
         yield now, held
         done.append({"aborted": begun.number})

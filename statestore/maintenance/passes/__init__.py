@@ -34,6 +34,7 @@ from statestore.maintenance.passes import (
     audit,
     claim,
     clone,
+    edit,
     mirror,
     repair,
     retention,
@@ -45,6 +46,7 @@ from statestore.maintenance.passes import (
 )
 from statestore.maintenance.passes.claim import PreparedClaim
 from statestore.maintenance.passes.clone import PreparedClone
+from statestore.maintenance.passes.edit import PreparedEdit
 from statestore.maintenance.passes.losses import Losses, StoreLoss
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.passes.mirror import PreparedMirror
@@ -61,6 +63,7 @@ __all__ = [
     "Maintainer",
     "PreparedClaim",
     "PreparedClone",
+    "PreparedEdit",
     "PreparedFiles",
     "PreparedMirror",
     "PreparedRepair",
@@ -76,6 +79,7 @@ __all__ = [
     "audit",
     "claim",
     "clone",
+    "edit",
     "mirror",
     "repair",
     "retention",

@@ -1,4 +1,4 @@
-"""Plans, executes and reverses the rewrites of native state: a rescale, and a conversion."""
+"""Plans, executes and reverses the rewrites of native state: a rescale, and a conversion. Reverses a half-done edit."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _WAYS_BACK = {
     RewriteKind.SWITCH: "to reverse a completed switch, run: statekeeper switch ROOT --to",
     RewriteKind.RESCALE: "to return to the state before a completed rescale, run: statekeeper rewind ROOT --to-batch N",
     RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
+    RewriteKind.EDIT: "to reverse a completed edit, run: statekeeper edit ROOT --undo RUN --confirm-stopped",
 }
 
 

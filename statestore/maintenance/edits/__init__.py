@@ -1,0 +1,29 @@
+"""Edits of the state of a stopped native query: rows deleted, inserted or replaced at the head.
+
+    gather(storage, edit)  ->  EditFacts  ->  plan(facts, edit)  ->  EditPlan  ->  execute(storage, plan)
+    open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
+
+An edit replaces the newest committed version, so that a batch that has begun runs again on the edited state.
+"""
+
+from statestore.maintenance.edits.changes import StoreChanges
+from statestore.maintenance.edits.execute import execute
+from statestore.maintenance.edits.gather import gather
+from statestore.maintenance.edits.goal import Edit
+from statestore.maintenance.edits.plan import plan
+from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
+from statestore.maintenance.edits.roll_back import roll_back
+from statestore.maintenance.edits.undo import require_reversible
+
+__all__ = [
+    "Edit",
+    "EditFacts",
+    "EditPlan",
+    "StoreChanges",
+    "StoreEdit",
+    "execute",
+    "gather",
+    "plan",
+    "require_reversible",
+    "roll_back",
+]

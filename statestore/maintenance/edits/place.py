@@ -1,0 +1,105 @@
+"""Puts the snapshots of an edit in place of the head, and takes them back, in structure V1.
+
+Spark's V1 provider finds a version by its number, so several files must be replaced. Until the last one is replaced, no
+query may start. The new snapshots prevent it: at first they have a name with an id, at which Spark's V1 load fails.
+
+    <N+1>_<id>.zip     the new snapshot, verified               then in quarantine
+    <N+1>.zip          the old snapshot, if there is one        then in quarantine; the new snapshot takes its name
+    <N+1>.changelog    the changes of batch N                   then in quarantine, so that no load replays it instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from statestore import catalog
+from statestore.errors import ObjectMissing
+from statestore.format import names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.structure import Structure
+from statestore.maintenance.switchover.commit import again
+from statestore.maintenance.switchover.commit import has_gone_on as has_gone_on_in_v2
+from statestore.maintenance.switchover.moves import move_to_quarantine, put_back
+from statestore.storage import Storage, read_or_none
+from statestore.switch_journal import Begun
+
+StillHeld = Callable[[], None]
+
+
+def put_in_place(storage: Storage, begun: Begun, strays: tuple[str, ...], still_held: StillHeld) -> None:
+    """Replace the head of each changed store. Idempotent. Raises `ObjectMissing`, `RefusedAsUnsafe`, `StorageError`."""
+    restore_guards(storage, begun, still_held)
+    for path in strays:
+        still_held()
+        move_to_quarantine(storage, begun.run, path)
+    for store in begun.built:
+        still_held()
+        _replace_head(storage, begun, store)
+
+
+def take_back(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
+    """Restore the head of each changed store. Idempotent. The guards stay. Raises `StorageError`."""
+    restore_guards(storage, begun, still_held)
+    for store in begun.built:
+        still_held()
+        path = _head(begun, store)
+        new, present = read_or_none(storage, guard_path(begun, store)), read_or_none(storage, path)
+        if present is not None and present == new:
+            storage.delete([path])
+    put_back(storage, begun.run, _quarantined(storage, begun, _old_files), still_held)
+
+
+def restore_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
+    """Move the guards back from quarantine: a completed edit is reversed."""
+    put_back(storage, begun.run, _quarantined(storage, begun, lambda one, store: (guard_path(one, store),)), still_held)
+
+
+def remove_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
+    """Move the guards to quarantine. From the last one on, a query can start."""
+    for store in begun.built:
+        still_held()
+        move_to_quarantine(storage, begun.run, guard_path(begun, store))
+
+
+def has_gone_on(storage: Storage, begun: Begun) -> bool:
+    """Return whether the query has committed a batch on the edited state."""
+    if begun.to is Structure.V2:
+        return has_gone_on_in_v2(storage, begun)
+    newest = catalog.newest_batch(storage)
+    if newest is None or newest <= begun.batch:
+        return False
+    guarded = [storage.stat(guard_path(begun, store)) for store in begun.built]
+    return not any(guarded) and any(storage.stat(_head(begun, store)) for store in begun.built)
+
+
+def _replace_head(storage: Storage, begun: Begun, store: StorePath) -> None:
+    path, guard = _head(begun, store), guard_path(begun, store)
+    new = read_or_none(storage, guard)
+    if new is None:
+        raise ObjectMissing("was made for this edit and is missing", path=guard, hint=again(begun))
+    if read_or_none(storage, path) != new:
+        move_to_quarantine(storage, begun.run, path)
+        storage.create(path, new, like=guard)
+    for old in _old_files(begun, store)[1:]:
+        move_to_quarantine(storage, begun.run, old)
+
+
+def _head(begun: Begun, store: StorePath) -> str:
+    return store.snapshot(VersionId(begun.batch + 1))
+
+
+def guard_path(begun: Begun, store: StorePath) -> str:
+    """Return the path of the new snapshot that prevents a start of the query."""
+    return store.snapshot(begun.built[store])
+
+
+def _old_files(begun: Begun, store: StorePath) -> tuple[str, ...]:
+    """Return the paths of the head: the snapshot first."""
+    head, changelog = _head(begun, store), store.changelog(VersionId(begun.batch + 1))
+    return head, names.sidecar(head), changelog, names.sidecar(changelog)
+
+
+def _quarantined(storage: Storage, begun: Begun, of: Callable[[Begun, StorePath], tuple[str, ...]]) -> list[str]:
+    folder = names.quarantine(begun.run, "")
+    there = {entry.path.removeprefix(folder) for entry in storage.list(folder.rstrip("/"))}
+    return [path for store in begun.built for path in of(begun, store) if path in there]

@@ -1,0 +1,64 @@
+"""Plans an edit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statestore.format import names
+from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
+from statestore.maintenance.edits.goal import Edit
+from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
+from statestore.maintenance.edits.refusals import steps_of
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.switchover import SwitchoverFacts, local_bytes
+
+
+def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: int = WORKERS) -> EditPlan:
+    """Plan an edit. `spark`: the release that continues, if known. Pure."""
+    stopped, half_done = facts.stopped, facts.stopped.half_done
+    structure = stopped.structure or Structure.V1
+    changed = {one.store: one for one in facts.changes if one.total}
+    stores = [StoreEdit(step, changed[step.store]) for step in steps_of(stopped, edit) if step.store in changed]
+    refusals = list(facts.refusals)
+    if half_done is not None and not half_done.is_cleared and not refusals:
+        if changed.keys() != half_done.begun.built.keys():
+            refusals.append("the interrupted edit changes other stores: reverse it with --abort, then edit again")
+        stores = [one for one in stores if one.step.store not in half_done.made]
+    header = spark.header if spark is not None and structure is Structure.V2 else ""
+    steps = [one.step for one in stores]
+    return EditPlan(
+        edit=edit,
+        batch=stopped.batch if half_done is None else half_done.begun.batch,
+        structure=structure,
+        header=header,
+        heads={one.store: one.head for one in stopped.stores},
+        stores=tuple(stores),
+        strays=tuple(sorted(_strays(stopped))) if structure is Structure.V1 else (),
+        refusals=tuple(refusals),
+        commit=stopped.commit,
+        begun=stopped.begun,
+        half_done=half_done,
+        contents=facts.contents,
+        selection=facts.selection,
+        local_bytes=local_bytes(steps, workers),
+        seconds=sum(step.tail_bytes for step in steps) / stopped.replay_bytes_per_second,
+    )
+
+
+def _strays(stopped: SwitchoverFacts) -> Iterator[str]:
+    """Yield the files of versions after the head, in structure V1.
+
+    Failure sequence without their quarantine: batch N+1 runs, a store uploads its snapshot of version N+2, and the batch
+    fails on the poison key; the edit removes the key; batch N+1 runs again and writes changelogs of version N+2; a restart
+    loads version N+2 from the old snapshot, which has the poison key.
+    """
+    for store, files in (stopped.files or {}).items():
+        head = next((one.head.version for one in stopped.stores if one.store == store), None)
+        if head is None:
+            continue
+        others = {entry.path for entry in files.others}
+        paths = [store.changelog(v) for v in files.changelogs if v.id is None and v.version > head]
+        paths += [store.snapshot(v) for v in files.snapshots if v.id is None and v.version > head]
+        yield from paths
+        yield from (names.sidecar(path) for path in paths if names.sidecar(path) in others)

@@ -1,0 +1,229 @@
+"""The rows of one operator that an edit changes: which keys it deletes, and which rows it writes into which store.
+
+    operator with one plain store       columns of the key, any of them; a field of a struct is window.start
+    join, transformWithState            the columns by which Spark partitions; all rows of the key in all families
+
+So the stores and families of one operator stay consistent: an edit removes a key from all of them or from none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from statestore import catalog
+from statestore.contents import Contents, Layout, layout
+from statestore.errors import RefusedAsUnsafe, SchemaMismatch
+from statestore.format.families import Family
+from statestore.format.family_rows import FAMILY_BYTES, decode_keys
+from statestore.format.murmur3 import partitions_of
+from statestore.format.names import StorePath
+from statestore.format.partition_keys import PartitionRule, key_hashes, partition_columns, partition_rules
+from statestore.format.plain_values import unique_names
+from statestore.format.row_encodings import RowEncoding
+from statestore.format.unsafe_row import encode_rows, normalise_keys
+from statestore.maintenance.edits.goal import Edit
+from statestore.maintenance.edits.typed import typed_columns, typed_texts
+
+Rules = Mapping[tuple[str, str | None], PartitionRule]
+"""How the rows of an operator are partitioned, by store and family."""
+
+_PLAIN = (None,)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Keys to delete: the places of some columns, and the encoded values of these columns."""
+
+    places: tuple[int, ...]
+    rows: frozenset[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The rows of one operator that an edit changes.
+
+    layouts   by store name
+    rules     by store and family, for an operator with several of them; None for one plain store
+    upserts   by store, the new value of each key
+    """
+
+    operator: int
+    layouts: Mapping[str, Layout]
+    rules: Rules | None = None
+    wanted: tuple[Wanted, ...] = ()
+    upserts: Mapping[StorePath, Mapping[bytes, bytes]] = field(default_factory=dict)
+
+    def deleted(self, store: StorePath, family: str | None, keys: Sequence[bytes]) -> list[bool]:
+        """Return for each key whether it is deleted. Raises `CorruptFile` for a key that does not fit the schema."""
+        found = [False] * len(keys)
+        if not self.wanted:
+            return found
+        columns = self._columns(store, family, keys)
+        for one in self.wanted:
+            encoded = _encoded(columns.select(list(one.places)))
+            found = [was or row in one.rows for was, row in zip(found, encoded, strict=True)]
+        return found
+
+    def _columns(self, store: StorePath, family: str | None, keys: Sequence[bytes]) -> pa.Table:
+        of_family = self.layouts[store.store].families[family]
+        decoded = decode_keys(keys, of_family, skip=0 if family is None else FAMILY_BYTES)
+        if self.rules is None:
+            return _leaves(decoded)
+        return _leaves(partition_columns(decoded, self.rules[store.store, family]))
+
+
+def select(contents: Contents, edit: Edit) -> Selection:
+    """Compare an edit with the schema of the state. Requests: the metadata and the schemas of the operator.
+
+    Raises `RefusedAsUnsafe` for an edit that would leave the operator inconsistent; `SchemaMismatch` for an unknown
+    operator or column, and for a value that is not of the column's type; `UnknownPartitioning`; `UnknownFormatVersion` and
+    `CorruptFile` as `contents.layout`.
+    """
+    stores = [store for store in contents.stores if store.operator == edit.operator]
+    if not stores:
+        known = ", ".join(str(number) for number in sorted({store.operator for store in contents.stores}))
+        raise SchemaMismatch(
+            f"the checkpoint has no stateful operator {edit.operator}; it has: {known or 'none'}; nothing was changed",
+            path=contents.storage.url,
+            hint="to see the operators, run: statekeeper inspect ROOT",
+        )
+    layouts = {one: layout(contents, _first(stores, one)) for one in dict.fromkeys(store.store for store in stores)}
+    found = Selection(operator=edit.operator, layouts=layouts)
+    if len(layouts) == 1 and tuple(next(iter(layouts.values())).families) == _PLAIN:
+        return _of_plain_store(contents, edit, found, stores)
+    if edit.upserts is not None:
+        raise RefusedAsUnsafe(
+            f"operator {edit.operator} keeps a key in several stores or column families, which depend on each other: an "
+            f"upsert of one of them would leave the operator inconsistent; nothing was changed",
+            path=f"state/{edit.operator}",
+            hint="only --delete and --delete-keys work on this operator; they remove a key from all its stores",
+        )
+    return _of_whole_keys(contents, edit, found)
+
+
+def _first(stores: Sequence[StorePath], name: str) -> StorePath:
+    return min(store for store in stores if store.store == name)
+
+
+def _of_plain_store(contents: Contents, edit: Edit, found: Selection, stores: Sequence[StorePath]) -> Selection:
+    [name] = found.layouts
+    family = found.layouts[name].families[None]
+    schema = _leaves(family.key.empty_table()).schema
+    return replace(found, wanted=_wanted(edit, schema), upserts=_upserts(contents, edit, family, stores))
+
+
+def _of_whole_keys(contents: Contents, edit: Edit, found: Selection) -> Selection:
+    metadata = catalog.operator_at(contents.storage, edit.operator, contents.batch)
+    operator = metadata.name if metadata else ""
+    rules: dict[tuple[str, str | None], PartitionRule] = {}
+    for name, of_store in found.layouts.items():
+        store = StorePath(edit.operator, 0, name)
+        for family, rule in partition_rules(operator, store, of_store.families, contents.conf).items():
+            rules[name, family] = rule
+    schemas = {place: _grouping_key(rule) for place, rule in rules.items()}
+    schema = next(iter(schemas.values()))
+    for (name, family), other in schemas.items():
+        if other.types != schema.types:
+            raise RefusedAsUnsafe(
+                f"store {name}, family {family}: the grouping key has the types {other.types}, in other stores "
+                f"{schema.types}; its rows cannot be compared, and nothing was changed",
+                path=f"state/{edit.operator}",
+            )
+    for given in (list(edit.texts), [] if edit.keys is None else _leaves(edit.keys).schema.names):
+        if given and set(given) != set(schema.names):
+            raise RefusedAsUnsafe(
+                f"operator {edit.operator} ({operator or 'without metadata'}) keeps a key in several stores or column "
+                f"families: only whole keys can be deleted from all of them; give all of these columns and no other: "
+                f"{', '.join(schema.names)}; nothing was changed",
+                path=f"state/{edit.operator}",
+            )
+    return replace(found, rules=rules, wanted=_wanted(edit, schema))
+
+
+def _grouping_key(rule: PartitionRule) -> pa.Schema:
+    return _leaves(partition_columns(rule.layout.key.empty_table(), rule)).schema
+
+
+def _wanted(edit: Edit, schema: pa.Schema) -> tuple[Wanted, ...]:
+    tables = []
+    if edit.texts:
+        tables.append(typed_texts(edit.texts, schema, "the key"))
+    if edit.keys is not None:
+        tables.append(typed_columns(_leaves(edit.keys), schema, "the key"))
+    return tuple(
+        Wanted(tuple(schema.names.index(name) for name in table.schema.names), frozenset(_encoded(table)))
+        for table in tables
+    )
+
+
+def _upserts(
+    contents: Contents, edit: Edit, family: Family, stores: Sequence[StorePath]
+) -> Mapping[StorePath, Mapping[bytes, bytes]]:
+    if edit.upserts is None:
+        return {}
+    schema = _row_schema(family)
+    rows = typed_columns(edit.upserts, schema, "the state")
+    missing = [name for name in schema.names if name not in rows.schema.names]
+    if missing:
+        raise SchemaMismatch(
+            f"the table of --upsert lacks the column {missing[0]}; it must have all columns: {', '.join(schema.names)}; "
+            f"nothing was changed",
+            hint="to see the columns, run: statekeeper dump ROOT",
+        )
+    count = len(family.key)
+    keys = pa.Table.from_arrays(rows.columns[:count], schema=family.key)
+    values = pa.Table.from_arrays(rows.columns[count:], schema=family.value)
+    encoding = RowEncoding(family, contents.conf.row_checksums)
+    encoded_keys, encoded_values = encoding.encoded(_encoded(keys), encode_rows(values).to_pylist())
+    _require_unique(encoded_keys)
+    return _placed(contents, edit.operator, stores, encoded_keys, encoded_values)
+
+
+def _row_schema(family: Family) -> pa.Schema:
+    """Return the columns of key and value. A value's column with the name of a key's column is named value.<name>."""
+    keys, values = unique_names(family.key.names), unique_names(family.value.names)
+    fields = [one.with_name(name) for one, name in zip(family.key, keys, strict=True)]
+    fields += [
+        one.with_name(f"value.{name}" if name in keys else name) for one, name in zip(family.value, values, strict=True)
+    ]
+    return pa.schema(fields)
+
+
+def _require_unique(keys: Sequence[bytes]) -> None:
+    first: dict[bytes, int] = {}
+    for row, key in enumerate(keys):
+        if key in first:
+            raise SchemaMismatch(
+                f"rows {first[key]} and {row} of the table of --upsert have the same key; nothing was changed",
+                hint="give each key once",
+            )
+        first[key] = row
+
+
+def _placed(
+    contents: Contents, operator: int, stores: Sequence[StorePath], keys: Sequence[bytes], values: Sequence[bytes]
+) -> Mapping[StorePath, Mapping[bytes, bytes]]:
+    metadata = catalog.operator_at(contents.storage, operator, contents.batch)
+    first = min(stores)
+    families = layout(contents, first).families
+    rule = partition_rules(metadata.name if metadata else "", first, families, contents.conf)[None]
+    found: dict[StorePath, dict[bytes, bytes]] = {}
+    places = partitions_of(key_hashes(keys, rule), len(stores)).tolist()
+    for place, key, value in zip(places, keys, values, strict=True):
+        found.setdefault(replace(first, partition=place), {})[key] = value
+    return found
+
+
+def _encoded(columns: pa.Table) -> list[bytes]:
+    return [bytes(row) for row in encode_rows(normalise_keys(columns)).to_pylist()]
+
+
+def _leaves(columns: pa.Table) -> pa.Table:
+    """Return the columns with each field of a struct as a column of its own: window.start."""
+    columns = columns.rename_columns(unique_names(columns.schema.names))
+    while any(pa.types.is_struct(one.type) for one in columns.schema):
+        columns = columns.flatten()
+    return columns

@@ -1,0 +1,106 @@
+"""Decides whether a completed edit can be reversed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from statestore import catalog
+from statestore import switch_journal as journal
+from statestore.catalog import StoreFiles
+from statestore.errors import RefusedAsUnsafe
+from statestore.format import logs, names
+from statestore.format.names import StorePath, VersionId
+from statestore.format.snapshot import read_snapshot
+from statestore.format.structure import Structure
+from statestore.maintenance import quarantine, snapshot
+from statestore.maintenance.edits.place import guard_path
+from statestore.maintenance.switchover.commit import new_commit
+from statestore.storage import Storage, read_or_none
+from statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
+
+_STAYS = "nothing was changed"
+
+
+def require_reversible(storage: Storage, run: str) -> OpenJournal:
+    """Return the journal of a completed edit that can be reversed: it is the newest rewrite, the query has not committed
+    since, and all files of the old versions exist. Raises `RefusedAsUnsafe` otherwise, `CorruptFile`, `StorageError`."""
+    newest = journal.newest_journal(storage)
+    if newest is None or newest.begun.rewrite is not RewriteKind.EDIT or newest.begun.run != run:
+        raise RefusedAsUnsafe(
+            f"run {run} is not the newest rewrite of this checkpoint, or it is not an edit; {_STAYS}",
+            path=storage.url,
+            hint="use the id that `statekeeper edit --apply` printed; only the newest rewrite can be reversed",
+        )
+    begun = newest.begun
+    if journal.ending(storage, begun) is Ending.ABORTED:
+        raise RefusedAsUnsafe(f"the edit of run {run} is reversed already; {_STAYS}", path=storage.url)
+    batch = catalog.newest_batch(storage)
+    commit = read_or_none(storage, names.commits(begun.batch))
+    edited = new_commit(begun) if begun.to is Structure.V2 else begun.commit.encode()
+    if batch != begun.batch or commit != edited:
+        raise RefusedAsUnsafe(
+            f"the newest commit is not the commit of the edit of batch {begun.batch}: the query has committed "
+            f"since; {_STAYS}",
+            path=names.commits(begun.batch if batch is None else batch),
+            hint=f"to return to the batch before the edit, run: statekeeper rewind ROOT --to-batch {begun.batch - 1}",
+        )
+    _require_old_versions(storage, begun)
+    return newest
+
+
+def _require_old_versions(storage: Storage, begun: Begun) -> None:
+    files = catalog.files(storage)
+    folder = names.quarantine(begun.run, "")
+    entries = quarantine.files(storage, folder.rstrip("/"))
+    moved = catalog.by_store(replace(entry, path=entry.path.removeprefix(folder)) for entry in entries)
+    for store, head in _old_heads(begun).items():
+        present = files.of(store)
+        if begun.to is Structure.V2:
+            problem = snapshot.facts_of(storage, store, head, present).problem
+        else:
+            problem = _problem_in_v1(storage, begun, store, present, moved.of(store))
+        if problem is not None:
+            raise RefusedAsUnsafe(
+                f"version {head.version} before the edit can no longer be restored: {problem}; {_STAYS}",
+                path=str(store),
+                hint="restore the file from a backup, or write the old rows with another edit",
+            )
+
+
+def _problem_in_v1(
+    storage: Storage, begun: Begun, store: StorePath, present: StoreFiles, moved: StoreFiles
+) -> str | None:
+    head = VersionId(begun.batch + 1)
+    guard, path = names.quarantine(begun.run, guard_path(begun, store)), store.snapshot(head)
+    if begun.built[store] not in moved.snapshots:
+        return f"{guard} is missing"
+    if read_or_none(storage, path) != storage.read(guard):
+        return f"{path} was replaced after the edit"
+    if head in moved.snapshots:
+        return _lacks(storage, names.quarantine(begun.run, path), store, present)
+    snapshots = {version: entry for version, entry in present.snapshots.items() if version != head}
+    before = replace(present, snapshots=snapshots, changelogs={**present.changelogs, **moved.changelogs})
+    return snapshot.facts_of(storage, store, head, before).problem
+
+
+def _lacks(storage: Storage, path: str, store: StorePath, present: StoreFiles) -> str | None:
+    """Return the problem of a quarantined snapshot whose tables are not all present."""
+    gone = [
+        t.dfs_name for t in read_snapshot(storage.read(path), path).metadata.tables if t.dfs_name not in present.tables
+    ]
+    return f"{store.table_file(gone[0])} is missing" if gone else None
+
+
+def _old_heads(begun: Begun) -> dict[StorePath, VersionId]:
+    """Return the versions before the edit of the changed stores."""
+    ids = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).ids
+    places: Counter[tuple[int, int]] = Counter()
+    found = {}
+    for store in begun.stores:
+        place = places[store.operator, store.partition]
+        places[store.operator, store.partition] += 1
+        if store in begun.built:
+            known = None if ids is None else ids[store.operator][store.partition][place]
+            found[store] = VersionId(begun.batch + 1, known)
+    return found

@@ -1,0 +1,112 @@
+"""Plans, executes and reverses the edits of native state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from statestore.format.sparks import Spark
+from statestore.maintenance import edits, runs
+from statestore.maintenance.config import Policies
+from statestore.maintenance.edits import Edit, EditPlan
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.audit import policy_of
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.quiet import require_stopped
+from statestore.maintenance.snapshot import MEMORY_BYTES
+from statestore.maintenance.switchover import Begun, Machine, ProgressCallback
+from statestore.storage import Storage
+
+
+@dataclass(frozen=True)
+class PreparedEdit:
+    """A plan of an edit, which may have refusals, and the guards that block it. `spark`: as in `plan`."""
+
+    plan: EditPlan
+    policies: Policies
+    spark: Spark | None
+    refusals: Refusals
+
+    @property
+    def may_start(self) -> bool:
+        """Return whether the plan has work and no refusal."""
+        return not (self.plan.refusals or self.plan.is_there)
+
+
+def plan(
+    storage: Storage,
+    policies: Policies,
+    edit: Edit,
+    by: Maintainer,
+    spark: Spark | None = None,
+    *,
+    scratch: Path,
+    workers: int = WORKERS,
+) -> PreparedEdit:
+    """Plan an edit. Read-only; it restores each store of the operator below `scratch`. `spark`: the release that continues,
+    if the checkpoint does not show it. Raises as `edits.gather`."""
+    policy = policy_of(policies)
+    facts = edits.gather(
+        storage, edit, spark, scratch=scratch, clock=by.clock, ids=by.ids, policy=policy, workers=workers
+    )
+    planned = edits.plan(facts, edit, spark, workers=workers)
+    return PreparedEdit(planned, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
+
+
+def execute(
+    storage: Storage,
+    prepared: PreparedEdit,
+    by: Maintainer,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    stopped: bool,
+    scratch: Path,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> PreparedEdit:
+    """Execute an edit, or complete an interrupted one. `stopped`: a person confirms that the query is stopped.
+
+    Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
+    file is changed. `undo` with the id `run` reverses the edit. Raises the first refusal; `RefusedAsUnsafe` while the query
+    runs; as `runs.rewrite`.
+    """
+    if not prepared.may_start:
+        return prepared
+    guards.require_none(prepared.refusals)
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    # The query may have been running when the first plan was made.
+    edit = prepared.plan.edit
+    again = plan(storage, prepared.policies, edit, by, prepared.spark, scratch=scratch, workers=workers)
+    if again.may_start:
+        runs.rewrite(
+            storage,
+            again.plan,
+            progress,
+            run=run,
+            holder=by.holder,
+            machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
+            policy=policy_of(prepared.policies),
+        )
+    return again
+
+
+def undo(
+    storage: Storage,
+    policies: Policies,
+    undone: str,
+    by: Maintainer,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    stopped: bool,
+) -> Begun:
+    """Reverse the completed edit of the run `undone`. `stopped`: as in `execute`.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_edit`.
+    """
+    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    return runs.undo_edit(storage, undone, progress, run=run, holder=by.holder, clock=by.clock)
