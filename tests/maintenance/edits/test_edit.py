@@ -1,0 +1,321 @@
+"""Edits of the checkpoints that Spark wrote: the named key is gone, and nothing else has changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statestore import catalog, switch_journal
+from statestore.contents import contents_at
+from statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
+from statestore.format import names
+from statestore.format.names import VersionId
+from statestore.format.partition_keys import partition_columns
+from statestore.maintenance import audit
+from statestore.maintenance.edits import Edit
+from statestore.storage import Storage, open_storage
+from tests.support.dumped import dumped
+from tests.support.edits import apply, goal, planned, rows, table, undo
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.placed_rows import placed_rows, rules_of
+from tests.support.switching import WRITES, contents
+from tests.support.twins import clean, statekeeper
+from tests.support.unpacked import unpacked
+
+CHECKPOINTS = sorted((Path(__file__).parents[2] / "fixtures" / "checkpoints").glob("spark-*-v[12]-*.zip"))
+V1, V2 = (next(one for one in CHECKPOINTS if one.stem.endswith(f"{v}-aggregation")) for v in ("v1", "v2"))
+HDFS = V1.with_name("spark-4.2.0-hdfs-aggregation.zip")
+BOTH = pytest.mark.parametrize("archive", [V1, V2], ids=["V1", "V2"])
+POISON = goal(k="key 3")
+OPTIONS = ("--operator", "0", "--delete", "k=key 3")
+APPLY = ("--apply", "--confirm-stopped")
+
+
+def opened(archive: Path, folder: Path) -> Storage:
+    return open_storage(str(unpacked(archive, folder)))
+
+
+def grouping_key(key: dict[str, Any], names_of_key: set[str]) -> dict[str, Any]:
+    """Find the columns of the grouping key at any depth of a key, as dump shows it."""
+    found = {name: value for name, value in key.items() if name in names_of_key}
+    for value in key.values():
+        if isinstance(value, dict):
+            found.update(grouping_key(value, names_of_key))
+    return found
+
+
+def a_key_of(checkpoint: Path) -> tuple[int, dict[str, Any]] | None:
+    """Return an operator with a grouping key, and one of its keys; None if all operators have one row."""
+    found = contents_at(open_storage(str(checkpoint)))
+    assert found is not None
+    by_operator: dict[int, set[str]] = {}
+    for store in sorted(found.stores):
+        if store.operator not in by_operator:
+            rule = next(iter(rules_of(found, store).values()))
+            by_operator[store.operator] = set(partition_columns(rule.layout.key.empty_table(), rule).schema.names)
+    for row in dumped(checkpoint):
+        operator = int(row["store"].split("/")[1])
+        wanted = grouping_key(row["key"], by_operator[operator])
+        if wanted and None not in wanted.values():
+            return operator, wanted
+    return None
+
+
+def leaves(key: dict[str, Any], beginning: str = "") -> dict[str, str]:
+    found = {}
+    for name, value in key.items():
+        if isinstance(value, dict):
+            found.update(leaves(value, f"{beginning}{name}."))
+        else:
+            found[beginning + name] = str(value)
+    return found
+
+
+@pytest.mark.parametrize("archive", CHECKPOINTS, ids=lambda one: one.stem.removeprefix("spark-4.2.0-"))
+def test_the_deleted_key_is_gone_and_only_this_key(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    chosen = a_key_of(checkpoint)
+    if chosen is None:
+        assert any(part in archive.stem for part in ("limit", "of-all-rows"))
+        return
+    operator, key = chosen
+    before = dumped(checkpoint)
+    run = apply(storage, goal(operator, **leaves(key)), tmp_path)
+    expected = [
+        row
+        for row in before
+        if int(row["store"].split("/")[1]) != operator or grouping_key(row["key"], set(key)) != key
+    ]
+    assert len(expected) < len(before)
+    assert dumped(checkpoint) == expected
+    assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
+    clean(storage, tmp_path)
+    assert switch_journal.open_journal(storage) is None
+    undo(storage, run)
+    assert dumped(checkpoint) == before
+    clean(storage, tmp_path)
+
+
+@BOTH
+def test_only_the_store_with_the_key_is_changed(archive: Path, tmp_path: Path) -> None:
+    storage = opened(archive, tmp_path)
+    before, heads = contents(storage), catalog.heads(storage)
+    apply(storage, POISON, tmp_path)
+    after = contents(storage)
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert {path for path in changed if not path.startswith("state/0/1/")} <= {names.commits(2)}
+    assert heads is not None
+    [changed_head] = [s for s, head in heads.heads.items() if catalog.heads(storage).heads[s] != head] or [None]
+    assert (changed_head is None) is (archive is V1)
+
+
+@BOTH
+def test_an_undone_edit_leaves_the_same_state_and_files(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    before, files = rows(checkpoint), contents(storage)
+    run = apply(storage, POISON, tmp_path)
+    assert rows(checkpoint) != before
+    undo(storage, run)
+    assert rows(checkpoint) == before
+    assert contents(storage) == files
+    with pytest.raises(RefusedAsUnsafe, match="reversed already"):
+        undo(storage, run)
+
+
+@BOTH
+def test_a_begun_batch_does_not_block_an_edit_and_its_files_are_no_base_afterwards(
+    archive: Path, tmp_path: Path
+) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    storage.create(names.offsets(3), storage.read(names.offsets(2)))
+    heads = catalog.heads(storage)
+    assert heads is not None
+    store = min(heads.heads)
+    if archive is V1:
+        # An attempt at batch 3 that a task of this store completed.
+        storage.create(store.changelog(VersionId(4)), storage.read(store.changelog(VersionId(3))))
+    plan = planned(storage, POISON, tmp_path)
+    assert plan.refusals == ()
+    assert plan.is_in_batch
+    run = apply(storage, POISON, tmp_path)
+    assert not any('"key 3"' in row for row in rows(checkpoint))
+    assert storage.stat(store.changelog(VersionId(4))) is None
+    undo(storage, run)
+    assert any('"key 3"' in row for row in rows(checkpoint))
+
+
+@BOTH
+def test_an_edit_that_finds_nothing_changes_nothing(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    files = contents(open_storage(str(checkpoint)))
+    told = statekeeper("edit", str(checkpoint), "--operator", "0", "--delete", "k=no such key", *APPLY)
+    assert "no row of the state has to be changed" in told
+    assert contents(open_storage(str(checkpoint))) == files
+
+
+def test_the_plan_shows_counts_and_rows_before_and_after(tmp_path: Path) -> None:
+    checkpoint = unpacked(V2, tmp_path)
+    shown = json.loads(statekeeper("edit", str(checkpoint), *OPTIONS, "--output", "json"))
+    assert shown["totals"] == {"added": 0, "removed": 1, "changed": 0}
+    [row] = shown["first"]
+    assert row["key"] == {"k": "key 3"}
+    assert row["before"]["count"] == 6
+    assert row["after"] is None
+    text = statekeeper("edit", str(checkpoint), *OPTIONS)
+    assert "to execute: --apply --confirm-stopped" in text
+
+
+@BOTH
+def test_an_upsert_replaces_and_inserts_rows_in_the_partition_of_their_keys(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    new = pa.table({"k": ["key 3", "new 1", "new 2", "new 3"], "count": [7, 1, 1, 1], "sum": [70, 1, 2, 3]})
+    before = {row["key"]["k"]: row["value"] for row in dumped(checkpoint)}
+    plan = planned(storage, Edit(operator=0, upserts=new), tmp_path)
+    assert {change.value: count for change, count in plan.totals.items()} == {"added": 3, "removed": 0, "changed": 1}
+    apply(storage, Edit(operator=0, upserts=new), tmp_path)
+    expected = before | {row.pop("k"): row for row in new.to_pylist()}
+    assert {row["key"]["k"]: row["value"] for row in dumped(checkpoint)} == expected
+    assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
+    clean(storage, tmp_path)
+    assert planned(storage, Edit(operator=0, upserts=new), tmp_path).is_there
+
+
+def test_keys_of_a_table_are_deleted(tmp_path: Path) -> None:
+    checkpoint = unpacked(V2, tmp_path)
+    for name in ("keys.parquet", "keys.csv"):
+        path = tmp_path / name
+        if name.endswith("csv"):
+            path.write_text("k\nkey 1\nkey 2\n")
+        else:
+            table(path, {"k": ["key 3", "key 4", "no such key"]})
+        statekeeper("edit", str(checkpoint), "--operator", "0", "--delete-keys", str(path), *APPLY)
+    left = {row["key"]["k"] for row in dumped(checkpoint)}
+    assert not left & {"key 1", "key 2", "key 3", "key 4"}
+    assert "key 0" in left
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"),
+    [
+        (goal(nothing="1"), "the key has no column nothing; its columns are: k"),
+        (goal(7, k="1"), "no stateful operator 7"),
+        (Edit(operator=0, upserts=pa.table({"k": ["a"], "count": [1]})), "lacks the column sum"),
+        (
+            Edit(operator=0, upserts=pa.table({"k": ["a", "b"], "count": ["1", "x"], "sum": [1, 2]})),
+            "row 1, column count: 'x'",
+        ),
+        (
+            Edit(operator=0, upserts=pa.table({"k": ["a", "a"], "count": [1, 1], "sum": [1, 2]})),
+            "rows 0 and 1 .* have the same key",
+        ),
+        (
+            Edit(operator=0, upserts=pa.table({"k": ["a", "b"], "count": [1, 2], "sum": [1.0, 2.5]})),
+            "row 1, column sum: 2.5",
+        ),
+    ],
+)
+def test_a_goal_that_does_not_fit_the_schema_is_rejected(edit: Edit, error: str, tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    files = contents(storage)
+    with pytest.raises(SchemaMismatch, match=error):
+        planned(storage, edit, tmp_path)
+    assert contents(storage) == files
+
+
+def test_a_value_that_is_not_of_the_columns_type_is_rejected(tmp_path: Path) -> None:
+    archive = next(one for one in CHECKPOINTS if one.stem.endswith("v1-windows-lzf"))
+    with pytest.raises(SchemaMismatch, match=r"'yesterday' is not a value of column window.start"):
+        planned(opened(archive, tmp_path), Edit(operator=0, texts={"window.start": "yesterday"}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["v1-join-2", "v2-join-3", "v2-transformWithState"])
+def test_an_edit_that_would_leave_an_operator_inconsistent_is_rejected(name: str, tmp_path: Path) -> None:
+    archive = next(one for one in CHECKPOINTS if one.stem.endswith(name))
+    storage = opened(archive, tmp_path)
+    with pytest.raises(RefusedAsUnsafe, match="only whole keys can be deleted"):
+        planned(storage, goal(index="1"), tmp_path)
+    with pytest.raises(RefusedAsUnsafe, match="an upsert of one of them"):
+        planned(storage, Edit(operator=0, upserts=pa.table({"k": ["a"]})), tmp_path)
+
+
+def test_the_default_provider_is_rejected_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedProvider, match="convert"):
+        planned(opened(HDFS, tmp_path), POISON, tmp_path)
+
+
+def test_a_damaged_store_blocks_the_edit(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    store, head = next(iter(heads.heads.items()))
+    storage.replace(store.changelog(head), b"damaged")
+    assert "the audit reports" in planned(storage, POISON, tmp_path).refusals[-1]
+
+
+def die_before(storage: Storage, part: str, scratch: Path) -> None:
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.BEFORE if request.kind in WRITES and part in request.path else None
+
+    with pytest.raises(SimulatedCrash):
+        apply(Dying(storage), POISON, scratch)
+
+
+@BOTH
+def test_a_half_done_edit_blocks_other_verbs_and_other_edits(archive: Path, tmp_path: Path) -> None:
+    storage = opened(archive, tmp_path)
+    die_before(storage, "cleared", tmp_path)
+    kinds = {finding.kind for finding in audit.judge(audit.gather(storage)).findings}
+    assert audit.FindingKind.HALF_SWITCHED in kinds
+    root = storage.url.removeprefix("file://")
+    refused = " ".join(statekeeper("snapshot", root, "--all", "--mode", "snapshots", exit_code=13).split())
+    assert "statekeeper edit ROOT --operator 0 --delete 'k=key 3' --apply --confirm-stopped" in refused
+    assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
+    assert "is half done" in planned(storage, goal(k="key 4"), tmp_path).refusals[0]
+    with pytest.raises(HalfSwitched):
+        switch_journal.require_none(storage)
+
+
+def test_in_structure_v1_a_guard_prevents_a_start_until_all_stores_are_edited(tmp_path: Path) -> None:
+    storage = opened(V1, tmp_path)
+    die_before(storage, "/3.zip", tmp_path)
+    found = catalog.files(storage)
+    assert {s.folder for s, of in found.items() if any(one.id for one in of.snapshots)} == {"state/0/1"}
+
+
+def test_an_edit_can_be_undone_only_until_its_old_files_are_deleted(tmp_path: Path) -> None:
+    checkpoint = unpacked(V2, tmp_path)
+    storage, scratch = open_storage(str(checkpoint)), ("--scratch", str(tmp_path))
+    run = apply(storage, POISON, tmp_path)
+    root = str(checkpoint)
+    statekeeper("snapshot", root, "--at-head", "--confirm-stopped", "--mode", "snapshots", *scratch)
+    statekeeper("gc", root, "--mode", "full", "--apply", "--grace", "0s", "--retain", "1")
+    edited = rows(checkpoint)
+    told = statekeeper("edit", root, "--undo", run, "--confirm-stopped", exit_code=13)
+    assert "can no longer be restored" in " ".join(told.split())
+    assert rows(checkpoint) == edited
+    clean(storage, tmp_path)
+
+
+@BOTH
+def test_a_rescale_and_a_rewind_follow_an_edit(archive: Path, tmp_path: Path) -> None:
+    checkpoint = unpacked(archive, tmp_path)
+    storage, root, scratch = open_storage(str(checkpoint)), str(checkpoint), ("--scratch", str(tmp_path / "scratch"))
+    run = apply(storage, POISON, tmp_path)
+    edited = rows(checkpoint)
+    statekeeper("rescale", root, "--partitions", "1", "--for-spark", "4.2", *APPLY, *scratch)
+    clean(storage, tmp_path)
+    assert "not the newest rewrite" in " ".join(
+        statekeeper("edit", root, "--undo", run, "--confirm-stopped", exit_code=13).split()
+    )
+    statekeeper("rewind", root, "--to-batch", "2", "--keep-query-id", *APPLY, *scratch)
+    assert rows(checkpoint) == edited
+    statekeeper("audit", root, "--deep")

@@ -1,0 +1,62 @@
+"""Edits checkpoints like `statekeeper edit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.sparks import Spark
+from statestore.maintenance import edits, runs
+from statestore.maintenance.edits import Edit, EditPlan
+from statestore.maintenance.switchover import Machine
+from statestore.storage import Storage
+from tests.support.dumped import dumped
+
+FOR_SPARK = Spark.V4_2
+
+
+def goal(operator: int = 0, **texts: str) -> Edit:
+    """Return the goal of `--delete` for each text."""
+    options = ["--operator", str(operator)]
+    for name, value in texts.items():
+        options += ["--delete", f"{name}={value}"]
+    return Edit(operator=operator, texts=texts, options=tuple(options))
+
+
+def planned(storage: Storage, edit: Edit, scratch: Path, spark: Spark | None = FOR_SPARK) -> EditPlan:
+    facts = edits.gather(storage, edit, spark, scratch=scratch, clock=SystemClock(), ids=RandomIds(), workers=1)
+    return edits.plan(facts, edit, spark, workers=1)
+
+
+def apply(storage: Storage, edit: Edit, scratch: Path, *, clock: Clock | None = None) -> str:
+    """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
+    plan = planned(storage, edit, scratch)
+    if plan.refusals:
+        raise RefusedAsUnsafe("; ".join(plan.refusals))
+    run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    runs.rewrite(storage, plan, lambda _: None, run=run, holder="a test", machine=machine)
+    return run
+
+
+def undo(storage: Storage, run: str, *, clock: Clock | None = None) -> None:
+    runs.undo_edit(storage, run, lambda _: None, run=RandomIds().fresh(), holder="a test", clock=clock or SystemClock())
+
+
+def rows(root: object) -> list[str]:
+    """Every row at the newest batch as text, with its store, in order."""
+    return sorted(json.dumps(row, sort_keys=True) for row in dumped(root))
+
+
+def table(path: Path, columns: Mapping[str, Any]) -> str:
+    """Write a Parquet table, and return its path."""
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table(columns), path)
+    return str(path)
