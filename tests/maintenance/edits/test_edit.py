@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from statestore import catalog, switch_journal
+from statestore.clock import RandomIds, SystemClock
 from statestore.contents import contents_at
 from statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
 from statestore.format import names
 from statestore.format.names import VersionId
 from statestore.format.partition_keys import partition_columns
-from statestore.maintenance import audit
+from statestore.maintenance import audit, edits
 from statestore.maintenance.edits import Edit
+from statestore.maintenance.edits.refusals import refusals
+from statestore.origin import Origin
 from statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
-from tests.support.edits import apply, goal, planned, rows, table, undo
+from tests.support.edits import FOR_SPARK, apply, goal, planned, rows, table, undo
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows, rules_of
 from tests.support.switching import WRITES, contents
@@ -319,3 +325,62 @@ def test_a_rescale_and_a_rewind_follow_an_edit(archive: Path, tmp_path: Path) ->
     statekeeper("rewind", root, "--to-batch", "2", "--keep-query-id", *APPLY, *scratch)
     assert rows(checkpoint) == edited
     statekeeper("audit", root, "--deep")
+
+
+def test_keys_of_a_delta_table_are_deleted(tmp_path: Path) -> None:
+    checkpoint, keys = unpacked(V2, tmp_path), str(tmp_path / "keys")
+    write_deltalake(keys, pa.table({"k": ["key 0"]}))
+    write_deltalake(keys, pa.table({"k": ["key 1", "key 2"]}), mode="overwrite")
+    statekeeper("edit", str(checkpoint), "--operator", "0", "--delete-keys", keys, *APPLY)
+    left = {row["key"]["k"] for row in dumped(checkpoint)}
+    assert "key 0" in left
+    assert not left & {"key 1", "key 2"}
+    partitioned = str(tmp_path / "partitioned")
+    write_deltalake(partitioned, pa.table({"k": ["key 0"], "day": [1]}), partition_by=["day"])
+    told = statekeeper("edit", str(checkpoint), "--operator", "0", "--delete-keys", partitioned, exit_code=13)
+    assert "partition columns" in told
+
+
+def test_a_column_of_the_value_with_the_name_of_a_key_column_has_a_prefix(tmp_path: Path) -> None:
+    archive = next(one for one in CHECKPOINTS if one.stem.endswith("v2-sessions-snappy"))
+    checkpoint = unpacked(archive, tmp_path)
+    storage = open_storage(str(checkpoint))
+    found = dumped(checkpoint)[0]
+    start, end = (parsed(found["value"]["session_window"][name]) for name in ("start", "end"))
+    key = found["key"]["k"]
+    new = pa.table(
+        {
+            "k": [key],
+            "sessionStartTime": [parsed(found["key"]["sessionStartTime"])],
+            "session_window": [{"start": start, "end": end}],
+            "value.k": [key],
+            "count": [77],
+        }
+    )
+    apply(storage, Edit(operator=0, upserts=new), tmp_path)
+    expected = {**found, "value": {**found["value"], "count": 77}}
+    assert dumped(checkpoint)[0] == expected
+    assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
+    clean(storage, tmp_path)
+
+
+def parsed(instant: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(instant.replace("Z", "+00:00"))
+
+
+def test_an_edit_needs_the_confirmation_that_the_query_is_stopped(tmp_path: Path) -> None:
+    checkpoint = unpacked(V1, tmp_path)
+    files = contents(open_storage(str(checkpoint)))
+    told = statekeeper("edit", str(checkpoint), *OPTIONS, "--apply", exit_code=13)
+    assert "--confirm-stopped" in told
+    assert contents(open_storage(str(checkpoint))) == files
+
+
+def test_own_state_roots_and_too_little_disk_block_the_edit(tmp_path: Path) -> None:
+    facts = edits.gather(
+        opened(V1, tmp_path), POISON, FOR_SPARK, scratch=tmp_path, clock=SystemClock(), ids=RandomIds()
+    )
+    [own] = refusals(replace(facts.stopped, origin=Origin.OWN), POISON, FOR_SPARK, 1)
+    assert "only native checkpoints" in own
+    [full] = refusals(replace(facts.stopped, free_bytes=10), POISON, FOR_SPARK, 1)
+    assert "10 are free" in full
