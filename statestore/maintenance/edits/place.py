@@ -10,9 +10,10 @@ query may start. The new snapshots prevent it: at first they have a name with an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from statestore import catalog
+from statestore.catalog import StoreFiles
 from statestore.errors import ObjectMissing
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -26,20 +27,41 @@ from statestore.switch_journal import Begun
 StillHeld = Callable[[], None]
 
 
-def put_in_place(storage: Storage, begun: Begun, strays: tuple[str, ...], still_held: StillHeld) -> None:
-    """Replace the head of each changed store. Idempotent. Raises `ObjectMissing`, `RefusedAsUnsafe`, `StorageError`."""
+def strays(files: Mapping[StorePath, StoreFiles], stores: Collection[StorePath], head: int) -> tuple[str, ...]:
+    """Return the files of versions after the head, in structure V1: of attempts at a batch that is not committed.
+
+    Failure sequence without their quarantine: batch N+1 runs, a store uploads its snapshot of version N+2, and the batch
+    fails on the poison key; the edit removes the key; batch N+1 runs again and writes changelogs of version N+2; a restart
+    loads version N+2 from the old snapshot, which has the poison key. After an undo, it is the other way round.
+    """
+    found = []
+    for store in stores:
+        of_store = files.get(store) or StoreFiles()
+        others = {entry.path for entry in of_store.others}
+        paths = [store.changelog(v) for v in of_store.changelogs if v.id is None and v.version > head]
+        paths += [store.snapshot(v) for v in of_store.snapshots if v.id is None and v.version > head]
+        found += paths + [names.sidecar(path) for path in paths if names.sidecar(path) in others]
+    return tuple(sorted(found))
+
+
+def put_in_place(storage: Storage, begun: Begun, away: tuple[str, ...], still_held: StillHeld) -> None:
+    """Move the files `away`, and replace the head of each changed store. Idempotent.
+
+    Raises `ObjectMissing`, `RefusedAsUnsafe`, `StorageError`.
+    """
     restore_guards(storage, begun, still_held)
-    for path in strays:
-        still_held()
-        move_to_quarantine(storage, begun.run, path)
+    _move(storage, begun, away, still_held)
     for store in begun.built:
         still_held()
         _replace_head(storage, begun, store)
 
 
 def take_back(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
-    """Restore the head of each changed store. Idempotent. The guards stay. Raises `StorageError`."""
+    """Restore the head of each changed store. Idempotent. The guards stay, and the files of attempts at the next batch are
+    in quarantine. Raises `StorageError`."""
     restore_guards(storage, begun, still_held)
+    away = strays(catalog.files(storage), begun.stores.keys(), begun.batch + 1)
+    _move(storage, begun, away, still_held)
     for store in begun.built:
         still_held()
         path = _head(begun, store)
@@ -70,6 +92,12 @@ def has_gone_on(storage: Storage, begun: Begun) -> bool:
         return False
     guarded = [storage.stat(guard_path(begun, store)) for store in begun.built]
     return not any(guarded) and any(storage.stat(_head(begun, store)) for store in begun.built)
+
+
+def _move(storage: Storage, begun: Begun, paths: tuple[str, ...], still_held: StillHeld) -> None:
+    for path in paths:
+        still_held()
+        move_to_quarantine(storage, begun.run, path)
 
 
 def _replace_head(storage: Storage, begun: Begun, store: StorePath) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from statestore.format import names
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.edits.goal import Edit
+from statestore.maintenance.edits.place import strays
 from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
 from statestore.maintenance.edits.refusals import steps_of
 from statestore.maintenance.pool import WORKERS
@@ -34,7 +32,7 @@ def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: i
         header=header,
         heads={one.store: one.head for one in stopped.stores},
         stores=tuple(stores),
-        strays=tuple(sorted(_strays(stopped))) if structure is Structure.V1 else (),
+        strays=_strays(stopped) if structure is Structure.V1 else (),
         refusals=tuple(refusals),
         commit=stopped.commit,
         begun=stopped.begun,
@@ -46,19 +44,7 @@ def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: i
     )
 
 
-def _strays(stopped: SwitchoverFacts) -> Iterator[str]:
-    """Yield the files of versions after the head, in structure V1.
-
-    Failure sequence without their quarantine: batch N+1 runs, a store uploads its snapshot of version N+2, and the batch
-    fails on the poison key; the edit removes the key; batch N+1 runs again and writes changelogs of version N+2; a restart
-    loads version N+2 from the old snapshot, which has the poison key.
-    """
-    for store, files in (stopped.files or {}).items():
-        head = next((one.head.version for one in stopped.stores if one.store == store), None)
-        if head is None:
-            continue
-        others = {entry.path for entry in files.others}
-        paths = [store.changelog(v) for v in files.changelogs if v.id is None and v.version > head]
-        paths += [store.snapshot(v) for v in files.snapshots if v.id is None and v.version > head]
-        yield from paths
-        yield from (names.sidecar(path) for path in paths if names.sidecar(path) in others)
+def _strays(stopped: SwitchoverFacts) -> tuple[str, ...]:
+    if stopped.files is None or stopped.batch is None:
+        return ()
+    return strays(stopped.files, {one.store for one in stopped.stores}, stopped.batch + 1)
