@@ -30,8 +30,8 @@ from statestore.cli.rows import cell
 from statestore.differences import Change
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
-from statestore.maintenance.edits import Edit, EditPlan
-from statestore.maintenance.edits.tables import read_table
+from statestore.maintenance.edits import EditPlan
+from statestore.maintenance.edits.tables import edit_of
 from statestore.maintenance.switchover import Progress, SwitchPhase
 from statestore.switch_journal import RewriteKind
 
@@ -120,13 +120,7 @@ def edit(
     if operator is None or not given:
         _reverse(root, undo, output, stopped=stopped)
         return
-    goal = Edit(
-        operator=operator,
-        texts=texts,
-        keys=None if delete_keys is None else read_table(delete_keys),
-        upserts=None if upsert is None else read_table(upsert),
-        options=_options(operator, texts, delete_keys, upsert),
-    )
+    goal = edit_of(operator, texts, delete_keys, upsert)
     by = this_process()
     run = by.ids.fresh()
     prepared = passes.edit.plan(root.storage, root.policies, goal, by, spark, scratch=scratch, workers=workers)
@@ -160,15 +154,6 @@ def edit(
         {**records.of_edit_plan(planned), "edited": True, "run": run},
         lambda console: _print_done(console, planned, run),
     )
-
-
-def _options(operator: int, texts: dict[str, str], delete_keys: str | None, upsert: str | None) -> tuple[str, ...]:
-    found = ["--operator", str(operator)]
-    for name, value in texts.items():
-        found += ["--delete", f"{name}={value}"]
-    found += [] if delete_keys is None else ["--delete-keys", delete_keys]
-    found += [] if upsert is None else ["--upsert", upsert]
-    return tuple(found)
 
 
 def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -> None:

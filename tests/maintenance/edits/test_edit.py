@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from statestore import catalog, switch_journal
 from statestore.clock import RandomIds, SystemClock
@@ -329,20 +328,6 @@ def test_a_rescale_and_a_rewind_follow_an_edit(archive: Path, tmp_path: Path) ->
     statekeeper("rewind", root, "--to-batch", "2", "--keep-query-id", *APPLY, *scratch)
     assert rows(checkpoint) == edited
     statekeeper("audit", root, "--deep")
-
-
-def test_keys_of_a_delta_table_are_deleted(tmp_path: Path) -> None:
-    checkpoint, keys = unpacked(V2, tmp_path), str(tmp_path / "keys")
-    write_deltalake(keys, pa.table({"k": ["key 0"]}))
-    write_deltalake(keys, pa.table({"k": ["key 1", "key 2"]}), mode="overwrite")
-    statekeeper("edit", str(checkpoint), "--operator", "0", "--delete-keys", keys, *APPLY)
-    left = {row["key"]["k"] for row in dumped(checkpoint)}
-    assert "key 0" in left
-    assert not left & {"key 1", "key 2"}
-    partitioned = str(tmp_path / "partitioned")
-    write_deltalake(partitioned, pa.table({"k": ["key 0"], "day": [1]}), partition_by=["day"])
-    told = statekeeper("edit", str(checkpoint), "--operator", "0", "--delete-keys", partitioned, exit_code=13)
-    assert "partition columns" in told
 
 
 def test_a_column_of_the_value_with_the_name_of_a_key_column_has_a_prefix(tmp_path: Path) -> None:
