@@ -17,11 +17,13 @@ import dagster as dg
 from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.convert import convert
+from assets.edit import edit
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import (
     clone_checkpoint,
     convert_checkpoint,
+    edit_checkpoint,
     maintain_query,
     mirror_checkpoint,
     refresh_fleet_health,
@@ -60,6 +62,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             checkpoint_format,
             rescale,
             convert,
+            edit,
             clone,
             mirror,
             savepoint,
@@ -70,6 +73,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             switch_checkpoint,
             rescale_checkpoint,
             convert_checkpoint,
+            edit_checkpoint,
             clone_checkpoint,
             mirror_checkpoint,
             savepoint_checkpoint,

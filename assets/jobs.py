@@ -7,6 +7,7 @@ import dagster as dg
 from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.convert import convert
+from assets.edit import edit
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.mirror import mirror
@@ -51,6 +52,15 @@ convert_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Moves the state of a stopped Spark query from Spark's default state store provider to RocksDB, or back. "
     "Launch it by hand. It only plans unless the launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+edit_checkpoint = dg.define_asset_job(
+    "edit_checkpoint",
+    selection=dg.AssetSelection.assets(edit),
+    executor_def=dg.in_process_executor,
+    description="Deletes keys of the state of a stopped query, or corrects rows. Launch it by hand. It only plans unless "
+    "the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 

@@ -15,9 +15,11 @@ from typing import TypeAlias
 
 import dagster as dg
 
+from statestore.differences import Change
 from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.copies import Way
+from statestore.maintenance.edits import EditPlan
 from statestore.maintenance.mirrors import CleanupPlan
 from statestore.maintenance.passes import (
     PreparedClone,
@@ -276,6 +278,32 @@ def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
                 (group.operator, group.name, len(group.sources), len(group.targets), group.read_bytes)
                 for group in planned.groups
             ),
+        ),
+    }
+
+
+def of_edit(planned: EditPlan, *, is_done: bool) -> Metadata:
+    """The phase of an edit, its changed rows, its estimates, and its reasons to refuse."""
+    phase = "refused" if planned.refusals else "edited" if is_done else "half done" if planned.half_done else "planned"
+    shown: dict[str, Figure] = {
+        "version": 0 if planned.batch is None else planned.batch + 1,
+        "operator": planned.edit.operator,
+        "stores": len(planned.stores),
+        **{f"{change.value}_rows": planned.totals[change] for change in Change},
+        "read_bytes": planned.read_bytes,
+        "local_bytes": planned.local_bytes,
+        "estimated_seconds": round(planned.seconds, 1),
+        "refusals": len(planned.refusals),
+    }
+    return {
+        "phase": phase,
+        "rewrite": planned.rewrite.value,
+        "figures": figures(shown),
+        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "runs_batch_again": str(planned.begun) if planned.is_in_batch else "none",
+        "rows": table(
+            {"store": "string", "change": "string", "key": "string", "before": "string", "after": "string"},
+            ((store, row.change.value, row.key, row.before or "-", row.after or "-") for store, row in planned.first),
         ),
     }
 
