@@ -92,7 +92,8 @@ def test_an_edit_that_is_undone_changes_nothing_for_spark(
 ) -> None:
     folder = tmp_path_factory.mktemp("undone")
     twin = NativeQuery(spark, folder / "twin", OPERATORS[name], {**structure.conf})
-    twin.run(5)
+    twin.run(3)
+    twin.run(2)
     query = NativeQuery(spark, folder / "query", OPERATORS[name], {**structure.conf})
     query.run(3)
     before = state(query)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,22 @@ def table(path: Path, columns: Mapping[str, Any]) -> str:
 
     pyarrow.parquet.write_table(pa.table(columns), path)
     return str(path)
+
+
+def row_table(path: Path, dumped_rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows, as dump shows them, as a table for --upsert. Return its path."""
+    keys = dumped_rows[0]["key"].keys()
+    columns = [
+        {**row["key"], **{f"value.{name}" if name in keys else name: one for name, one in row["value"].items()}}
+        for row in dumped_rows
+    ]
+    return table(path, {name: [_instants(row[name]) for row in columns] for name in columns[0]})
+
+
+def _instants(value: Any) -> Any:
+    """Convert texts of dump that are instants, at any depth."""
+    if isinstance(value, dict):
+        return {name: _instants(one) for name, one in value.items()}
+    if isinstance(value, str) and value.endswith("Z") and value[:2] == "20":
+        return dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return value
