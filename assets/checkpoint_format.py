@@ -1,47 +1,18 @@
 """The asset `checkpoint_format`: moves a checkpoint to the other structure when a person launches it."""
 
 from collections.abc import Iterator
-from enum import Enum
 
 import dagster as dg
 from pydantic import Field
 
 from assets import metadata
-from assets.checks import NOTHING_LEFT_HALF_SWITCHED, nothing_left_half_switched
+from assets.checks import NOTHING_LEFT_HALF_SWITCHED
+from assets.launches import Action, Do, ForSpark, Launch, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from assets.verdicts import with_fleet_verdicts
 from resources.fleet import Fleet
-from resources.worker import holder
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance import passes, switchover
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.switchover import Progress
-
-
-class Do(Enum):
-    """The action of a launch."""
-
-    PLAN = "plan"
-    APPLY = "apply"
-    ABORT = "abort"
-
-
-class ForSpark(Enum):
-    """The Spark release that will run the query, if the checkpoint does not show it."""
-
-    BY_THE_CHECKPOINT = "by the checkpoint"
-    V4_0 = "4.0"
-    V4_1 = "4.1"
-    V4_2 = "4.2"
-    V4_3 = "4.3"
-
-    @property
-    def spark(self) -> Spark | None:
-        return None if self is ForSpark.BY_THE_CHECKPOINT else Spark(self.value)
+from statestore.maintenance import passes
 
 
 class Switch(dg.Config):
@@ -81,33 +52,24 @@ def checkpoint_format(
     read back and compared. Then the newest commit is replaced. APPLY completes an interrupted switchover, ABORT undoes it.
     Afterwards, start the query with the conf in `start_with`. By hand: `statekeeper switch`.
     """
-    query = fleet.open(context.partition_key)
-    storage, policies, scratch = query.storage, query.policies, fleet.scratch_folder()
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
-    run = by.ids.fresh()
-    is_refused = False
+    yield from launched(context, fleet, _switching(config))
 
-    def report(progress: Progress) -> None:
-        context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
 
-    try:
+def _switching(config: Switch) -> Action:
+    def action(launch: Launch) -> tuple[metadata.Metadata, str | None]:
+        storage, policies = launch.query.storage, launch.query.policies
+        run, stopped = launch.run, config.confirm_stopped
         if config.do is Do.ABORT:
-            begun = passes.switch.abort(storage, policies, by, report, run=run, stopped=config.confirm_stopped)
-            shown = metadata.of_aborted_switch(begun)
-        else:
-            prepared = passes.switch.plan(storage, policies, config.to, config.for_spark.spark, scratch=scratch)
-            if config.do is Do.APPLY:
-                prepared = passes.switch.execute(
-                    storage, prepared, by, report, run=run, stopped=config.confirm_stopped, scratch=scratch
-                )
-            planned = prepared.plan
-            is_done = planned.is_there or (config.do is Do.APPLY and not planned.refusals)
-            is_refused = config.do is Do.APPLY and bool(planned.refusals)
-            shown = metadata.of_switch(planned, is_done=is_done)
-    except StatekeeperError as error:
-        yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.open_journal(storage), query)])
-        raise dg.Failure(str(error)) from error
-    yield from with_fleet_verdicts(context, [nothing_left_half_switched(switchover.open_journal(storage), query)])
-    if is_refused:
-        raise dg.Failure(str(shown["refusal"]), metadata=shown)
-    yield dg.MaterializeResult(metadata=shown)
+            begun = passes.switch.abort(storage, policies, launch.by, launch.report, run=run, stopped=stopped)
+            return metadata.of_aborted_switch(begun), None
+        spark = config.for_spark.spark
+        prepared = passes.switch.plan(storage, policies, config.to, spark, scratch=launch.scratch)
+        if config.do is Do.PLAN:
+            return metadata.of_switch(prepared.plan, is_done=prepared.plan.is_there), None
+        prepared = passes.switch.execute(
+            storage, prepared, launch.by, launch.report, run=run, stopped=stopped, scratch=launch.scratch
+        )
+        refusal = next(iter(prepared.plan.refusals), None)
+        return metadata.of_switch(prepared.plan, is_done=refusal is None), refusal
+
+    return action

@@ -6,8 +6,9 @@ import dagster as dg
 from pydantic import Field
 
 from assets.checks import NOTHING_LEFT_HALF_CONVERTED
+from assets.launches import launched
 from assets.partitions import QUERIES
-from assets.rewrites import Rewrite, run_rewrite
+from assets.rewrites import Rewrite, rewriting
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
 from statestore.format.provider import Provider
@@ -49,4 +50,6 @@ def convert(
     and compared. Then one batch without rows is appended to the logs. APPLY completes an interrupted conversion, ABORT
     reverses it. By hand: `statekeeper convert`.
     """
-    yield from run_rewrite(context, config, fleet, RewriteKind.CONVERT, Convert(config.to, config.structure))
+    yield from launched(
+        context, fleet, rewriting(config, fleet, RewriteKind.CONVERT, Convert(config.to, config.structure))
+    )

@@ -7,20 +7,13 @@ import dagster as dg
 from pydantic import Field
 
 from assets import metadata
-from assets.checkpoint_format import ForSpark
-from assets.checks import NOTHING_LEFT_HALF_EDITED, nothing_left_half_switched
+from assets.checks import NOTHING_LEFT_HALF_EDITED
+from assets.launches import Action, ForSpark, Launch, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet, OpenedQuery
-from resources.worker import holder
-from statestore import switch_journal
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
+from resources.fleet import Fleet
 from statestore.maintenance import passes
 from statestore.maintenance.edits.tables import edit_of
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.switchover import Progress, ProgressCallback
 from statestore.switch_journal import RewriteKind
 
 
@@ -88,47 +81,27 @@ def edit(
     interrupted edit, ABORT reverses it; UNDO reverses a completed edit until the query commits a batch. By hand:
     `statekeeper edit`.
     """
-    query = fleet.open(context.partition_key)
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
-    started = by.clock.monotonic_seconds()
-
-    def report(progress: Progress) -> None:
-        context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
-
-    def verdicts() -> list[dg.AssetCheckResult]:
-        found = nothing_left_half_switched(switch_journal.open_journal(query.storage), query)
-        return with_fleet_verdicts(context, [found])
-
-    try:
-        shown, refusal = _run(config, fleet, query, by, report)
-    except StatekeeperError as error:
-        yield from verdicts()
-        raise dg.Failure(str(error)) from error
-    shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
-    yield from verdicts()
-    if refusal is not None:
-        raise dg.Failure(refusal, metadata=shown)
-    yield dg.MaterializeResult(metadata=shown)
+    yield from launched(context, fleet, _editing(config))
 
 
-def _run(
-    config: EditState, fleet: Fleet, query: OpenedQuery, by: Maintainer, report: ProgressCallback
-) -> tuple[metadata.Metadata, str | None]:
-    """Plan, execute or reverse. Return the metadata, and why the execution was refused. Raises the errors of the pass."""
-    storage, policies, stopped = query.storage, query.policies, config.confirm_stopped
-    run, scratch = by.ids.fresh(), fleet.scratch_folder()
-    if config.do is DoEdit.ABORT:
-        begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, report, run=run, stopped=stopped)
-        return metadata.of_aborted_rewrite(begun), None
-    if config.do is DoEdit.UNDO:
-        begun = passes.edit.undo(storage, policies, config.undo_run, by, report, run=run, stopped=stopped)
-        return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
-    goal = edit_of(config.operator, config.delete, config.delete_keys, config.upsert)
-    prepared = passes.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
-    if config.do is DoEdit.PLAN:
-        return metadata.of_edit(prepared.plan, is_done=prepared.plan.is_there), None
-    prepared = passes.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
-    planned = prepared.plan
-    refusal = next(iter(planned.refusals), None)
-    shown = metadata.of_edit(planned, is_done=refusal is None)
-    return {**shown, "run": run if planned.half_done is None else planned.half_done.begun.run}, refusal
+def _editing(config: EditState) -> Action:
+    def action(launch: Launch) -> tuple[metadata.Metadata, str | None]:
+        storage, policies, by, report = launch.query.storage, launch.query.policies, launch.by, launch.report
+        run, scratch, stopped = launch.run, launch.scratch, config.confirm_stopped
+        if config.do is DoEdit.ABORT:
+            begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, report, run=run, stopped=stopped)
+            return metadata.of_aborted_rewrite(begun), None
+        if config.do is DoEdit.UNDO:
+            begun = passes.edit.undo(storage, policies, config.undo_run, by, report, run=run, stopped=stopped)
+            return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
+        goal = edit_of(config.operator, config.delete, config.delete_keys, config.upsert)
+        prepared = passes.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
+        if config.do is DoEdit.PLAN:
+            return metadata.of_edit(prepared.plan, is_done=prepared.plan.is_there), None
+        prepared = passes.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
+        planned = prepared.plan
+        refusal = next(iter(planned.refusals), None)
+        shown = metadata.of_edit(planned, is_done=refusal is None)
+        return {**shown, "run": run if planned.half_done is None else planned.half_done.begun.run}, refusal
+
+    return action

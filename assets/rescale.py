@@ -6,8 +6,9 @@ import dagster as dg
 from pydantic import Field
 
 from assets.checks import NOTHING_LEFT_HALF_RESCALED
+from assets.launches import launched
 from assets.partitions import QUERIES
-from assets.rewrites import Rewrite, run_rewrite
+from assets.rewrites import Rewrite, rewriting
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
 from statestore.format.names import MOST_PARTITIONS
@@ -47,4 +48,4 @@ def rescale(
     newest commit and its binding are rewritten. APPLY completes an interrupted rescale, ABORT reverses it. By hand:
     `statekeeper rescale`.
     """
-    yield from run_rewrite(context, config, fleet, RewriteKind.RESCALE, Rescale(config.partitions))
+    yield from launched(context, fleet, rewriting(config, fleet, RewriteKind.RESCALE, Rescale(config.partitions)))

@@ -28,7 +28,6 @@ from statestore.maintenance.announcements import LIFE_SECONDS
 from statestore.maintenance.timer import every
 from statestore.storage import Entry, Storage, read_or_none
 
-RENEW_SECONDS = LIFE_SECONDS / 100
 _ONLY_ADDS = frozenset({"snapshot"})
 """Verbs that delete or move no file of the checkpoint."""
 
@@ -52,8 +51,10 @@ class Hold:
 
 
 @contextmanager
-def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[None]:
-    """Hold a batch for the body of a `with` statement, and renew the hold.
+def held(
+    storage: Storage, hold: Hold, *, run: str, clock: Clock, renew_seconds: float = lease.BEAT_SECONDS
+) -> Iterator[None]:
+    """Hold a batch for the body of a `with` statement, and renew the hold every `renew_seconds`.
 
     The body must first verify that the files of the batch exist. Raises `RootHeld` while a verb that deletes files has the
     lease; `ForeignOwner`, `StorageError`.
@@ -69,7 +70,7 @@ def held(storage: Storage, hold: Hold, *, run: str, clock: Clock) -> Iterator[No
     storage.create(path, hold.encoded(0))
     try:
         _require_no_deletions(storage, hold, run, clock)
-        with every(RENEW_SECONDS, renew):
+        with every(renew_seconds, renew):
             yield
     except BaseException:
         # Report the failure of the body, not of the release. A hold that is not deleted expires.

@@ -71,10 +71,11 @@ class LeaseState:
 class HeldLease:
     """The lease that this process holds."""
 
-    def __init__(self, storage: Storage, lease: Lease, clock: Clock) -> None:
+    def __init__(self, storage: Storage, lease: Lease, clock: Clock, beat_seconds: float = BEAT_SECONDS) -> None:
         self._storage = storage
         self._lease = lease
         self._clock = clock
+        self._beat_seconds = beat_seconds
         self._beats = 0
         self._beat_at_seconds = clock.monotonic_seconds()
 
@@ -90,9 +91,9 @@ class HeldLease:
         self.beat()
 
     def beat(self) -> None:
-        """Renew the lease if a tenth of its lifetime has passed. Enough for work that only adds files."""
+        """Renew the lease if the time between two renewals has passed. Enough for work that only adds files."""
         now = self._clock.monotonic_seconds()
-        if now - self._beat_at_seconds >= BEAT_SECONDS:
+        if now - self._beat_at_seconds >= self._beat_seconds:
             self._beat_at_seconds = now
             # A stalled holder must not recreate the file that the next holder has deleted.
             if _is_newest(self._storage, self._lease.epoch):
@@ -136,7 +137,9 @@ def current(storage: Storage) -> LeaseState | None:
     return LeaseState(lease, entry.modified_at_seconds)
 
 
-def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> HeldLease:
+def acquire(
+    storage: Storage, verb: str, *, run: str, holder: str, clock: Clock, beat_seconds: float = BEAT_SECONDS
+) -> HeldLease:
     """Acquire the lease for the run with the id `run`. Raises `RootHeld` while another maintainer holds a lease that has
     not expired; `ForeignOwner`, `CorruptFile`, `StorageError`."""
     found = current(storage)
@@ -152,20 +155,27 @@ def acquire(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock)
     _create(storage, lease)
     old = [entry.path for epoch, entry in _all(storage) if epoch < lease.epoch]
     storage.delete(old)
-    return HeldLease(storage, lease, clock)
+    return HeldLease(storage, lease, clock, beat_seconds)
 
 
 @contextmanager
-def beating(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[HeldLease]:
+def beating(
+    storage: Storage, verb: str, *, run: str, holder: str, clock: Clock, beat_seconds: float = BEAT_SECONDS
+) -> Iterator[HeldLease]:
     """Hold the lease as `held`, and renew it by a timer: for work whose steps may take hours."""
-    with held(storage, verb, run=run, holder=holder, clock=clock) as lease, every(BEAT_SECONDS, lease.beat):
+    with (
+        held(storage, verb, run=run, holder=holder, clock=clock, beat_seconds=beat_seconds) as lease,
+        every(beat_seconds, lease.beat),
+    ):
         yield lease
 
 
 @contextmanager
-def held(storage: Storage, verb: str, *, run: str, holder: str, clock: Clock) -> Iterator[HeldLease]:
+def held(
+    storage: Storage, verb: str, *, run: str, holder: str, clock: Clock, beat_seconds: float = BEAT_SECONDS
+) -> Iterator[HeldLease]:
     """Hold the lease for the body of a `with` statement; release it also after a failure. Raises as `acquire`."""
-    lease = acquire(storage, verb, run=run, holder=holder, clock=clock)
+    lease = acquire(storage, verb, run=run, holder=holder, clock=clock, beat_seconds=beat_seconds)
     try:
         yield lease
     except BaseException:

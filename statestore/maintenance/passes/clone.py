@@ -88,11 +88,13 @@ def execute(
         if prepared.mode is not Mode.OBSERVE:
             oldest = copies.oldest_batch(prepared.plan.files, prepared.plan.record.batch)
             hold = Hold(batch=oldest, holder=by.holder, verb="clone")
-            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
         switch_journal.require_none(source)
         copies.require_unchanged(source, prepared.plan.files)
         copies.begin(destination, prepared.plan)
-        stack.enter_context(lease.beating(destination, "clone", run=run, holder=by.holder, clock=by.clock))
+        stack.enter_context(
+            lease.beating(destination, "clone", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds)
+        )
         copies.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statestore.clock import Clock, Ids
+from statestore.maintenance.lease import BEAT_SECONDS
 from statestore.maintenance.quiet import QUIET_SECONDS
 
 
@@ -13,10 +14,12 @@ class Maintainer:
     """The process that executes a verb.
 
     `holder` names the process in the lease; `clock` and `ids` are its sources of time and of new ids; `quiet_seconds`: how
-    long a checkpoint must not change before the query counts as stopped.
+    long a checkpoint must not change before the query counts as stopped; `beat_seconds`: time between two renewals of a
+    lease or hold by work whose steps may take hours.
     """
 
     holder: str
     clock: Clock
     ids: Ids
     quiet_seconds: float = QUIET_SECONDS
+    beat_seconds: float = BEAT_SECONDS

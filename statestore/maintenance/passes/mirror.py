@@ -101,11 +101,15 @@ def execute(
         if prepared.mode is not Mode.OBSERVE:
             oldest = copies.oldest_batch(prepared.plan.files, prepared.plan.record.batch)
             hold = Hold(batch=oldest, holder=by.holder, verb="mirror")
-            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
         switch_journal.require_none(source)
         copies.require_unchanged(source, prepared.plan.files)
         mirrors.begin(destination, prepared.plan)
-        of_mirror = stack.enter_context(lease.beating(destination, "mirror", run=run, holder=by.holder, clock=by.clock))
+        of_mirror = stack.enter_context(
+            lease.beating(
+                destination, "mirror", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds
+            )
+        )
         if not prepared.plan.is_current:
             mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
         cleanup = _cleanup(source, destination)

@@ -161,10 +161,14 @@ def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Mai
     if mode is Mode.OBSERVE:
         unheld = "mode observe allows no hold in the source"
     with ExitStack() as stack:
-        stack.enter_context(lease.beating(destination, "savepoint", run=run, holder=by.holder, clock=by.clock))
+        stack.enter_context(
+            lease.beating(
+                destination, "savepoint", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds
+            )
+        )
         if mode is not Mode.OBSERVE:
             hold = Hold(batch=batch, holder=by.holder, verb="savepoint")
-            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock))
+            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
         try:
             yield
         except VersionNotLoadable as error:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,10 @@ def test_an_action_is_repeated_during_the_work_and_survives_an_error() -> None:
     assert len(calls) == number
 
 
-def test_lease_and_hold_are_renewed_during_one_piece_of_work(
-    disks: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_and_hold_are_renewed_during_one_piece_of_work(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     own(source, tmp_path)
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(holds, "RENEW_SECONDS", 0.02)
+    by = replace(MAINTAINER, beat_seconds=0.02)
     renewed: list[tuple[int, int]] = []
 
     def wrote(_: int) -> None:
@@ -218,10 +216,8 @@ def test_lease_and_hold_are_renewed_during_one_piece_of_work(
         [of_hold] = [json.loads(source.read(path)) for path in held(source)]
         renewed.append((of_lease["beat"], of_hold["renewals"]))
 
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
-    passes.savepoint.execute_rows(
-        source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path, wrote=wrote, workers=1
-    )
+    prepared = passes.savepoint.plan_rows(source, destination, by)
+    passes.savepoint.execute_rows(source, destination, prepared, by, FULL, scratch=tmp_path, wrote=wrote, workers=1)
     assert renewed[0][0] > 0
     assert renewed[0][1] > 0
 

@@ -1,0 +1,91 @@
+"""The common part of the assets that rewrite the state of a stopped query when a person launches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import dagster as dg
+
+from assets.checks import nothing_left_half_switched
+from assets.metadata import Metadata
+from assets.verdicts import with_fleet_verdicts
+from resources.fleet import Fleet, OpenedQuery
+from resources.worker import holder
+from statestore import switch_journal
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
+from statestore.format.sparks import Spark
+from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.switchover import Progress, ProgressCallback
+
+
+class Do(Enum):
+    """The action of a launch."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+    ABORT = "abort"
+
+
+class ForSpark(Enum):
+    """The Spark release that will run the query, if the checkpoint does not show it."""
+
+    BY_THE_CHECKPOINT = "by the checkpoint"
+    V4_0 = "4.0"
+    V4_1 = "4.1"
+    V4_2 = "4.2"
+    V4_3 = "4.3"
+
+    @property
+    def spark(self) -> Spark | None:
+        return None if self is ForSpark.BY_THE_CHECKPOINT else Spark(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a rewrite needs of its run: the query, the process, the id of the run, and a callback for progress."""
+
+    query: OpenedQuery
+    by: Maintainer
+    run: str
+    scratch: Path
+    report: ProgressCallback
+
+
+Action = Callable[[Launch], tuple[Metadata, str | None]]
+"""Plans, executes or reverses a rewrite. Returns the metadata, and why the execution was refused. Raises the errors of the
+pass."""
+
+
+def launched(
+    context: dg.AssetExecutionContext, fleet: Fleet, action: Action
+) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
+    """Perform an action on the query of the partition; yield the results of its checks, then its metadata.
+
+    Raises `dg.Failure` for an error of the pass and for a refused execution.
+    """
+    query = fleet.open(context.partition_key)
+    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
+    started = by.clock.monotonic_seconds()
+
+    def report(progress: Progress) -> None:
+        context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
+
+    def verdicts() -> list[dg.AssetCheckResult]:
+        found = nothing_left_half_switched(switch_journal.open_journal(query.storage), query)
+        return with_fleet_verdicts(context, [found])
+
+    launch = Launch(query=query, by=by, run=by.ids.fresh(), scratch=fleet.scratch_folder(), report=report)
+    try:
+        shown, refusal = action(launch)
+    except StatekeeperError as error:
+        yield from verdicts()
+        raise dg.Failure(str(error)) from error
+    shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
+    yield from verdicts()
+    if refusal is not None:
+        raise dg.Failure(refusal, metadata=shown)
+    yield dg.MaterializeResult(metadata=shown)
