@@ -1,0 +1,131 @@
+"""Retention of the files of partitions that a rescale removed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.clock import SystemClock
+from statestore.format import names
+from statestore.format.names import StorePath
+from statestore.maintenance import retention as verb
+from statestore.maintenance.retention import RetentionPolicy, Rule
+from statestore.storage import Storage, open_storage
+from tests.support import retention
+from tests.support.keyed_roots import KeyedRoot
+from tests.support.rescales import rescale
+from tests.support.rewinds import rewound
+from tests.support.twins import clean
+
+NEWEST = RetentionPolicy(versions=1, grace_seconds=0, quarantine_seconds=0)
+IN_ONE_OPERATOR = (4, 2)
+"""The number of partitions before and after the rescale."""
+
+
+@pytest.fixture(params=[False, True], ids=["stores", "batch"])
+def root(tmp_path: Path, request: pytest.FixtureRequest) -> KeyedRoot:
+    """A root of which a rescale has removed two of four partitions, and whose job has not continued."""
+    before, after = IN_ONE_OPERATOR
+    (tmp_path / "root").mkdir()
+    storage = open_storage(str(tmp_path / "root"))
+    root = KeyedRoot(storage, tmp_path, partitions=before, key_groups=16, in_batch_logs=request.param)
+    root.grow(2)
+    retention.take_snapshots(storage, tmp_path)
+    root.grow(1)
+    rescale(storage, after, tmp_path)
+    return root
+
+
+def rules(storage: Storage, policy: RetentionPolicy = NEWEST) -> Counter[Rule]:
+    """The rules of the files of removed partitions."""
+    planned = retention.planned(storage, policy)
+    return Counter(verdict.rule for one in planned.removed for verdict in one.files)
+
+
+def collected(root: KeyedRoot, policy: RetentionPolicy = NEWEST) -> set[int]:
+    """Delete what the plan deletes. Return the partitions that still have files."""
+    retention.collect(root.storage, retention.planned(root.storage, policy))
+    return {store.partition for store in catalog.files(root.storage)}
+
+
+def test_the_files_are_kept_while_a_retained_batch_has_the_partition(root: KeyedRoot, tmp_path: Path) -> None:
+    assert set(rules(root.storage)) == {Rule.PARTITION}, "the newest version of their files is the head"
+    root.grow(2)
+    three = replace(NEWEST, versions=4)
+    assert set(rules(root.storage, three)) == {Rule.PARTITION}
+    assert collected(root, three) == {0, 1, 2, 3}
+    assert catalog.heads_at(root.storage, 1).heads.keys() >= {StorePath(0, 3)}
+    root.read(batch=1)
+
+
+def test_gc_deletes_all_files_when_the_floor_has_passed_the_rescale(root: KeyedRoot, tmp_path: Path) -> None:
+    root.grow(1)
+    retention.take_snapshots(root.storage, tmp_path)
+    planned = retention.planned(root.storage, replace(NEWEST, grace_seconds=3600))
+    assert {verdict.rule for one in planned.removed for verdict in one.files} <= {Rule.YOUNG, Rule.PARTITION}
+    assert set(rules(root.storage)) == {Rule.REMOVED}
+    assert collected(root) == {0, 1}
+    root.assert_right(2)
+    clean(root.storage, tmp_path)
+    assert rules(root.storage) == Counter()
+
+
+def test_a_partition_with_a_file_of_the_head_is_kept_although_no_commit_names_it(
+    root: KeyedRoot, tmp_path: Path
+) -> None:
+    root.grow(1)
+    newest = max(
+        catalog.files(root.storage).of(StorePath(0, 0)).changelogs, key=lambda version: version.version, default=None
+    )
+    head = catalog.heads(root.storage)
+    assert head is not None
+    retention.take_snapshots(root.storage, tmp_path)
+    root.storage.create(StorePath(0, 3).changelog(newest or head.heads[StorePath(0, 0)]), b"of the head")
+    planned = retention.planned(root.storage, NEWEST)
+    of_store = {one.store: {verdict.rule for verdict in one.files} for one in planned.removed}
+    assert of_store[StorePath(0, 3)] == {Rule.PARTITION}
+    assert of_store[StorePath(1, 3)] == {Rule.REMOVED}
+
+
+def test_an_unknown_store_and_an_unknown_file_are_kept(root: KeyedRoot, tmp_path: Path) -> None:
+    root.grow(1)
+    retention.take_snapshots(root.storage, tmp_path)
+    foreign = [f"{names.STATE}/7/0/1_{'a' * 8}.zip", f"{StorePath(0, 3).folder}/notes.txt"]
+    for path in foreign:
+        root.storage.create(path, b"not of the job")
+    planned = retention.planned(root.storage, NEWEST)
+    assert not {verdict.path for verdict in planned.deletions} & set(foreign)
+    collected(root)
+    assert {path for path in foreign if root.storage.stat(path)} == set(foreign)
+
+
+def test_a_missing_commit_keeps_the_partition(root: KeyedRoot, tmp_path: Path) -> None:
+    root.grow(3)
+    gathered = verb.gather(root.storage, replace(NEWEST, versions=2), clock=SystemClock())
+    unknown = replace(gathered, unnamed_from=dict.fromkeys(gathered.removed, 6))
+    planned = verb.plan(unknown, NEWEST)
+    assert {verdict.rule for one in planned.removed for verdict in one.files} == {Rule.PARTITION}
+
+
+def test_the_tables_of_partitions_that_a_rewind_removed_stay_until_the_quarantine_is_deleted(
+    root: KeyedRoot, tmp_path: Path
+) -> None:
+    earlier, batches = dict(root.rows), root.batches
+    root.grow(1)
+    rescale(root.storage, 5, tmp_path)
+    root.grow(1)
+    rewound(root.storage, batches - 1, tmp_path, keep_query_id=True)
+    root.rows, root.batches = earlier, batches
+    root.grow(1)
+    month = replace(NEWEST, quarantine_seconds=30 * 86_400.0)
+    retention.take_snapshots(root.storage, tmp_path)
+    retention.collect(root.storage, retention.planned(root.storage, month))
+    assert Rule.QUARANTINE in rules(root.storage, month)
+    assert collected(root) >= {0, 1}, "the quarantined files are deleted, and their tables in the next pass"
+    assert collected(root) == {0, 1}
+    root.assert_right(2)
+    clean(root.storage, tmp_path)
