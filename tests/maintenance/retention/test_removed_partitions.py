@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statestore import catalog
-from statestore.clock import SystemClock
+from statestore.clock import RandomIds, SystemClock
+from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.maintenance import retention as verb
+from statestore.maintenance import runs
 from statestore.maintenance.retention import RetentionPolicy, Rule
 from statestore.storage import Storage, open_storage
 from tests.support import retention
+from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot
-from tests.support.rescales import rescale
+from tests.support.rescales import all_rows, rescale
 from tests.support.rewinds import rewound
+from tests.support.switching import WRITES, after_the_dead
 from tests.support.twins import clean
+from tests.support.unpacked import unpacked
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0, quarantine_seconds=0)
+NATIVE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
+SHARE = 6
+"""CI disturbs one of this number of the writes of gc. The slow test disturbs all."""
 IN_ONE_OPERATOR = (4, 2)
 """The number of partitions before and after the rescale."""
 
@@ -129,3 +138,47 @@ def test_the_tables_of_partitions_that_a_rewind_removed_stay_until_the_quarantin
     assert collected(root) == {0, 1}
     root.assert_right(2)
     clean(root.storage, tmp_path)
+
+
+def test_gc_deletes_the_removed_partition_of_a_native_query(tmp_path: Path) -> None:
+    checkpoint = unpacked(NATIVE, tmp_path)
+    storage = open_storage(str(checkpoint))
+    rows = all_rows(checkpoint)
+    assert {store.partition for store in catalog.files(storage)} == {0, 1}
+    rescale(storage, 1, tmp_path)
+    two = retention.planned(storage, replace(NEWEST, versions=2))
+    assert {verdict.rule for one in two.removed for verdict in one.files} == {Rule.PARTITION}
+    retention.collect(storage, retention.planned(storage, NEWEST))
+    assert {store.partition for store in catalog.files(storage)} == {0}
+    assert all_rows(checkpoint) == rows
+    clean(storage, tmp_path)
+
+
+@pytest.mark.parametrize("share", [SHARE, pytest.param(1, marks=pytest.mark.slow)])
+def test_after_any_failed_write_of_gc_the_root_loads_and_a_second_run_deletes_the_rest(
+    root: KeyedRoot, tmp_path: Path, share: int
+) -> None:
+    root.grow(1)
+    retention.take_snapshots(root.storage, tmp_path)
+
+    def copied(name: str) -> KeyedRoot:
+        (tmp_path / name).mkdir()
+        return root.copied_to(open_storage(str(tmp_path / name)), tmp_path)
+
+    def collect(storage: Storage) -> None:
+        gathered = verb.gather(storage, NEWEST, clock=SystemClock())
+        planned = verb.plan(gathered, NEWEST)
+        list(runs.delete(storage, gathered, planned, holder="a test", clock=after_the_dead(), ids=RandomIds()))
+
+    rehearsal = FaultyStorage(copied("rehearsal").storage)
+    collect(rehearsal)
+    cases = [case for case in crash_matrix(rehearsal.trace) if case[0].kind in WRITES][::share]
+    assert len(cases) >= 40 // share
+    for number, (request, fault) in enumerate(cases):
+        played = copied(f"case-{number}")
+        with suppress(SimulatedCrash, StatekeeperError):
+            collect(FaultyStorage(played.storage, {request.number: fault}))
+        played.assert_right(2)
+        collect(played.storage)
+        assert {store.partition for store in catalog.files(played.storage)} == {0, 1}, (request, fault)
+        played.assert_right(2)
