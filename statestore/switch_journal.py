@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
@@ -234,15 +234,24 @@ def newest_switched(storage: Storage, paths: Iterable[str]) -> int | None:
 
     `paths`: a listing that includes the journals. Two requests for each journal that is read. Raises as `open_journal`.
     """
+    found = _not_aborted(storage, paths)
+    return next((first for begun, _ in found if (first := begun.first_version) is not None), None)
+
+
+def newest_rescale(storage: Storage, paths: Iterable[str]) -> Begun | None:
+    """Find the newest completed rescale; None if there is none. `paths`, requests and errors: as `newest_switched`."""
+    found = _not_aborted(storage, paths)
+    return next((begun for begun, ended in found if ended and begun.rewrite is RewriteKind.RESCALE), None)
+
+
+def _not_aborted(storage: Storage, paths: Iterable[str]) -> Iterator[tuple[Begun, bool]]:
+    """Yield the rewrites that were not aborted, newest first, and whether each has ended."""
     parts = {place: path for path in paths if (place := names.parse_switchover(path))}
     for number in sorted({number for number, _ in parts}, reverse=True):
         ended = parts.get((number, "ended"))
         is_aborted = ended and json_object(storage.read(ended), ended).get("how") == Ending.ABORTED.value
         if (path := parts.get((number, "begun"))) and not is_aborted:
-            begun = _parse_begun(storage.read(path), number, path)
-            if (first := begun.first_version) is not None:
-                return first
-    return None
+            yield _parse_begun(storage.read(path), number, path), ended is not None
 
 
 def commit_before(storage: Storage, batch: int) -> str | None:

@@ -27,7 +27,7 @@ from statestore.maintenance.audit.store import Way, gather_store
 from statestore.origin import Origin, origin_among
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
-from statestore.switch_journal import OpenJournal
+from statestore.switch_journal import Begun, OpenJournal
 
 _NEWEST_OFFSETS = 2
 """The offsets of the last committed batch and of a running one. The oldest offsets are read too: they show a later
@@ -124,7 +124,7 @@ def gather(
         logs=log,
         misfits=misfits,
         stores=tuple(found[store] for store in sorted(found)),
-        undescribed=tuple(sorted(set(files) - set(committed))) if log.readable else (),
+        undescribed=_undescribed(storage, set(files) - set(committed), control) if log.readable else (),
         deep=scratch is not None,
         requests=storage.requests.since(before),
         codec=codec,
@@ -132,6 +132,16 @@ def gather(
         changed=_changed(storage, log, root) if scratch is not None else (),
         stateless=without_state,
     )
+
+
+def _undescribed(storage: Storage, stores: set[StorePath], control: Sequence[Entry]) -> tuple[StorePath, ...]:
+    """Return the stores that nothing describes. The journal of a completed rescale describes the partitions that it
+    removed. No request if every store is described."""
+    paths = [entry.path for entry in control]
+    rescaled = attempt(names.SWITCHOVERS, lambda: switch_journal.newest_rescale(storage, paths)) if stores else None
+    after = rescaled.stores if isinstance(rescaled, Begun) else {}
+    rescaled_kinds = {(one.operator, one.store) for one in after}
+    return tuple(sorted(one for one in stores if one in after or (one.operator, one.store) not in rescaled_kinds))
 
 
 def _changed(storage: Storage, log: LogFacts, root: RootFacts) -> tuple[FileProblem, ...]:

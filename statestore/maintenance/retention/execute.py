@@ -21,6 +21,7 @@ from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.retention import last_pass, uploads
 from statestore.maintenance.retention.facts import RetentionFacts
 from statestore.maintenance.retention.last_pass import LastPass
+from statestore.maintenance.retention.removed import newest_version
 from statestore.maintenance.retention.verdicts import (
     REPLACED,
     RetentionPlan,
@@ -31,6 +32,9 @@ from statestore.maintenance.retention.verdicts import (
 )
 from statestore.maintenance.verification import FileRead, ReadBack, Reads, SnapshotRead
 from statestore.storage import DELETE_BATCH, Storage
+
+_DELETED_LATER = (Rule.PARTITION, Rule.YOUNG, Rule.HELD)
+"""The rules by which retention keeps the files of a removed partition for a time."""
 
 MayDelete = Callable[[], None]
 """Raises an error if no further file may be deleted."""
@@ -175,6 +179,10 @@ def remember(storage: Storage, gathered: RetentionFacts, planned: RetentionPlan,
         )
         newer = tuple(v.version for v in chain.snapshots if base is not None and v.version > base.version)
         waiting[chain.store] = (last_pass.ALWAYS,) if unfinished else newer
+    for one in planned.removed:
+        # When the floor has passed them, the next pass gathers all stores: a partial one does not see removed partitions.
+        if one.store in changed or any(verdict.rule in _DELETED_LATER for verdict in one.files):
+            waiting[one.store] = (newest_version(gathered.removed[one.store]) + 1,)
     last_pass.write(storage, LastPass(verified, waiting, last_pass.settled_plans(gathered.logs.history)))
 
 

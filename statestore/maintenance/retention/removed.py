@@ -2,7 +2,8 @@
 
 A retained batch before the rescale still has the partitions. When the floor has passed the rescale, no retained version
 needs their files: the commits from the floor on do not name the stores, and no file of theirs has a version from the floor
-on. Otherwise all of their files are kept.
+on. Otherwise all of their files are kept. They are also kept until each store has a snapshot after that of the rescale: if
+that of the rescale were lost, the versions after it could be restored from the second one.
 
 A partition that the query still has commits a version with each batch, so it always has a file of the head. This protects
 it if the number of partitions was read from damaged metadata.
@@ -19,6 +20,7 @@ from statestore.format import names
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance.retention.facts import RetentionFacts, is_young
 from statestore.maintenance.retention.verdicts import RetentionPolicy, Rule, StoreVerdicts, Verdict
+from statestore.origin import Origin
 from statestore.storage import Entry, MemberEntry
 
 
@@ -35,6 +37,11 @@ def removed_stores(
         for store, found in sorted(files.items())
         if store not in heads and store.partition >= partitions.get((store.operator, store.store), store.partition + 1)
     }
+
+
+def newest_version(files: StoreFiles) -> int:
+    """Return the newest version of which a store has a file; 0 if only tables are left."""
+    return max((version.version for version in (*files.changelogs, *files.snapshots)), default=0)
 
 
 def unnamed_from(log: CommitLog, stores: Collection[StorePath], *, down_to: int) -> Mapping[StorePath, int]:
@@ -80,9 +87,18 @@ class RemovedPartitions:
         if self.has_way_back:
             return Rule.WAY_BACK
         files = self.gathered.removed[store]
-        newest = max((version.version for version in (*files.changelogs, *files.snapshots)), default=0)
+        newest = newest_version(files)
         is_needed = self.gathered.unnamed_from[store] > self.floor - 1 or newest >= self.floor
-        return Rule.PARTITION if is_needed else None
+        # The version of the rescale's own snapshots. The rescale of an own root gives its newest version again.
+        rescaled = newest if self.gathered.origin is Origin.OWN else newest + 1
+        return None if not is_needed and self._has_snapshots_after(rescaled) else Rule.PARTITION
+
+    def _has_snapshots_after(self, number: int) -> bool:
+        """Return whether each store has an intact snapshot of a later version than this one."""
+        return all(
+            any(version.version > number and facts.is_whole for version, facts in chain.snapshots.items())
+            for chain in self.gathered.chains
+        )
 
     def _verdicts(self, store: StorePath) -> Iterator[Verdict]:
         files = self.gathered.removed[store]

@@ -41,7 +41,9 @@ class Rule(Enum):
     REUSABLE = "the next snapshot of Spark may reference this table again"
     UPLOADED = "no snapshot references this table yet, but Spark may be writing a snapshot that does"
     QUARANTINE = "in quarantine, or referenced by a quarantined snapshot; needed to undo the repair or the switchover"
-    PARTITION = "belongs to a partition that a rescale removed; kept until no retained batch has the partition"
+    PARTITION = (
+        "of a partition that a rescale removed; kept until no retained batch has it and a second snapshot exists"
+    )
     STARTS = "Spark reads this file when it starts from the oldest retained batch"
     HELD = "kept because of a finding; run: statekeeper audit ROOT"
     UNKNOWN = "unrecognized file"

@@ -140,16 +140,55 @@ def test_the_tables_of_partitions_that_a_rewind_removed_stay_until_the_quarantin
     clean(root.storage, tmp_path)
 
 
+def test_the_files_are_kept_until_a_snapshot_after_that_of_the_rescale_exists(root: KeyedRoot, tmp_path: Path) -> None:
+    root.grow(2)
+    assert set(rules(root.storage)) == {Rule.PARTITION}
+    assert collected(root) == {0, 1, 2, 3}
+    # The commits that name the partitions are deleted: the journal of the rescale explains their files to the audit.
+    clean(root.storage, tmp_path)
+    retention.take_snapshots(root.storage, tmp_path)
+    assert set(rules(root.storage)) == {Rule.REMOVED}
+    assert collected(root) == {0, 1}
+    root.assert_right(2)
+    clean(root.storage, tmp_path)
+
+
+def test_a_later_pass_deletes_the_files_although_an_earlier_one_has_seen_all_stores(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    root = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path, partitions=4, key_groups=16)
+    policy = replace(NEWEST, versions=3)
+
+    def run() -> bool:
+        gathered = verb.gather(root.storage, policy, clock=SystemClock())
+        planned = verb.plan(gathered, policy)
+        list(runs.delete(root.storage, gathered, planned, holder="a test", clock=SystemClock(), ids=RandomIds()))
+        return gathered.since is not None
+
+    root.grow(2)
+    rescale(root.storage, 2, tmp_path)
+    root.grow(3)
+    retention.take_snapshots(root.storage, tmp_path)
+    was_partial = []
+    for _ in range(4):
+        was_partial.append(run())
+        root.grow(1)
+    assert {store.partition for store in catalog.files(root.storage)} == {0, 1}, was_partial
+    clean(root.storage, tmp_path)
+
+
 def test_gc_deletes_the_removed_partition_of_a_native_query(tmp_path: Path) -> None:
     checkpoint = unpacked(NATIVE, tmp_path)
     storage = open_storage(str(checkpoint))
     rows = all_rows(checkpoint)
-    assert {store.partition for store in catalog.files(storage)} == {0, 1}
-    rescale(storage, 1, tmp_path)
-    two = retention.planned(storage, replace(NEWEST, versions=2))
-    assert {verdict.rule for one in two.removed for verdict in one.files} == {Rule.PARTITION}
+    for partitions in (3, 1):
+        rescale(storage, partitions, tmp_path)
+    for policy in (replace(NEWEST, versions=2), NEWEST):
+        planned = retention.planned(storage, policy)
+        assert {verdict.rule for one in planned.removed for verdict in one.files} == {Rule.PARTITION}
+    # It makes the second snapshot of the first partition, and adds the second partition again.
+    rescale(storage, 2, tmp_path)
     retention.collect(storage, retention.planned(storage, NEWEST))
-    assert {store.partition for store in catalog.files(storage)} == {0}
+    assert {store.partition for store in catalog.files(storage)} == {0, 1}
     assert all_rows(checkpoint) == rows
     clean(storage, tmp_path)
 

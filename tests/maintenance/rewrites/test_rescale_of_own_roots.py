@@ -11,7 +11,6 @@ from statestore.binding import read_binding
 from statestore.errors import BatchConflict
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance.audit import FindingKind
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.root import Ready
 from statestore.storage import Storage, open_storage
@@ -24,9 +23,6 @@ from tests.support.roots import opened, outer
 from tests.support.s3_server import S3Server, Wire
 from tests.support.switching import WRITES, after_the_dead, switch
 from tests.support.twins import clean
-
-REMOVED = frozenset({FindingKind.STORE_UNDESCRIBED})
-"""The audit warns of the files of removed partitions when no commit names them, until gc deletes them."""
 
 
 def rooted(folder: Path, **settings: object) -> KeyedRoot:
@@ -119,7 +115,7 @@ def test_a_rewind_before_the_rescale_restores_the_partitions(tmp_path: Path) -> 
     root.assert_right(4)
     root.grow(1)
     root.assert_right(4)
-    clean(root.storage, tmp_path, but=REMOVED)
+    clean(root.storage, tmp_path)
 
 
 def test_a_rescale_then_batches_snapshots_gc_a_rescale_and_a_switch(tmp_path: Path) -> None:
@@ -132,7 +128,7 @@ def test_a_rescale_then_batches_snapshots_gc_a_rescale_and_a_switch(tmp_path: Pa
     policy = RetentionPolicy(versions=2, grace_seconds=0)
     retention.collect(root.storage, retention.planned(root.storage, policy))
     root.assert_right(2)
-    clean(root.storage, tmp_path, but=REMOVED)
+    clean(root.storage, tmp_path)
     rescale(root.storage, 5, tmp_path)
     root.assert_right(5)
     switch(root.storage, Structure.V1, tmp_path)
@@ -140,7 +136,7 @@ def test_a_rescale_then_batches_snapshots_gc_a_rescale_and_a_switch(tmp_path: Pa
     root.assert_right(5)
     root.grow(1)
     root.assert_right(5)
-    clean(root.storage, tmp_path, but=REMOVED)
+    clean(root.storage, tmp_path)
 
 
 def test_gc_deletes_the_files_of_removed_partitions_that_no_retained_version_needs(tmp_path: Path) -> None:
