@@ -259,9 +259,9 @@ class DeltaSink:
         return SinkChanged(
             f"{what}. The state includes batch {batch - 1}; rows of committed batches may be missing from the table",
             path=self.path,
-            hint=f"if the rows are wrong, restore the table to its version after batch {batch - 1}. If the rows are "
-            f"correct, start the query with DeltaSink(..., continue_at_batch={batch}). Otherwise start over with a new "
-            "root, checkpoint and table",
+            hint=f"if the rows of the table are correct, start the query with DeltaSink(..., continue_at_batch={batch}). "
+            f"If they are wrong, first restore the table to its version after batch {batch - 1}. If this is not possible, "
+            "start over with a new root, checkpoint and table",
         )
 
     def _attempt_of(self, table: KnownTable, query_id: str, batch: int) -> str | None:

@@ -93,9 +93,10 @@ def rewind(
 ) -> None:
     """Show the plan to roll a stopped query back to an earlier batch; with --apply, roll it back.
 
-    First, rewind restores each store at that batch below --scratch. This proves that the state can be loaded. The query
-    will read the input of the later batches again, so the plan lists the data that its sources must still have, for example
-    offsets of Kafka topics.
+    First, rewind restores each store at that batch below --scratch. This proves that the state can be loaded.
+
+    After a rewind, the query reads the input of the later batches again. The plan lists the data that the sources must
+    still have, for example offsets of Kafka topics.
 
     With --apply, rewind moves the state, offsets and commits of later batches to quarantine. The query gets a new id unless
     you add --keep-query-id.

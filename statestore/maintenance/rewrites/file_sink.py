@@ -75,7 +75,7 @@ def write(sink: Storage, planned: FileSinkPlan, scratch: Path) -> None:
             sink.create(planned.entry.path, content)
         except AlreadyExists as error:
             raise RefusedAsUnsafe(
-                "exists with other lines; another query wrote it",
+                "already exists with other contents; another query wrote it",
                 path=f"{sink.url}/{planned.entry.path}",
                 hint="reverse the rewrite with --abort",
             ) from error

@@ -33,7 +33,7 @@ def roll_back(
     newest = continued_to(storage, begun)
     if newest is not None:
         raise RefusedAsUnsafe(
-            f"the query continued with the rewritten state to batch {newest}",
+            f"the query has committed batch {newest} since; the {begun.rewrite.value} cannot be reversed",
             path=names.commits(newest),
             hint=f"to finish the {begun.rewrite.value}, run: {begun.finishing}",
         )
