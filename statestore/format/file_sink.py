@@ -91,7 +91,7 @@ def next_entry(entries: Iterable[LogEntry], batch: int, url: str) -> NextEntry:
             f"is missing; Spark needs this entry to continue the log of the sink after batch {newest}; nothing was changed",
             path=f"{url}/{missing.path}",
             hint="make sure that --file-sink is the `path` of the sink of this query. If it is, restore the file from a "
-            "backup. If an earlier rescale ran without --file-sink, first undo it: statekeeper rewind ROOT --to-batch N",
+            "backup. If an earlier rescale ran without --file-sink, first rewind the query to the batch before the rescale",
         )
     return NextEntry(_named(batch, interval), needed, interval, is_known)
 

@@ -188,7 +188,7 @@ def _unusable_id(gathered: ClaimFacts, query: str) -> Iterator[StatekeeperError]
     known = (gathered.binding.query_id, *gathered.binding.former_ids)
     if query not in known and not names.is_checkpoint_id(query):
         yield RefusedAsUnsafe(
-            f"{query!r} is not a UUID, and every query id of Spark is one; nothing was written",
+            f"{query!r} is not a UUID, but Spark's query ids are UUIDs; nothing was written",
             path=gathered.url,
             hint="give a UUID such as 6ad1c2f0-0000-4000-8000-000000000000, or leave out the query id",
         )

@@ -40,7 +40,7 @@ def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:
     source, destination = gathered.source_place, gathered.destination_place
     if source.location.contains(destination.location) or destination.location.contains(source.location):
         yield RefusedAsUnsafe(
-            f"is inside the source {source.url}, or the source is inside it; nothing was written",
+            f"overlaps with the source {source.url}: one of them contains the other; nothing was written",
             path=destination.url,
             hint="choose a destination outside the checkpoint",
         )

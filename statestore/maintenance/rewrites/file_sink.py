@@ -97,11 +97,11 @@ def _require_no_later(sink: Storage, entries: Iterable[LogEntry], batch: int) ->
     newest = max(entries, default=None)
     if newest is not None and newest.batch > batch:
         raise RefusedAsUnsafe(
-            f"is of a later batch than the newest batch {batch} of the checkpoint: another query writes to this sink, or "
-            f"the checkpoint was rolled back without the sink",
+            f"is newer than batch {batch}, the newest batch of the checkpoint: another query writes to this sink, or only "
+            f"the checkpoint was rolled back",
             path=f"{sink.url}/{newest.path}",
-            hint=f"give the `path` of the sink of this query. After a rewind, first delete the entries after batch {batch} "
-            f"and their files",
+            hint=f"give the `path` of the sink of this query. If the query was rolled back, first delete the entries after "
+            f"batch {batch} and their files",
         )
 
 

@@ -139,7 +139,7 @@ def _refusals(
         )
     if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
         yield (
-            "Spark 4.0 and later releases read different snapshots in structure V2, and the checkpoint does not show "
+            "in structure V2, Spark 4.0 and later releases need different snapshots, and the checkpoint does not show "
             "which release will run the query: add --for-spark"
         )
     needed = local_bytes(steps, workers)

@@ -286,7 +286,7 @@ def test_a_savepoint_that_cannot_be_made_writes_nothing(
 def test_the_source_and_the_destination_must_not_contain_each_other(disks: Roots, tmp_path: Path) -> None:
     source, _ = disks
     own(source, tmp_path)
-    with pytest.raises(RefusedAsUnsafe, match="is inside the source"):
+    with pytest.raises(RefusedAsUnsafe, match="overlaps with the source"):
         saved(source, open_storage(str(tmp_path / "root" / "inside")), tmp_path)
 
 
