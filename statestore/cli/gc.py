@@ -93,7 +93,7 @@ def gc(
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
     gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc verifies that all
-    stores can be loaded at the oldest retained version. If one store cannot, gc retains more versions.
+    stores can be loaded at the oldest retained version. If one store cannot be loaded there, gc retains more versions.
 
     gc first audits the checkpoint, like the verb audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.

@@ -61,8 +61,8 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="Keep the query id. Danger: if a Delta table already has later batches of this query, it skips the new batches "
-    "with the same numbers. The rows of these new batches are lost.",
+    help="Keep the query id. Danger: if a Delta table already has later batches of this query, the table skips new batches "
+    "with the same numbers, and their rows are lost.",
 )
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that rewind removes or changes is kept in quarantine."

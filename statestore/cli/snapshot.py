@@ -56,9 +56,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1 without "
-    "Statekeeper's operator, this requires a stopped query, and --all stays two versions behind the head. In all other "
-    "cases, --at-head and --all are the same.",
+    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, this requires "
+    "a stopped query. For a job with Statekeeper's operator, the query may be running.",
 )
 @stopped_option("Required for --at-head in structure V1, except for a job with Statekeeper's operator.")
 @for_spark_of_checkpoint_option

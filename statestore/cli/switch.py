@@ -50,7 +50,8 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
 )
 @for_spark_of_checkpoint_option
 @stopped_option(
-    "Required for --apply and --abort. A job with Statekeeper's operator needs it only for --apply during a batch."
+    "Required for --apply and --abort. For a job with Statekeeper's operator, it is required only if the last batch of the "
+    "job is unfinished."
 )
 @scratch_option
 @workers_option
