@@ -249,7 +249,7 @@ class BatchDriver:
                         raise ForeignBlock(
                             f"batch {batch}: the driver failed {number} times to read the output of the task attempts that "
                             "it selected; the batch was not committed",
-                            hint="executors were lost, often for lack of memory. Restart the query: it repeats the batch",
+                            hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
                         ) from error
                     self._warn(
                         f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"

@@ -174,8 +174,8 @@ def _require_sortable(fields: list[pa.Field], encoder: KeyEncoder, path: str) ->
         is_time = encoder is KeyEncoder.RANGE or field.type == pa.int64()
         if not is_number or not is_time or machine_type(field.type) is None:
             raise UnknownColumnType(
-                f"has column {field.name} of type {field.type}, which key encoder {encoder.value} does not support; "
-                "the state cannot be decoded",
+                f"has key encoder {encoder.value} for column {field.name} of type {field.type}: this combination is not "
+                "supported; the state cannot be decoded",
                 path=path,
                 hint=_HINT,
             )

@@ -163,7 +163,7 @@ def test_a_claim_refuses_if_the_former_job_has_continued_since_the_plan(
     prepared = planned_claim(root, checkpoint)
     query.grow(1)
     before = contents(root), contents(checkpoint)
-    with pytest.raises(RefusedAsUnsafe, match="has changed since the plan"):
+    with pytest.raises(RefusedAsUnsafe, match="is no longer the same as in the plan"):
         execute_claim(root, checkpoint, prepared)
     assert (contents(root), contents(checkpoint)) == before
 

@@ -48,7 +48,7 @@ def batch_at(storage: Storage, seconds: float) -> int:
             "the modification times of these files are not in the order of the batches, for example because the checkpoint "
             "was copied. So Statekeeper cannot find a batch by its time; nothing was changed",
             path=f"{storage.url}/{names.COMMITS}",
-            hint="give the number of the batch with --to-batch, without --to",
+            hint="use --to-batch with the number of a batch instead of --to",
         )
     older = [batch for batch, time in known if time <= seconds]
     if not older:
@@ -65,7 +65,7 @@ def batch_at(storage: Storage, seconds: float) -> int:
             "was written again after its batch was committed, for example by rewind --undo or by a copy of the checkpoint. "
             "So Statekeeper cannot find a batch by its time; nothing was changed",
             path=names.commits(min(later)),
-            hint="give the number of the batch with --to-batch, without --to",
+            hint="use --to-batch with the number of a batch instead of --to",
         )
     return max(older)
 

@@ -111,7 +111,7 @@ def test_a_wrong_or_incomplete_log_stops_the_rescale_before_anything_is_written(
 
     refused("a", "folder", ObjectMissing, "has no entry")
     refused("b", "gap", ObjectMissing, "is missing")
-    refused("c", "later", RefusedAsUnsafe, "later batch")
+    refused("c", "later", RefusedAsUnsafe, "is newer than batch")
     refused("d", "version", UnknownFormatVersion, "begins with")
 
 
