@@ -114,7 +114,7 @@ class Bound:
                 f"an earlier attempt at batch {batch} recorded a new schema, but this job declares a different schema; "
                 "the batch was not started",
                 path=names.later_schema(batch),
-                hint="run this batch with the schema in this file. Add the next column after the batch is committed",
+                hint="run the batch with the schema in this file. Add the next column after the batch is committed",
             ) from error
         binding, older = _evolved(self.binding, {batch: values})
         return Bound(binding, {**self.older, **older}, self.wanted_stores)
