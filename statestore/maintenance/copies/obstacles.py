@@ -20,18 +20,20 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
     yield from not_loadable(gathered)
     if gathered.binding is None:
         yield from missing_offsets(gathered.batch, gathered.source)
-    if gathered.positions is None:
-        yield unknown_sources(gathered.batch)
     yield from _too_large(gathered, files)
 
 
 def unknown_sources(batch: int) -> RefusedAsUnsafe:
-    """Return the error for named file sources whose positions cannot be matched with their folders."""
+    """Return the error for named file sources whose positions cannot be matched with their folders.
+
+    A clone gets the whole logs: its query reads the later entries in its next batch. A mirror cannot, because the source
+    may be rolled back and write these entries again.
+    """
     return RefusedAsUnsafe(
         f"contains several named sources, but offsets/{batch} does not contain their names: the files that this batch has "
         "read are unknown, so nothing was written",
         path=names.SOURCES,
-        hint="stop the query. Then copy the whole checkpoint with a general tool, for example aws s3 sync or cp",
+        hint="make a clone of it instead, regularly: statekeeper clone SOURCE DESTINATION, with an empty DESTINATION",
     )
 
 

@@ -1,0 +1,77 @@
+"""Clones of a query with several named file sources, which Spark 4.2 supports: Spark reads each file once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from statestore.format import file_source, names
+from statestore.format.logs import parse_offsets
+from statestore.storage import open_storage
+from tests.support.native import ONLY_CHANGELOGS, configured
+from tests.support.twins import statekeeper
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3000)]
+
+CONFS = {
+    **ONLY_CHANGELOGS,
+    "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
+    "spark.sql.shuffle.partitions": "1",
+}
+SIDES = ("zeta", "alpha")
+"""In the order of the query, which is not that of the names."""
+
+
+def add(folder: Path, number: int, *sides: str) -> None:
+    for side in sides:
+        (folder / side).mkdir(exist_ok=True)
+        (folder / side / f"{number}.json").write_text(f'{{"k":"{side} {number}"}}\n')
+
+
+def run(spark: SparkSession, folder: Path, checkpoint: Path) -> dict[int, list[str]]:
+    """Read all new files. Return the keys in each batch; each file has one key."""
+    found: dict[int, list[str]] = {}
+    with configured(spark, CONFS):
+        left, right = (
+            spark.readStream.schema("k string").format("json").name(side).load(str(folder / side)) for side in SIDES
+        )
+        query = (
+            left.union(right)
+            .groupBy("k")
+            .agg(F.count("*").alias("n"))
+            .writeStream.outputMode("update")
+            .foreachBatch(lambda frame, batch: found.update({batch: [f"{row.k}: {row.n}" for row in frame.collect()]}))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    return found
+
+
+@pytest.mark.parametrize("batch", [3, 1])
+def test_spark_reads_each_file_once_from_a_clone_of_several_named_sources(
+    spark: SparkSession, tmp_path: Path, batch: int
+) -> None:
+    checkpoint, clone = tmp_path / "checkpoint", tmp_path / "clone"
+    done: dict[int, list[str]] = {}
+    files = Counter[str]()
+    for number, sides in enumerate((SIDES, ("alpha",), SIDES, ("alpha",), SIDES)):
+        add(tmp_path, number, *sides)
+        files.update(f"{side} {number}: 1" for side in sides)
+        if number < 4:
+            done.update(run(spark, tmp_path, checkpoint))
+    assert sorted(done) == [0, 1, 2, 3]
+    storage = open_storage(str(checkpoint))
+    offsets = parse_offsets(storage.read(names.offsets(3)), names.offsets(3)).sources
+    assert [file_source.position(offset) for offset in offsets] == [1, 3]
+    statekeeper("clone", str(checkpoint), str(clone), "--batch", str(batch), "--confirm-stopped")
+    after = run(spark, tmp_path, clone)
+    assert min(after) == batch + 1
+    read = Counter(key for number, keys in done.items() if number <= batch for key in keys)
+    read.update(key for keys in after.values() for key in keys)
+    assert read == files
