@@ -32,7 +32,7 @@ V1 = pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.ma
     ("roots", "share"),
     [
         ("disk to disk", 6),
-        ("s3 to s3", 48),
+        pytest.param("s3 to s3", 48, marks=pytest.mark.slow),
         *(pytest.param(roots, 1, marks=pytest.mark.slow) for roots in ("disk to disk", "s3 to s3")),
     ],
     indirect=["roots"],
