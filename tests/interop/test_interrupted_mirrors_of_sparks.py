@@ -112,6 +112,8 @@ def test_spark_starts_after_each_log_of_a_run_except_within_a_jump(
     seen = []
     for path, half in interrupted(source, begun, jump):
         seen.append(path)
+        if path == offsets[1] and structure is Structure.V1:
+            continue  # Spark loads state by number and starts at this batch: it does not repeat the batches before it
         if path in offsets:
             before = sorted(entry.path for entry in open_storage(str(half)).list(names.COMMITS))
             with pytest.raises(StreamingQueryException):
