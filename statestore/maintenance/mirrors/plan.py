@@ -252,7 +252,7 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, differs: bool) -
         if now != mirrored:
             return (
                 f"{path} differs from the mirror: the source was restarted from an earlier batch, or its commit was "
-                "rewritten by a switchover, a repair or a rescale of a state root"
+                "rewritten by a switchover, an edit, a repair or a rescale of a state root"
             )
     if gathered.structure not in (None, facts.structure):
         return f"was switched to {facts.structure.name} after batch {record.batch}, the newest of the mirror"

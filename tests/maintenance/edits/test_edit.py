@@ -314,22 +314,6 @@ def test_an_edit_can_be_undone_only_until_its_old_files_are_deleted(tmp_path: Pa
     clean(storage, tmp_path)
 
 
-@BOTH
-def test_a_rescale_and_a_rewind_follow_an_edit(archive: Path, tmp_path: Path) -> None:
-    checkpoint = unpacked(archive, tmp_path)
-    storage, root, scratch = open_storage(str(checkpoint)), str(checkpoint), ("--scratch", str(tmp_path / "scratch"))
-    run = apply(storage, POISON, tmp_path)
-    edited = rows(checkpoint)
-    statekeeper("rescale", root, "--partitions", "1", "--for-spark", "4.2", *APPLY, *scratch)
-    clean(storage, tmp_path)
-    assert "not the newest rewrite" in " ".join(
-        statekeeper("edit", root, "--undo", run, "--confirm-stopped", exit_code=13).split()
-    )
-    statekeeper("rewind", root, "--to-batch", "2", "--keep-query-id", *APPLY, *scratch)
-    assert rows(checkpoint) == edited
-    statekeeper("audit", root, "--deep")
-
-
 def test_a_column_of_the_value_with_the_name_of_a_key_column_has_a_prefix(tmp_path: Path) -> None:
     archive = next(one for one in CHECKPOINTS if one.stem.endswith("v2-sessions-snappy"))
     checkpoint = unpacked(archive, tmp_path)
